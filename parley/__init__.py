@@ -1,0 +1,3 @@
+"""parley: one LLM inference server that every client already speaks to."""
+
+__version__ = "0.1.0"

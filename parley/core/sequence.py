@@ -1,0 +1,115 @@
+"""Sequences, and the contract between the scheduler and whatever runs a model.
+
+A *sequence* is one choice of one request: its tokens so far, and how many of them have keys and values in the cache
+(``computed``). There are no phases: a step lets ``computed`` catch up with ``len(tokens)``. A chunk of a long prompt,
+what a prefix hit leaves over, a sequence that was preempted and a plain decode are all the same thing, a distance.
+
+A *step* is a list of rows; a *runner* computes them. Nothing else passes between policy and model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from parley.types import Score, Work
+
+BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One choice of one request. ``tokens`` = prompt + output; the first ``computed`` of them are in the cache.
+
+    ``blocks[i]`` is the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is the row of the sampler's tables while
+    it runs, -1 otherwise. ``hashes[i]`` is the chained hash of page i (only whole pages have one).
+    """
+
+    id: str
+    index: int
+    work: Work
+    tokens: list[int]
+    prompt_len: int
+    seed: int
+    order: int  # arrival number; smaller is older
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    slot: int = -1
+    status: Status = Status.WAITING
+    cached: int = 0  # prompt tokens found in the prefix cache when it first ran
+    preemptions: int = 0
+    prompt_scores: list[Score | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def generated(self) -> int:
+        """Number of output tokens so far."""
+        return len(self.tokens) - self.prompt_len
+
+
+@dataclass(slots=True)
+class Row:
+    """Compute tokens ``start .. start + count`` of a sequence. ``sample``: draw the next token after the last of them.
+
+    ``score_from``: if not None, also give the log-probabilities of prompt tokens ``score_from .. start + count`` + 1
+    that this row's logits predict (position p predicts token p + 1), as far as they are prompt tokens.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    sample: bool
+    score_from: int | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """One forward pass. ``fresh`` are pages handed out since the last step: the runner clears them first."""
+
+    rows: list[Row]
+    fresh: list[int] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What a row gave: the drawn token (None if the row does not sample) and the scores that were asked for.
+
+    ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
+    example logits that are not numbers); the others are unaffected.
+    """
+
+    token: int | None = None
+    score: Score | None = None
+    prompt_scores: list[Score] = field(default_factory=list)
+    error: str | None = None
+
+
+class Runner(Protocol):
+    """Runs a model. Holds the KV pages and the sampler's tables; owns no policy."""
+
+    blocks: int  # pages in the KV cache
+    max_model_len: int
+    vocab_size: int
+
+    def admit(self, sequence: Sequence) -> None:
+        """The sequence got ``sequence.slot``: write its sampling parameters (and token counts) into that row."""
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence leaves its slot (finished or preempted)."""
+
+    def run(self, step: Step) -> list[Sampled]:
+        """Compute the step. One result per row, in order. An exception means that the whole step failed."""

@@ -1,0 +1,140 @@
+"""What an engine is, seen from the API process: submit Work, read Outputs.
+
+Lifecycle: ``start`` returns as soon as loading is under way, ``ready`` waits for its end. ``submit`` never blocks and
+never fails: whatever goes wrong later arrives as an Output with ``finish="error"``. Every choice of every work gets
+exactly one Output with ``finish`` set, unless it was cancelled, after which it gets none. ``close`` may be called at any time,
+and twice.
+
+All methods belong to one event loop; kinds of engine that live elsewhere hand their messages over to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from parley.types import Cancel, ModelInfo, Output, Outputs, Progress, Stats, Submit, ToEngine, Work
+
+State = Literal["idle", "loading", "ready", "restarting", "failed", "closed"]
+
+
+class EngineFailed(Exception):
+    """The engine could not be started, or ended for good. The message is one sentence with a hint."""
+
+
+class Stream:
+    """The outputs of one work, in order. Reading drains whatever has arrived since the last read."""
+
+    def __init__(self, engine: Engine, work: Work):
+        self.id = work.id
+        self.open = set(range(work.n))  # choices whose last output has not been seen
+        self._engine = engine
+        self._pending: list[Output] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def next(self) -> list[Output]:
+        """All outputs that have arrived, at least one; an empty list once every choice has ended."""
+        while not self._pending:
+            if not self.open:
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        outputs, self._pending = self._pending, []
+        return outputs
+
+    def cancel(self, index: int = -1) -> None:
+        """Stop one choice or (-1) all that are still open. No output of them is delivered any more."""
+        gone = set(self.open) if index < 0 else {index} & self.open
+        if not gone:
+            return
+        self.open -= gone
+        self._pending = [output for output in self._pending if output.index not in gone]
+        self._engine.cancelled(self, -1 if not self.open else index)
+        self._wake()
+
+    def _push(self, output: Output) -> None:
+        if output.index not in self.open:
+            return
+        if output.finish is not None:
+            self.open.discard(output.index)
+        self._pending.append(output)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Engine(ABC):
+    """Base of all engines: keeps the open streams; a kind adds how messages travel and where the work is done."""
+
+    def __init__(self) -> None:
+        self.state: State = "idle"
+        self.progress = Progress("starting", 0.0)
+        self.info: ModelInfo | None = None
+        self.stats = Stats()
+        self.failure = ""
+        self._streams: dict[str, Stream] = {}
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Begin loading. Returns at once; raises EngineFailed only if nothing could even be begun."""
+
+    @abstractmethod
+    async def ready(self) -> ModelInfo:
+        """Wait until the model is loaded. Raises EngineFailed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the engine and everything it started; open streams end with an error."""
+
+    @abstractmethod
+    def _send(self, message: ToEngine) -> None:
+        """Pass a message on, without blocking."""
+
+    def submit(self, work: Work) -> Stream:
+        """Hand work over. The stream's outputs arrive as the engine produces them."""
+        stream = Stream(self, work)
+        if work.id in self._streams:
+            raise ValueError(f"work {work.id} is already running")
+        self._streams[work.id] = stream
+        if self.state == "ready":
+            self._send(Submit(work))
+        else:
+            self._fail([stream], self.failure or "The engine is not ready.")
+        return stream
+
+    def cancelled(self, stream: Stream, index: int) -> None:
+        """A stream was cancelled (called by the stream itself)."""
+        if index < 0:
+            self._streams.pop(stream.id, None)
+        if self.state == "ready":
+            self._send(Cancel(stream.id, index))
+
+    @property
+    def in_flight(self) -> int:
+        """Works that have not ended."""
+        return len(self._streams)
+
+    def _deliver(self, message: Outputs) -> None:
+        self.stats = message.stats
+        for output in message.outputs:
+            stream = self._streams.get(output.id)
+            if stream is None:
+                continue
+            stream._push(output)
+            if not stream.open:
+                del self._streams[output.id]
+
+    def _fail(self, streams: list[Stream], reason: str) -> None:
+        for stream in streams:
+            for index in sorted(stream.open):
+                stream._push(Output(stream.id, index, finish="error", error=reason))
+            self._streams.pop(stream.id, None)
+
+    def _fail_all(self, reason: str) -> None:
+        self._fail(list(self._streams.values()), reason)

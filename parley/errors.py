@@ -1,0 +1,137 @@
+"""Everything that can go wrong with a request, as one tree; a dialect turns each into its API's own shape.
+
+ParleyError                      500
+├── BadRequest                   400  the request is wrong; ``field`` names the neutral field when one is to blame
+│   ├── Malformed                400  the body is not what the route reads (not JSON, not an object)
+│   ├── Missing                  400  a required field is absent
+│   ├── WrongType                400  a field has another JSON type than the API knows
+│   ├── Invalid                  400  a value outside its range or list
+│   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
+│   └── ContextLength            400  prompt plus requested output exceed the context
+├── Unauthorized                 401
+├── Forbidden                    403
+├── NotFound                     404  no such route or object
+│   └── UnknownModel             404
+├── NotAllowed                   405
+├── TimedOut                     408
+├── TooLarge                     413
+├── HeadersTooLarge              431
+├── Overloaded                   429  the queue is full; ``retry_after`` seconds
+├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
+└── EngineError                  500  the engine failed this request
+    └── EngineDied               503  the engine process is gone
+
+Messages are sentences for a person. They name field, value and allowed range, and never hold a path, an address, a
+repr of an object, or more than a short excerpt of the input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def excerpt(value: Any, limit: int = 60) -> str:
+    """The value as JSON-like text, cut to ``limit`` characters, so that an error never echoes a huge input."""
+    text = repr(value) if not isinstance(value, bool | None) else {True: "true", False: "false", None: "null"}[value]
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class ParleyError(Exception):
+    """Base of all. ``status`` is the HTTP status that most APIs use; a dialect may choose another."""
+
+    status = 500
+    code: str | None = None
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        if code is not None:
+            self.code = code
+
+
+class BadRequest(ParleyError):
+    status = 400
+
+
+class Malformed(BadRequest):
+    pass
+
+
+class Missing(BadRequest):
+    code = "missing_required_parameter"
+
+
+class WrongType(BadRequest):
+    code = "invalid_type"
+
+
+class Invalid(BadRequest):
+    code = "invalid_value"
+
+
+class Unsupported(BadRequest):
+    code = "unsupported_parameter"
+
+
+class ContextLength(BadRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(ParleyError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(ParleyError):
+    status = 403
+
+
+class NotFound(ParleyError):
+    status = 404
+
+
+class UnknownModel(NotFound):
+    code = "model_not_found"
+
+
+class NotAllowed(ParleyError):
+    status = 405
+    code = "method_not_allowed"
+
+
+class TimedOut(ParleyError):
+    status = 408
+
+
+class TooLarge(ParleyError):
+    status = 413
+
+
+class HeadersTooLarge(ParleyError):
+    status = 431
+
+
+class Overloaded(ParleyError):
+    status = 429
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotReady(ParleyError):
+    status = 503
+
+    def __init__(self, message: str, *, retry_after: float = 1.0):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineError(ParleyError):
+    pass
+
+
+class EngineDied(EngineError):
+    status = 503

@@ -1,0 +1,81 @@
+"""What a network is to the runner, and what a network is given: a packed batch and the KV pages.
+
+All rows of a step are packed into one list of T tokens: no padding, sequences one after another. Positions are those
+of each token in its own sequence. A network never sees a sequence, a slot or a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class LayerKV:
+    """What one layer caches for a token: ``heads`` keys and values of ``dim`` numbers (``value_dim`` if it differs)."""
+
+    heads: int
+    dim: int
+    value_dim: int
+
+
+@dataclass
+class Span:
+    """The tokens ``first .. first + count`` of the batch belong to one sequence and are its last ``count`` of ``length``.
+
+    Token ``first + i`` may attend to positions 0 .. length - count + i of ``table`` (page ids of the sequence).
+    """
+
+    first: int
+    count: int
+    length: int
+    table: list[int]
+
+
+@dataclass
+class Batch:
+    """One step's tokens. token_ids, positions, slots: int64 [T]; slots[t] = page * BLOCK_SIZE + offset where K and V go."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    spans: list[Span]
+
+
+class Pages(Protocol):
+    """The KV cache of one model, in pages of BLOCK_SIZE tokens; the layout inside a page is the kernels' own affair."""
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> None:
+        """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slots``."""
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        batch: Batch,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], in the queries' dtype.
+
+        ``window`` w: a token sees itself and the w - 1 before it. ``softcap`` c: scores become c * tanh(score / c).
+        ``sinks`` [heads]: one extra logit per head that takes probability but gives no value.
+        """
+
+
+class Network(Protocol):
+    """A decoder-only language model over pages."""
+
+    vocab_size: int
+    layers: list[LayerKV]
+
+    def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
+        """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of some hidden rows: float32 [rows, vocab_size]. Row i depends on row i alone, bit for bit in bf16."""

@@ -1,0 +1,1 @@
+"""The API process: HTTP, the life of a request, limits and metrics. Never imports torch or transformers."""

@@ -1,0 +1,356 @@
+"""The neutral model: what every API is translated into, and what the engine is asked to do.
+
+Read this file first. It has three parts, in the order in which a request meets them:
+
+1. ``Request``: what a dialect makes of a body. Text, chat or token ids, nothing computed yet.
+2. ``Work`` and ``Output``: the engine's side. Token ids in, token ids out; nothing of HTTP or text.
+3. ``Event``: what the server makes of outputs (text, stop strings, usage) and a dialect renders into bytes.
+
+Everything here is data. The file imports neither torch nor any part of parley, and knows no API's field names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+# --------------------------------------------------------------------------------------------------------------
+# 1. Request: made by a dialect
+# --------------------------------------------------------------------------------------------------------------
+
+
+class Text(msgspec.Struct, frozen=True):
+    """A plain prompt. ``special``: let the tokenizer add its own marks (such as a leading BOS)."""
+
+    text: str
+    special: bool = True
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """A prompt that the client tokenised itself."""
+
+    ids: list[int]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that an assistant turn made. ``arguments`` is JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation. ``content`` is text; media parts come with a later feature."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+
+
+class Chat(msgspec.Struct, frozen=True):
+    """A conversation that the model's chat template turns into text.
+
+    ``options`` are extra names the template may read (``enable_thinking``); ``continue_final`` leaves the last
+    turn open so that the model goes on writing it.
+    """
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = []
+    options: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    continue_final: bool = False
+
+
+Prompt = Text | Tokens | Chat
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a token is drawn from the logits. The same values mean "off" here as in every API: 1, 0 or empty.
+
+    temperature 0 is greedy. ``top_k`` 0 keeps all tokens. ``seed`` None lets the server draw one.
+    Order of operations: forbid (bias, min_tokens) -> penalties -> temperature -> min_p -> top_k -> top_p -> draw.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """When to stop. ``max_tokens`` None means "to the end of the context"."""
+
+    strings: list[str] = []
+    ids: list[int] = []
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    include: bool = False  # keep the stop string (or stop token's text) in the output
+
+
+class Want(msgspec.Struct, frozen=True):
+    """What the client wants back beside the text. Numbers are how many alternatives; None means no log-probs."""
+
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    usage: bool = False  # a usage record in the stream
+    skip_special: bool = True  # leave special tokens out of the text
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One request of any API. With several prompts, choice index = prompt number * n + k."""
+
+    id: str
+    model: str
+    prompts: list[Prompt]
+    sampling: Sampling = Sampling()
+    stop: Stop = Stop()
+    want: Want = Want()
+    n: int = 1
+    stream: bool = False
+    salt: str = ""  # requests with different salts never share cached prefixes
+
+
+# --------------------------------------------------------------------------------------------------------------
+# 2. Work and Output: what crosses the socket to the engine. array_like: short frames, fast to encode.
+# --------------------------------------------------------------------------------------------------------------
+
+
+class Work(msgspec.Struct, array_like=True, gc=False):
+    """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
+
+    ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
+    ``stop_ids`` already contains the model's end tokens unless they are to be ignored.
+    """
+
+    id: str
+    token_ids: list[int]
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    n: int = 1
+    min_tokens: int = 0
+    stop_ids: list[int] = []
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+    salt: str = ""
+
+
+class Score(msgspec.Struct, array_like=True, gc=False):
+    """Log-probability (natural log, of the raw logits before any penalty or temperature) of one token.
+
+    ``rank`` is 1 for the most likely token. ``top_ids``/``top`` list the most likely tokens, best first.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: list[int] = []
+    top: list[float] = []
+
+
+Finish = Literal["stop", "length", "cancel", "error"]
+
+
+class Output(msgspec.Struct, array_like=True, gc=False):
+    """What one step gave one choice. The last output of a choice has ``finish``; exactly one does.
+
+    ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``). ``prompt_scores`` arrives once, with
+    the first output of choice 0; its first entry is None, for nothing precedes the first token.
+    """
+
+    id: str
+    index: int
+    token_ids: list[int] = []
+    scores: list[Score] | None = None
+    finish: Finish | None = None
+    stop_id: int | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+    prompt_scores: list[Score | None] | None = None
+
+
+class Stats(msgspec.Struct, array_like=True, gc=False):
+    """The engine's gauges and counters, sent with every batch of outputs. Counters only grow."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0  # tokens looked up in the prefix cache
+    prefix_hits: int = 0  # of those, found
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    """What the engine says of the model once it is loaded. Sizes in bytes, lengths in tokens."""
+
+    architecture: str
+    dtype: str
+    device: str
+    parameters: int
+    vocab_size: int
+    max_model_len: int
+    weights_bytes: int
+    kv_bytes: int
+    kv_blocks: int
+    block_size: int
+    lowered: bool  # runs on the fused decoder rather than through Transformers
+
+
+class Settings(msgspec.Struct, kw_only=True):
+    """All that an engine needs to start. Plain data, so that it can be sent to another process."""
+
+    model: str  # a folder in Hugging Face format
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    max_model_len: int | None = None
+    kv_memory: int | None = None  # bytes; None: a share of what is free
+    max_batch: int = 256  # sequences that run at once
+    step_ms: float = 250.0  # CPU: how long a step with prefill in it may take
+    step_tokens: int = 8192  # accelerator: how many tokens a step may have
+    prefix_cache: bool = True
+    threads: int | None = None
+    lowering: bool = True
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True):
+    work: Work
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    """Stop a request (``index`` -1) or one of its choices. No output of it follows; unknown ids are ignored."""
+
+    id: str
+    index: int = -1
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
+    pass
+
+
+ToEngine = Submit | Cancel | Shutdown
+
+
+class Progress(msgspec.Struct, tag="progress", array_like=True):
+    """How far loading has come. ``fraction`` 0..1 over the whole start."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    info: ModelInfo
+
+
+class Outputs(msgspec.Struct, tag="outputs", array_like=True):
+    outputs: list[Output]
+    stats: Stats
+
+
+class Fatal(msgspec.Struct, tag="fatal", array_like=True):
+    """The engine cannot start or go on; one sentence for a person, with a hint."""
+
+    message: str
+
+
+FromEngine = Progress | Ready | Outputs | Fatal
+
+
+# --------------------------------------------------------------------------------------------------------------
+# 3. Event: what a dialect renders
+# --------------------------------------------------------------------------------------------------------------
+
+
+class Token(msgspec.Struct):
+    """One token as a client may see it. ``raw`` are its own bytes, which may be part of a character."""
+
+    id: int
+    text: str
+    raw: bytes
+    logprob: float | None = None
+    rank: int | None = None
+    top: list[Token] = []
+
+
+class CallDelta(msgspec.Struct):
+    """A piece of a tool call: the first piece of call ``index`` has id and name, later ones only ``arguments``."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class Usage(msgspec.Struct):
+    """Tokens read and delivered. For one choice in ``Done``, for the whole request when added up by the server."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class Accepted(msgspec.Struct):
+    """Prompt number ``prompt`` was tokenised, fits, and is in the engine's hands."""
+
+    prompt: int
+    token_ids: list[int]
+
+
+class Scored(msgspec.Struct):
+    """The prompt's tokens, with log-probabilities when they were asked for (the first has none)."""
+
+    prompt: int
+    tokens: list[Token]
+
+
+Part = Literal["content", "reasoning", "tool"]
+
+
+class Delta(msgspec.Struct):
+    """New output of one choice. Concatenated texts of a part are that part's full text.
+
+    ``tokens`` are the tokens behind the text; while a character or a possible stop string is incomplete, tokens may
+    arrive with a later delta. ``call`` is set when part is "tool".
+    """
+
+    index: int
+    text: str
+    part: Part = "content"
+    tokens: list[Token] = []
+    call: CallDelta | None = None
+
+
+Reason = Literal["stop", "length", "tool", "cancel", "error"]
+
+
+class Done(msgspec.Struct):
+    """The end of one choice. ``stop`` is the stop string or stop token id that matched, None for the model's own end."""
+
+    index: int
+    reason: Reason
+    usage: Usage
+    stop: str | int | None = None
+
+
+class Failed(msgspec.Struct):
+    """The end of the whole request by an error after it was accepted. ``error`` is a parley.errors.ParleyError."""
+
+    error: Any
+
+
+Event = Accepted | Scored | Delta | Done | Failed

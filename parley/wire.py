@@ -1,0 +1,76 @@
+"""Frames on a stream socket: a 4-byte big-endian length, then that many bytes of msgpack.
+
+A stream socket is used because its end is an event: when a process dies, the other side reads end-of-file at once,
+and no time-out is needed to tell a dead peer from a slow one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+HEADER = struct.Struct(">I")
+MAX_FRAME = 1 << 30  # a length beyond this is a corrupt stream, not a message
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class BrokenFrame(Exception):
+    """The stream does not hold frames of this protocol, or ended inside one."""
+
+
+def frame(message: Any) -> bytes:
+    """The message as one frame. Raises BrokenFrame when it is larger than MAX_FRAME."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise BrokenFrame(f"message of {len(body)} bytes exceeds the frame limit of {MAX_FRAME}")
+    return HEADER.pack(len(body)) + body
+
+
+def length(header: bytes) -> int:
+    """Body length announced by a header. Raises BrokenFrame when it is beyond MAX_FRAME."""
+    (size,) = HEADER.unpack(header)
+    if size > MAX_FRAME:
+        raise BrokenFrame(f"frame of {size} bytes exceeds the limit of {MAX_FRAME}")
+    return size
+
+
+def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
+    """The next message of a blocking socket, or None at a clean end of file. Raises BrokenFrame, OSError."""
+    header = _read(sock, HEADER.size)
+    if not header:
+        return None
+    body = _read(sock, length(header))
+    return decoder.decode(body)
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    view = memoryview(data)
+    got = 0
+    while got < size:
+        count = sock.recv_into(view[got:])
+        if count == 0:
+            if got == 0 and size == HEADER.size:
+                return b""
+            raise BrokenFrame("the stream ended inside a frame")
+        got += count
+    return bytes(data)
+
+
+async def read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
+    """The next message of an asyncio stream, or None at a clean end of file. Raises BrokenFrame, OSError."""
+    try:
+        header = await reader.readexactly(HEADER.size)
+    except asyncio.IncompleteReadError as end:
+        if not end.partial:
+            return None
+        raise BrokenFrame("the stream ended inside a frame") from end
+    try:
+        return decoder.decode(await reader.readexactly(length(header)))
+    except asyncio.IncompleteReadError as end:
+        raise BrokenFrame("the stream ended inside a frame") from end
