@@ -1,1 +1,1 @@
-"""Dialects: what an API's bytes mean. Pure: no sockets, no tokenizer, no engine; only ``parley.types`` and ``errors``."""
+"""Dialects: what an API's bytes mean. Pure: no sockets, no tokenizer, no engine."""
