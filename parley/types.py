@@ -339,7 +339,7 @@ Reason = Literal["stop", "length", "tool", "cancel", "error"]
 
 
 class Done(msgspec.Struct):
-    """The end of one choice. ``stop`` is the stop string or stop token id that matched, None for the model's own end."""
+    """The end of one choice. ``stop`` is the stop string or stop id that matched, None for the model's own end."""
 
     index: int
     reason: Reason

@@ -2,8 +2,8 @@
 
 Lifecycle: ``start`` returns as soon as loading is under way, ``ready`` waits for its end. ``submit`` never blocks and
 never fails: whatever goes wrong later arrives as an Output with ``finish="error"``. Every choice of every work gets
-exactly one Output with ``finish`` set, unless it was cancelled, after which it gets none. ``close`` may be called at any time,
-and twice.
+exactly one Output with ``finish`` set, unless it was cancelled, after which it gets none. ``close`` may be called at
+any time, and twice.
 
 All methods belong to one event loop; kinds of engine that live elsewhere hand their messages over to it.
 """

@@ -1,1 +1,1 @@
-"""Running a model with torch: loading, the KV pages, the forward pass, the sampler. The only place torch is imported."""
+"""Running a model with torch: loading, the KV pages, the forward pass, the sampler. Torch begins here."""

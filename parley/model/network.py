@@ -23,7 +23,7 @@ class LayerKV:
 
 @dataclass
 class Span:
-    """The tokens ``first .. first + count`` of the batch belong to one sequence and are its last ``count`` of ``length``.
+    """Tokens ``first .. first + count`` of the batch belong to one sequence and are its last ``count`` of ``length``.
 
     Token ``first + i`` may attend to positions 0 .. length - count + i of ``table`` (page ids of the sequence).
     """
@@ -36,7 +36,7 @@ class Span:
 
 @dataclass
 class Batch:
-    """One step's tokens. token_ids, positions, slots: int64 [T]; slots[t] = page * BLOCK_SIZE + offset where K and V go."""
+    """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor

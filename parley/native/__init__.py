@@ -1,1 +1,1 @@
-"""The kernels of the CPU path, by name. Each has one signature; every implementation of it gives the same bits per row."""
+"""The kernels of the CPU path, by name. One signature each; a row's bits never depend on the other rows."""

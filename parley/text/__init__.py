@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokeniser, chat template, detokeniser, stop strings. Runs in the API process, without torch."""
+"""Text to tokens and back: tokeniser, chat template, detokeniser, stop strings. No torch here."""
