@@ -1,0 +1,185 @@
+"""A scripted engine without a model: the whole server is tested with it, and its cost per token is nearly nothing.
+
+It behaves as a real one does where a client can tell: work waits for one of ``max_batch`` places, every step gives each
+running choice one token, cancelled work gives nothing more. What the tokens are is a function of the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parley.engine.protocol import Engine, EngineFailed
+from parley.types import Cancel, Finish, ModelInfo, Output, Outputs, Progress, Score, Stats, Submit, ToEngine, Work
+
+Reply = Callable[[Work, int], list[int]]
+
+FAKE = ModelInfo(
+    architecture="fake",
+    dtype="none",
+    device="none",
+    parameters=0,
+    vocab_size=512,
+    max_model_len=4096,
+    weights_bytes=0,
+    kv_bytes=0,
+    kv_blocks=4096,
+    block_size=16,
+    lowered=False,
+)
+
+
+def echo(work: Work, index: int) -> list[int]:
+    """The default reply: the prompt's own tokens, over and over, up to ``max_tokens``."""
+    return [work.token_ids[i % len(work.token_ids)] for i in range(work.max_tokens)]
+
+
+@dataclass
+class _Choice:
+    work: Work
+    index: int
+    reply: list[int]
+    given: int = 0
+
+
+class FakeEngine(Engine):
+    """``reply(work, index)`` is the text of each choice; it ends early at a stop id, or where the list ends ("stop").
+
+    ``tick``: seconds between steps (0: as fast as the event loop turns). ``gate``: while it is cleared no step is made,
+    so that a test can hold requests in the queue or between tokens. ``load``: seconds that loading takes.
+    """
+
+    def __init__(
+        self,
+        reply: Reply = echo,
+        *,
+        info: ModelInfo = FAKE,
+        max_batch: int = 256,
+        tick: float = 0.0,
+        load: float = 0.0,
+        failure: str | None = None,
+    ):
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self._reply = reply
+        self._model = info
+        self._max_batch = max_batch
+        self._tick = tick
+        self._load = load
+        self._load_failure = failure
+        self._waiting: list[_Choice] = []
+        self._running: list[_Choice] = []
+        self._counts = Stats(blocks_total=info.kv_blocks)
+        self._work = asyncio.Event()
+        self._loaded: asyncio.Future[ModelInfo] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self.state = "loading"
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._loaded.add_done_callback(lambda f: f.exception())
+        self._tasks = [asyncio.create_task(self._run())]
+
+    async def ready(self) -> ModelInfo:
+        assert self._loaded is not None, "start() comes first"
+        return await asyncio.shield(self._loaded)
+
+    async def close(self) -> None:
+        self.state = "closed"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail_all("The engine was closed.")
+
+    def crash(self, reason: str = "The engine process was killed.") -> None:
+        """Lose all work, as when an engine process dies and is not restarted."""
+        self.state, self.failure = "failed", reason
+        self._waiting, self._running = [], []
+        self._fail_all(reason)
+
+    def _send(self, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            work = message.work
+            self._waiting += [_Choice(work, k, self._reply(work, k)) for k in range(work.n)]
+            self._work.set()
+        elif isinstance(message, Cancel):
+            for queue in (self._waiting, self._running):
+                queue[:] = [c for c in queue if c.work.id != message.id or message.index not in (-1, c.index)]
+
+    async def _run(self) -> None:
+        assert self._loaded is not None
+        if self._load:
+            for part in range(1, 11):
+                await asyncio.sleep(self._load / 10)
+                self.progress = Progress("loading", part / 10)
+        if self._load_failure is not None:
+            self.state, self.failure = "failed", self._load_failure
+            self._loaded.set_exception(EngineFailed(self._load_failure))
+            return
+        self.info, self.state = self._model, "ready"
+        self._loaded.set_result(self._model)
+        while True:
+            if not self._waiting and not self._running:
+                self._deliver(Outputs([], self._stats()))
+                self._work.clear()
+                await self._work.wait()
+            await asyncio.sleep(self._tick)
+            await self.gate.wait()
+            self._step()
+
+    def _step(self) -> None:
+        while self._waiting and len(self._running) < self._max_batch:
+            self._running.append(self._waiting.pop(0))
+        outputs = [self._advance(choice) for choice in self._running]
+        self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish is None]
+        self._counts.steps += 1
+        self._deliver(Outputs(outputs, self._stats()))
+
+    def _advance(self, choice: _Choice) -> Output:
+        work, first = choice.work, choice.given == 0
+        ids: list[int] = []
+        finish: Finish | None = None
+        stop_id: int | None = None
+        if work.max_tokens == 0:
+            finish = "length"
+        elif choice.given < len(choice.reply):
+            token = choice.reply[choice.given]
+            choice.given += 1
+            ids = [token]
+            if token in work.stop_ids and choice.given > work.min_tokens:
+                finish, stop_id = "stop", token
+            elif choice.given >= work.max_tokens:
+                finish = "length"
+        else:
+            finish = "stop"
+        finish = finish
+        self._counts.generated_tokens += len(ids)
+        if first:
+            self._counts.prompt_tokens += len(work.token_ids)
+        scored = first and choice.index == 0 and work.prompt_logprobs >= 0
+        return Output(
+            work.id,
+            choice.index,
+            ids,
+            scores=[self._score(token, work.logprobs) for token in ids] if work.logprobs >= 0 else None,
+            finish=finish,
+            stop_id=stop_id,
+            prompt_scores=[None, *(self._score(t, work.prompt_logprobs) for t in work.token_ids[1:])]
+            if scored
+            else None,
+        )
+
+    def _score(self, token: int, top: int) -> Score:
+        """Made-up but plausible numbers: the token itself is the most likely, its successors follow."""
+        ids = [(token + k) % self._model.vocab_size for k in range(top)]
+        return Score(-0.5, 1, ids, [-0.5 - k for k in range(top)])
+
+    def _stats(self) -> Stats:
+        self._counts.running = len(self._running)
+        self._counts.waiting = len(self._waiting)
+        self._counts.blocks_used = sum(
+            -(-(len(c.work.token_ids) + c.given) // self._model.block_size) for c in self._running
+        )
+        return self._counts

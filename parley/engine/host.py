@@ -1,0 +1,118 @@
+"""The engine's own side: load the model, then turn messages into steps. Runs as a process of its own or in a thread.
+
+As a process (``python -m parley.engine.host FD``) it talks over one stream socket, inherited as file descriptor FD.
+The first frame is Settings; then ToEngine frames come in and FromEngine frames go out. End of file means that the API
+process is gone, and ends this one at once, whatever it is doing: there is nothing here worth saving.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from parley import wire
+from parley.types import (
+    Cancel,
+    Fatal,
+    FromEngine,
+    Outputs,
+    Progress,
+    Ready,
+    Settings,
+    Shutdown,
+    Submit,
+    ToEngine,
+)
+
+log = logging.getLogger("parley.engine")
+
+Inbox = queue.SimpleQueue[ToEngine]
+Send = Callable[[FromEngine], None]
+
+
+def work(settings: Settings, inbox: Inbox, send: Send) -> None:
+    """Load the model and serve messages until Shutdown. Never raises: what goes wrong is sent as Fatal."""
+    try:
+        from parley.core.loop import Loop
+        from parley.model.loader import LoadError, load
+    except ImportError as error:
+        send(Fatal(f"The engine cannot start: {error}. Is the package installed completely?"))
+        return
+    try:
+        runner, info = load(settings, lambda stage, fraction: send(Progress(stage, fraction)))
+    except LoadError as error:
+        send(Fatal(str(error)))
+        return
+    except Exception as error:
+        log.exception("loading failed")
+        send(Fatal(f"The model could not be loaded: {type(error).__name__}: {error}"))
+        return
+    loop = Loop(runner, settings, lambda outputs, stats: send(Outputs(outputs, stats)))
+    send(Ready(info))
+    try:
+        _serve(loop, inbox)
+    except Exception as error:
+        log.exception("the engine loop failed")
+        send(Fatal(f"The engine stopped on an internal error: {type(error).__name__}."))
+
+
+def _serve(loop, inbox: Inbox) -> None:  # type: ignore[no-untyped-def]
+    while True:
+        # New work and cancels come before scheduling; only an idle loop waits for them.
+        idle = loop.idle
+        while idle or not inbox.empty():
+            message = inbox.get()
+            if isinstance(message, Submit):
+                loop.add(message.work)
+            elif isinstance(message, Cancel):
+                loop.cancel(message.id, message.index)
+            elif isinstance(message, Shutdown):
+                return
+            idle = False
+        loop.step()
+
+
+def main(fd: int) -> None:
+    """Serve over an inherited socket until its end."""
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but it is the API process
+    # that decides when to end: it drains first. This process follows it by end-of-file.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    sock = socket.socket(fileno=fd)
+    settings = wire.receive(sock, msgspec.msgpack.Decoder(Settings))
+    if settings is None:
+        return
+    inbox: Inbox = queue.SimpleQueue()
+
+    def listen() -> None:
+        decoder = msgspec.msgpack.Decoder(ToEngine)
+        try:
+            while (message := wire.receive(sock, decoder)) is not None:
+                inbox.put(message)
+        except (OSError, wire.BrokenFrame):
+            pass
+        os._exit(0)
+
+    def send(message: FromEngine) -> None:
+        try:
+            sock.sendall(wire.frame(message))
+        except OSError:
+            os._exit(0)
+
+    threading.Thread(target=listen, name="inbox", daemon=True).start()
+    work(settings, inbox, send)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,74 @@
+"""An engine in a thread of this process: for notebooks, scripts and tests. The server's own is ``remote``."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+
+from parley.engine.protocol import Engine, EngineFailed
+from parley.types import Fatal, FromEngine, ModelInfo, Outputs, Progress, Ready, Settings, Shutdown, ToEngine
+
+
+class LocalEngine(Engine):
+    """Runs the model in a thread. Imports torch when it starts, and shares the interpreter's lock with the caller."""
+
+    def __init__(self, settings: Settings):
+        super().__init__()
+        self.settings = settings
+        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ready: asyncio.Future[ModelInfo] | None = None
+
+    async def start(self) -> None:
+        from parley.engine.host import work
+
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        self._ready.add_done_callback(lambda f: f.cancelled() or f.exception())
+        self.state = "loading"
+
+        def send(message: FromEngine) -> None:
+            try:
+                loop.call_soon_threadsafe(self._receive, message)
+            except RuntimeError:  # the event loop is closed: nobody is left to tell
+                self._inbox.put(Shutdown())
+
+        self._thread = threading.Thread(
+            target=work, args=(self.settings, self._inbox, send), name="parley-engine", daemon=True
+        )
+        self._thread.start()
+
+    async def ready(self) -> ModelInfo:
+        assert self._ready is not None, "start() comes first"
+        return await asyncio.shield(self._ready)
+
+    async def close(self) -> None:
+        if self.state == "closed":
+            return
+        self.state = "closed"
+        self._inbox.put(Shutdown())
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._fail_all("The engine was closed.")
+
+    def _send(self, message: ToEngine) -> None:
+        self._inbox.put(message)
+
+    def _receive(self, message: FromEngine) -> None:
+        if self.state == "closed":
+            return
+        assert self._ready is not None
+        match message:
+            case Outputs():
+                self._deliver(message)
+            case Progress():
+                self.progress = message
+            case Ready(info):
+                self.info, self.state = info, "ready"
+                self._ready.set_result(info)
+            case Fatal(reason):
+                self.state, self.failure = "failed", reason
+                if not self._ready.done():
+                    self._ready.set_exception(EngineFailed(reason))
+                self._fail_all(reason)

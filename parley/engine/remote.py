@@ -1,0 +1,175 @@
+"""An engine in a process of its own, at the other end of a socket. Starts it, notices its death, restarts it once.
+
+A step of the model holds a core and the interpreter's lock exactly when tokens should be written to clients; a process
+apart keeps the two out of each other's way. Death is end-of-file on the socket: every open stream gets its error in
+the same turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import msgspec
+
+from parley import wire
+from parley.engine.protocol import Engine, EngineFailed
+from parley.types import Fatal, FromEngine, ModelInfo, Outputs, Progress, Ready, Settings, Shutdown, ToEngine
+
+log = logging.getLogger("parley.engine")
+
+HEALTHY_S = 60.0  # an engine that served this long may be restarted again
+CLOSE_S = 2.0  # how long a closing engine may take to end by itself
+
+
+class RemoteEngine(Engine):
+    """Runs ``parley.engine.host`` as a child process. One restart for each time the engine was up for HEALTHY_S."""
+
+    def __init__(self, settings: Settings):
+        super().__init__()
+        self.settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._ready: asyncio.Future[ModelInfo] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        self._ready = asyncio.get_running_loop().create_future()
+        self._ready.add_done_callback(lambda f: f.cancelled() or f.exception())
+        self.state = "loading"
+        reader = await self._spawn()
+        self._task = asyncio.create_task(self._supervise(reader))
+
+    async def ready(self) -> ModelInfo:
+        assert self._ready is not None, "start() comes first"
+        return await asyncio.shield(self._ready)
+
+    async def close(self) -> None:
+        if self.state == "closed":
+            return
+        self.state = "closed"
+        self._fail_all("The server is shutting down.")
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._end()
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(EngineFailed("The engine was closed while it was loading."))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._writer is not None:
+            self._writer.write(wire.frame(message))
+
+    async def _spawn(self) -> asyncio.StreamReader:
+        """Start the process and say what to load."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "parley.engine.host", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            ours.close()
+            raise EngineFailed(f"The engine process could not be started: {error.strerror}.") from error
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(wire.frame(self.settings))
+        return reader
+
+    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+        """Follow one process after another until one ends for good."""
+        restarted_at = -HEALTHY_S
+        while True:
+            fatal = await self._listen(reader)
+            code = await self._end()
+            served = self.info is not None and self.state == "ready"
+            reason = fatal or f"The engine process {_how(code)}."
+            if not served or time.monotonic() - restarted_at < HEALTHY_S:
+                self._give_up(reason)
+                return
+            restarted_at = time.monotonic()
+            self.state = "restarting"
+            self.progress = Progress("restarting", 0.0)
+            self._fail_all(reason)
+            log.error(
+                "%s It is being restarted with the same settings; requests that were running got an error.", reason
+            )
+            try:
+                reader = await self._spawn()
+            except EngineFailed as error:
+                self._give_up(str(error))
+                return
+
+    async def _listen(self, reader: asyncio.StreamReader) -> str | None:
+        """Take messages until the stream ends. Returns the reason if the engine gave one before it ended."""
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        fatal = None
+        try:
+            while (message := await wire.read(reader, decoder)) is not None:
+                match message:
+                    case Outputs():
+                        self._deliver(message)
+                    case Progress():
+                        self.progress = message
+                    case Ready(info):
+                        again = self.state == "restarting"
+                        self.info, self.state, self.failure = info, "ready", ""
+                        if again:
+                            log.warning("The engine is ready again.")
+                        elif self._ready is not None:
+                            self._ready.set_result(info)
+                    case Fatal(reason):
+                        fatal = reason
+        except (OSError, wire.BrokenFrame, msgspec.DecodeError) as error:
+            log.debug("engine stream: %s", error)
+        return fatal
+
+    def _give_up(self, reason: str) -> None:
+        self.state, self.failure = "failed", reason
+        self._fail_all(reason)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(EngineFailed(reason))
+        else:
+            log.error("%s It was not restarted; restart the server.", reason)
+
+    async def _end(self) -> int | None:
+        """Make sure that the process is gone; its exit code."""
+        if self._writer is not None:
+            if not self._writer.is_closing():
+                self._writer.write(wire.frame(Shutdown()))
+            self._writer.close()  # end-of-file ends the process, whatever it is doing
+            self._writer = None
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return await asyncio.to_thread(process.wait, CLOSE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return await asyncio.to_thread(process.wait)
+
+
+def _how(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None or code == 0:
+        return "ended unexpectedly"
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        hint = ", perhaps for lack of memory" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+    return f"ended with exit code {code}"

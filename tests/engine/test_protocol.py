@@ -1,0 +1,100 @@
+"""What every engine promises its caller, tried on the scripted one: one end per choice, nothing after a cancel."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parley.engine.fake import FakeEngine
+from parley.engine.protocol import EngineFailed, Stream
+from parley.types import Output, Work
+
+
+async def read(stream: Stream) -> list[Output]:
+    got = []
+    while outputs := await stream.next():
+        got += outputs
+    return got
+
+
+async def started(**options) -> FakeEngine:
+    engine = FakeEngine(**options)
+    await engine.start()
+    await engine.ready()
+    return engine
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(1, 3)), min_size=1, max_size=8),
+    st.integers(1, 4),
+)
+def test_every_choice_ends_exactly_once_and_gives_what_was_asked(shapes, places):
+    async def scenario() -> None:
+        engine = await started(max_batch=places)
+        streams = [
+            engine.submit(Work(id=str(i), token_ids=list(range(1, prompt + 1)), max_tokens=limit, n=n))
+            for i, (prompt, limit, n) in enumerate(shapes)
+        ]
+        for stream, (prompt, limit, n) in zip(streams, shapes, strict=True):
+            outputs = await read(stream)
+            for index in range(n):
+                mine = [o for o in outputs if o.index == index]
+                assert [o.finish for o in mine if o.finish] == ["length"]
+                assert mine[-1].finish == "length"
+                assert [t for o in mine for t in o.token_ids] == [i % prompt + 1 for i in range(limit)]
+        assert engine.in_flight == 0
+        await engine.close()
+
+    asyncio.run(scenario())
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(-1, 2)), max_size=6))
+def test_a_cancelled_choice_gives_nothing_more(cancels):
+    async def scenario() -> None:
+        engine = await started()
+        stream = engine.submit(Work(id="a", token_ids=[1], max_tokens=8, n=3))
+        gone: set[int] = set()
+        seen = []
+        for turn in range(16):
+            for when, index in cancels:
+                if when == turn:
+                    stream.cancel(index)
+                    gone |= set(range(3)) if index < 0 else {index}
+            if stream.open:
+                fresh = await stream.next()
+                assert not {o.index for o in fresh} & (gone - {o.index for o in seen if o.finish})
+                seen += fresh
+        assert not stream.open and engine.in_flight == 0
+        assert await stream.next() == []
+        await asyncio.sleep(0.001)
+        assert engine.stats.running == 0 and engine.stats.blocks_used == 0
+        await engine.close()
+
+    asyncio.run(scenario())
+
+
+async def test_a_crash_ends_every_open_choice_with_the_reason():
+    engine = await started()
+    engine.gate.clear()
+    streams = [engine.submit(Work(id=str(i), token_ids=[1], max_tokens=4, n=2)) for i in range(3)]
+    engine.crash("The engine process was killed by SIGKILL.")
+    streams.append(engine.submit(Work(id="late", token_ids=[1], max_tokens=4)))
+    for stream in streams:
+        outputs = await read(stream)
+        assert {o.finish for o in outputs} == {"error"}
+        assert all("SIGKILL" in (o.error or "") for o in outputs)
+    await engine.close()
+
+
+async def test_work_before_ready_and_a_failed_start_are_errors_not_hangs():
+    engine = FakeEngine(load=0.01, failure="There is no model here.")
+    await engine.start()
+    early = await read(engine.submit(Work(id="a", token_ids=[1], max_tokens=1)))
+    assert early[-1].finish == "error"
+    try:
+        await engine.ready()
+        raise AssertionError("a failed start must not look ready")
+    except EngineFailed as error:
+        assert str(error) == "There is no model here."
+    await engine.close()
+    await engine.close()

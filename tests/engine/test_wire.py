@@ -1,0 +1,87 @@
+"""Frames survive any cutting of the stream, and a broken stream is told from one that ended."""
+
+import asyncio
+import socket
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parley import wire
+from parley.types import Cancel, FromEngine, Output, Outputs, Sampling, Score, Stats, Submit, ToEngine, Work
+
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
+floats = st.floats(allow_nan=False, allow_infinity=False)
+works = st.builds(
+    Work,
+    id=st.text(max_size=10),
+    token_ids=ids,
+    max_tokens=st.integers(0, 1000),
+    sampling=st.builds(
+        Sampling, temperature=floats, top_k=st.integers(0, 100), logit_bias=st.dictionaries(st.integers(0, 9), floats)
+    ),
+    seed=st.integers(0, 2**64 - 1),
+    n=st.integers(1, 8),
+    stop_ids=ids,
+    salt=st.text(max_size=5),
+)
+scores = st.builds(Score, floats, st.integers(1, 10), ids, st.lists(floats, max_size=3))
+outputs = st.builds(
+    Output,
+    id=st.text(max_size=10),
+    index=st.integers(0, 7),
+    token_ids=ids,
+    scores=st.none() | st.lists(scores, max_size=3),
+    finish=st.sampled_from([None, "stop", "length", "cancel", "error"]),
+    prompt_scores=st.none() | st.lists(st.none() | scores, max_size=3),
+)
+
+
+def drain(data: bytes, kind: type) -> list:
+    """All messages of a stream that ends after ``data``, read with blocking calls."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(data)
+        ours.shutdown(socket.SHUT_WR)
+        decoder, got = msgspec.msgpack.Decoder(kind), []
+        while (message := wire.receive(theirs, decoder)) is not None:
+            got.append(message)
+        return got
+
+
+@given(st.lists(works, max_size=5))
+def test_messages_to_the_engine_survive(batch):
+    messages = [Submit(work) for work in batch] + [Cancel(work.id, 3) for work in batch]
+    assert drain(b"".join(map(wire.frame, messages)), ToEngine) == messages
+
+
+@given(st.lists(outputs, max_size=5), st.integers(1, 7))
+def test_messages_from_the_engine_survive_any_cutting(batch, size):
+    message = Outputs(batch, Stats(running=len(batch)))
+    data = wire.frame(message) * 2
+
+    async def read() -> list:
+        reader = asyncio.StreamReader()
+        for at in range(0, len(data), size):
+            reader.feed_data(data[at : at + size])
+        reader.feed_eof()
+        decoder, got = msgspec.msgpack.Decoder(FromEngine), []
+        while (part := await wire.read(reader, decoder)) is not None:
+            got.append(part)
+        return got
+
+    assert asyncio.run(read()) == [message, message]
+
+
+def test_an_end_inside_a_frame_is_an_error_and_not_an_end():
+    data = wire.frame(Cancel("a"))
+    for cut in range(1, len(data)):
+        with pytest.raises(wire.BrokenFrame):
+            drain(data[:cut], ToEngine)
+    assert drain(b"", ToEngine) == []
+
+
+def test_an_absurd_length_is_refused_before_anything_is_allocated():
+    with pytest.raises(wire.BrokenFrame, match="exceeds"):
+        drain(b"\xff\xff\xff\xff", ToEngine)
