@@ -1,0 +1,39 @@
+"""What the server is told at its start, as plain data. Knows neither flags nor files: the command line fills it in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Everything that ``server.run`` needs beside the engine's ``Settings``. Times in seconds, sizes in bytes.
+
+    ``names`` are what clients may write as ``model``; the first one is the name that answers carry. Without any, the
+    last part of the model's path is the name. ``max_queue`` counts choices (prompts times n) that may wait beyond the
+    ``max_batch`` that run at once; a request that finds them all taken gets 429.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free port, printed at the start
+    names: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()  # without keys every client is let in
+    max_queue: int = 1024
+    drain: float = 30.0  # how long running answers may go on after SIGTERM
+
+    body_limit: int = 32 << 20
+    header_limit: int = 64 << 10  # request line and all headers together
+    header_count: int = 128
+    header_timeout: float = 15.0  # from the first byte of a request to the end of its headers
+    body_timeout: float = 60.0  # for the whole body
+    write_timeout: float = 60.0  # for a client that does not read its answer
+    keep_alive: float = 75.0  # how long an idle connection is kept
+    ping_interval: float | None = None  # comments in a silent event stream, for proxies that cut idle connections
+
+    cors: tuple[str, ...] = ()  # origins that browsers may call from; "*" for all
+    hosts: tuple[str, ...] = ()  # extra Host names; checked only when listening on a loopback address
+    tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
+
+    access_log: bool = True
+    log_format: Literal["text", "json"] = "text"
