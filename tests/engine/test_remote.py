@@ -1,0 +1,165 @@
+"""The engine as a process: it serves, it dies visibly, it comes back once, and it never outlives the API process."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from models import write_model
+
+from parley.engine import remote
+from parley.engine.protocol import EngineFailed
+from parley.engine.remote import RemoteEngine
+from parley.types import Output, Sampling, Settings, Work
+
+GREEDY = Sampling(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_model(path, "qwen3")
+    return path
+
+
+@asynccontextmanager
+async def engine(folder: Path):
+    engine = RemoteEngine(Settings(model=str(folder), kv_memory=8 << 20, threads=1))
+    await engine.start()
+    try:
+        await engine.ready()
+        yield engine
+    finally:
+        await engine.close()
+
+
+def work(id: str, tokens: int = 8) -> Work:
+    return Work(id=id, token_ids=[5, 6, 7, 8], max_tokens=tokens, sampling=GREEDY)
+
+
+async def read(stream) -> list[Output]:
+    got = []
+    while outputs := await stream.next():
+        got += outputs
+    return got
+
+
+async def tokens(engine: RemoteEngine, id: str) -> list[int]:
+    return [token for output in await read(engine.submit(work(id))) for token in output.token_ids]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def gone(pid: int) -> bool:
+    for _ in range(100):
+        if not alive(pid):
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+async def test_a_killed_engine_ends_every_stream_and_serves_again(folder):
+    async with engine(folder) as e:
+        before = await tokens(e, "before")
+        assert len(before) == 8
+        streams = [e.submit(work(str(i), 4000)) for i in range(5)]
+        await streams[0].next()
+        assert e.pid is not None
+        os.kill(e.pid, signal.SIGKILL)
+        for stream in streams:
+            last = (await asyncio.wait_for(read(stream), 2.0))[-1]
+            assert last.finish == "error" and "SIGKILL" in (last.error or "")
+        assert e.in_flight == 0
+        while e.state == "restarting":
+            await asyncio.sleep(0.05)
+        assert e.state == "ready"
+        assert await tokens(e, "after") == before
+        # Dying again at once is not an accident any more.
+        os.kill(e.pid, signal.SIGKILL)
+        last = (await asyncio.wait_for(read(e.submit(work("last", 4000))), 5.0))[-1]
+        assert last.finish == "error"
+        while e.state not in ("failed", "restarting"):
+            await asyncio.sleep(0.01)
+        assert e.state == "failed" and "SIGKILL" in e.failure
+
+
+async def test_a_cancel_frees_the_blocks_while_others_go_on(folder):
+    async with engine(folder) as e:
+        doomed, spared = e.submit(work("doomed", 4000)), e.submit(work("spared", 40))
+        await doomed.next()
+        doomed.cancel()
+        assert len([t for o in await read(spared) for t in o.token_ids]) == 40
+        for _ in range(100):
+            if e.stats.blocks_used == 0:
+                break
+            await asyncio.sleep(0.02)
+        assert (e.stats.blocks_used, e.stats.running, e.stats.waiting) == (0, 0, 0)
+
+
+async def test_signals_of_the_group_do_not_end_the_engine_but_closing_does(folder):
+    async with engine(folder) as e:
+        pid = e.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        assert len(await tokens(e, "a")) == 8
+    assert await gone(pid)
+
+
+async def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path):
+    e = RemoteEngine(Settings(model=str(tmp_path / "nothing")))
+    await e.start()
+    with pytest.raises(EngineFailed) as error:
+        await e.ready()
+    assert "nothing" in str(error.value) and "\n" not in str(error.value)
+    assert e.state == "failed"
+    await e.close()
+
+
+def test_the_engine_does_not_outlive_a_killed_parent(folder):
+    script = (
+        "import asyncio, sys\n"
+        "from parley.engine.remote import RemoteEngine\n"
+        "from parley.types import Settings\n"
+        "async def main():\n"
+        f"    e = RemoteEngine(Settings(model={str(folder)!r}, kv_memory=8 << 20, threads=1))\n"
+        "    await e.start()\n"
+        "    print(e.pid, flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    for _ in range(200):
+        if not alive(pid):
+            return
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    raise AssertionError("the engine process is an orphan")
+
+
+async def test_an_engine_that_was_up_long_enough_may_be_restarted_again(folder, monkeypatch):
+    monkeypatch.setattr(remote, "HEALTHY_S", 0.0)
+    async with engine(folder) as e:
+        for _ in range(2):
+            assert e.pid is not None
+            os.kill(e.pid, signal.SIGKILL)
+            while e.state != "restarting":
+                await asyncio.sleep(0.01)
+            while e.state == "restarting":
+                await asyncio.sleep(0.05)
+            assert e.state == "ready"
+        assert len(await tokens(e, "a")) == 8

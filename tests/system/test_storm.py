@@ -1,0 +1,193 @@
+"""Clients that leave, engines that die, many streams at once: nothing hangs, nothing leaks, answers stay the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+
+CONTROL = {
+    "model": "parley-demo",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 24,
+}
+
+
+def control(served) -> str:
+    status, answer = served.post("/v1/chat/completions", CONTROL)
+    assert status == 200, answer
+    return answer["choices"][0]["message"]["content"]
+
+
+def payload(path: str, body: dict) -> bytes:
+    data = json.dumps(body).encode()
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    ).encode() + data
+
+
+async def leave(port: int, rng: random.Random) -> None:
+    """Send a request (perhaps not all of it), read a little, and go without a word."""
+    stream = rng.random() < 0.7
+    body = {
+        "model": "parley-demo",
+        "prompt": "The capital of France is " * rng.randint(1, 60),
+        "max_tokens": rng.choice([1, 16, 400]),
+        "ignore_eos": True,
+        "stream": stream,
+        "n": rng.choice([1, 1, 1, 3]),
+    }
+    data = payload("/v1/completions", body)
+    if rng.random() < 0.1:
+        data = data[: rng.randrange(1, len(data))]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        await writer.drain()
+        moment = rng.random()
+        if moment < 0.3:
+            pass
+        elif moment < 0.6:
+            await asyncio.sleep(rng.random() * 0.3)
+        else:
+            await asyncio.wait_for(reader.read(rng.randint(1, 2000)), rng.random() * 2)
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        if rng.random() < 0.5:
+            writer.transport.abort()
+        else:
+            writer.close()
+
+
+async def storm(port: int, clients: int, seed: int) -> None:
+    rng = random.Random(seed)
+    gate = asyncio.Semaphore(40)
+
+    async def one(seed: int) -> None:
+        async with gate:
+            await leave(port, random.Random(seed))
+
+    await asyncio.gather(*(one(rng.getrandbits(32)) for _ in range(clients)))
+
+
+def idle(served) -> bool:
+    return (
+        served.metric("vllm:num_requests_running") == 0
+        and served.metric("vllm:num_requests_waiting") == 0
+        and served.metric("vllm:kv_cache_usage_perc") == 0
+    )
+
+
+def test_a_thousand_clients_that_leave_cost_nothing(serve):
+    served = serve("--kv-memory", "64MiB")
+    expected = control(served)
+    asyncio.run(storm(served.port, 300, seed=1))  # allocator pools and caches reach their size
+    assert served.wait(lambda: idle(served)), served.output()[-2000:]
+    before = served.resident()
+    asyncio.run(storm(served.port, 1000, seed=2))
+    assert served.wait(lambda: idle(served)), served.output()[-2000:]
+    assert served.resident() < before + (64 << 20)
+    assert control(served) == expected
+    assert "Traceback" not in served.output()
+
+
+async def sse(port: int, body: dict) -> tuple[str, str]:
+    """One stream to its end: its text, and how it ended ("done", "error: …" or "cut")."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(payload("/v1/completions", body))
+    text, end = "", "cut"
+    try:
+        while line := await reader.readline():
+            line = line.strip()
+            if line.startswith(b"data: [DONE]"):
+                end = "done" if end == "cut" else end
+                break
+            if not line.startswith((b"data: ", b'{"error')):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:
+                end = "error: " + event["error"]["message"]
+                if not line.startswith(b"data:"):
+                    break
+            for choice in event.get("choices", []):
+                text += choice["text"]
+    except ConnectionError:
+        pass
+    writer.close()
+    return text, end
+
+
+def stream_body(k: int, tokens: int) -> dict:
+    return {
+        "model": "parley-demo",
+        "prompt": f"{k} and {k + 1} are numbers. The capital of France is",
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0.8,
+        "seed": k,
+        "stream": True,
+    }
+
+
+def test_two_hundred_streams_at_once_all_finish_and_repeat(serve):
+    served = serve("--kv-memory", "128MiB")
+
+    async def all_streams() -> list[tuple[str, str]]:
+        return await asyncio.gather(*(sse(served.port, stream_body(k, 32)) for k in range(200)))
+
+    first, second = asyncio.run(all_streams()), asyncio.run(all_streams())
+    assert {end for _, end in first + second} == {"done"}
+    assert first == second  # whatever else was in the batch
+
+
+def test_a_killed_engine_in_the_middle_ends_every_stream_and_serves_again(serve):
+    served = serve("--kv-memory", "128MiB")
+    expected = control(served)
+
+    async def scenario() -> list[tuple[str, str]]:
+        streams = [asyncio.create_task(sse(served.port, stream_body(k, 3000))) for k in range(50)]
+        await asyncio.sleep(1.5)
+        assert not any(s.done() for s in streams)
+        (engine,) = served.children()
+        os.kill(engine, signal.SIGKILL)
+        return await asyncio.wait_for(asyncio.gather(*streams), 2.0)
+
+    for _, end in asyncio.run(scenario()):
+        assert end.startswith("error: "), end
+    assert served.wait(served.ready), served.output()
+    assert control(served) == expected
+    assert "SIGKILL" in served.output() and "Traceback" not in served.output()
+
+
+def test_a_server_that_is_told_to_stop_finishes_what_runs(serve):
+    served = serve("--kv-memory", "64MiB", "--drain", "20")
+
+    async def scenario() -> list[tuple[str, str]]:
+        streams = [asyncio.create_task(sse(served.port, stream_body(k, 200))) for k in range(8)]
+        await asyncio.sleep(0.5)
+        served.process.send_signal(signal.SIGTERM)
+        return await asyncio.gather(*streams)
+
+    children = served.children()
+    ends = asyncio.run(scenario())
+    assert {end for _, end in ends} == {"done"}
+    assert served.process.wait(30) == 0
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
+
+
+def test_a_drain_that_takes_too_long_ends_streams_properly(serve):
+    served = serve("--kv-memory", "64MiB", "--drain", "1")
+
+    async def scenario() -> list[tuple[str, str]]:
+        streams = [asyncio.create_task(sse(served.port, stream_body(k, 3900))) for k in range(16)]
+        await asyncio.sleep(0.5)
+        served.process.send_signal(signal.SIGTERM)
+        return await asyncio.gather(*streams)
+
+    ends = {end for _, end in asyncio.run(scenario())}
+    assert "cut" not in ends and any(end.startswith("error: ") for end in ends), ends
+    assert served.process.wait(10) == 0
