@@ -1,0 +1,49 @@
+# make setup   the environment in .venv, with the versions of the lock files (quick when it is there already)
+# make serve   the built-in model on http://127.0.0.1:8000        ARGS="--port 9000" passes flags on
+# make test    every test                                         ARGS="-k chat -x" passes flags on
+# make lint    formatter, linter and type checker
+# make bench   measure a server that runs                         ARGS="--concurrency 1,8,32"
+
+VENV := .venv
+LOCKS := requirements.lock requirements-dev.lock
+# One file per content of what was installed from: a checkout changes times, not contents.
+STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d ' ' -f 1)
+# The first Python that is new enough; set PYTHON to choose another.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
+
+.PHONY: setup serve test lint format bench clean
+.DELETE_ON_ERROR:
+
+setup: $(STAMP)
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "parley needs Python 3.11 or newer; none was found. Set PYTHON=/path/to/python." >&2; exit 1; }
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; }
+	@echo "Installing the locked dependencies into $(VENV) (about a minute the first time)"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(foreach lock,$(LOCKS),-r $(lock))
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/installed-*
+	@touch $@
+
+serve: setup
+	@$(VENV)/bin/parley serve $(ARGS)
+
+test: setup
+	@$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: setup
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy parley
+
+format: setup
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
+bench: setup
+	@$(VENV)/bin/parley bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

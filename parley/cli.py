@@ -1,0 +1,91 @@
+"""The ``parley`` command: picks a command, reads its options, runs it, and turns its end into an exit code.
+
+0 is success, 1 a failure that the command explained, 2 a wrong way to call it. Every command is a module under
+``commands`` with a table ``OPTIONS``, a line ``USAGE`` and a function ``run``; it is imported when it is called and
+not before, so that ``parley --help`` answers at once. Knows nothing of HTTP, engines or models.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from parley import __version__
+from parley.config import VARIABLES
+from parley.options import ConfigError, explain, nearest, resolve
+
+COMMANDS = {
+    "serve": "answer requests for a model over HTTP",
+    "chat": "talk to a model in the terminal",
+    "bench": "measure a server's latency and throughput",
+    "doctor": "check this machine, the installation and a model",
+    "routes": "list the routes and the API each belongs to",
+    "version": "print the version",
+}
+
+ABOUT = """\
+parley: one LLM inference server that every client already speaks to.
+
+usage: parley COMMAND [options]
+
+commands:
+{commands}
+
+first steps:
+  parley serve                        the built-in model on http://127.0.0.1:8000
+  parley serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
+  parley chat                         talk to it, or to a server started for the purpose
+
+Every option of serve can also be a variable (PARLEY_PORT=9000) or a key of a TOML file (--config FILE);
+a flag wins over a variable, a variable over the file. `parley COMMAND --help` lists a command's options.
+"""
+
+
+def about() -> str:
+    """The text of ``parley --help``."""
+    return ABOUT.format(commands="\n".join(f"  {name:<9} {line}" for name, line in COMMANDS.items()))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words.pop(0) if words else "--help"
+    if name in ("--help", "-h", "help"):
+        if not words:
+            return say(about())
+        name, words = words[0], ["--help"]
+    if name in ("version", "--version", "-V"):
+        return say(f"parley {__version__}\n")
+    if name not in COMMANDS:
+        kind = "flag" if name.startswith("-") else "command"
+        return refuse(f"Unknown {kind} {name}.{nearest(name, list(COMMANDS))}", "parley --help")
+    command = importlib.import_module(f"parley.commands.{name}")
+    if any(word in ("--help", "-h") for word in words):
+        return say(f"{command.USAGE}\n{explain(command.OPTIONS)}\n")
+    try:
+        config = resolve(command.OPTIONS, words, os.environ, VARIABLES)
+    except ConfigError as error:
+        return refuse(str(error), f"parley {name} --help")
+    for warning in config.warnings:
+        print(f"parley: {warning}", file=sys.stderr)
+    try:
+        return int(command.run(config))
+    except ConfigError as error:
+        return refuse(str(error), f"parley {name} --help")
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `parley routes | head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def say(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
+
+
+def refuse(message: str, help: str) -> int:
+    print(f"parley: {message}\nTry `{help}`.", file=sys.stderr)
+    return 2

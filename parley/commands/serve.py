@@ -1,0 +1,61 @@
+"""``parley serve``: from options to a running server. What a server does is in ``parley.server``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parley.config import SERVE, settings
+from parley.hub import served_name
+from parley.options import Config, ConfigError, show
+
+if TYPE_CHECKING:
+    from parley.server.options import ServerOptions
+
+OPTIONS = SERVE
+USAGE = """\
+usage: parley serve [MODEL] [options]
+
+Answers requests for one model. Listens first and loads after: GET /health/ready is 200 once it is loaded."""
+
+
+def run(config: Config) -> int:
+    if config["show-config"]:
+        print(show(SERVE, config))
+        return 0
+    served = server_options(config)
+    from parley import server
+
+    return server.run(settings(config, config["model"] or ""), served)
+
+
+def server_options(config: Config) -> ServerOptions:
+    """The server's part of the options. Raises ConfigError when the key file cannot be read."""
+    from parley.server.options import ServerOptions
+
+    return ServerOptions(
+        host=config["host"],
+        port=config["port"],
+        names=tuple(config["name"] or [served_name(config["model"])]),
+        api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
+        max_queue=config["max-queue"],
+        drain=config["drain"],
+        body_limit=config["body-limit"],
+        cors=tuple(config["cors-origin"]),
+        access_log=not config["quiet"],
+        log_format=config["log-format"],
+    )
+
+
+def keys_of(file: str | None) -> list[str]:
+    """The keys in a file, one per line; empty lines and lines that begin with # do not count."""
+    if file is None:
+        return []
+    try:
+        lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file: {file} cannot be read ({type(error).__name__}).") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"--api-key-file: {file} holds no key.")
+    return keys

@@ -1,0 +1,186 @@
+"""The options of a server, as one table. Flags, environment, file, help and documentation are made from it.
+
+``CLIENT`` holds the two that every command against a running server shares. Add a row here and read it where it is needed, through ``settings`` (the engine's part) or the server's own options;
+nothing else has to change. How a value is found is in ``options``. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parley.options import Config, Option, choice, duration, integer, number, size, switch, text
+
+if TYPE_CHECKING:
+    from parley.types import Settings
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
+
+SERVE: list[Option] = [
+    Option(
+        "model",
+        text("MODEL"),
+        "Folder in Hugging Face format, or a name on the Hugging Face hub.",
+        section="model",
+        unset="the built-in parley-demo",
+        variable=True,
+        positional=True,
+    ),
+    Option(
+        "name",
+        text("NAME"),
+        "Name under which the API knows the model.",
+        section="model",
+        unset="from MODEL",
+        many=True,
+        variable=True,
+    ),
+    Option(
+        "dtype",
+        choice(*DTYPES),
+        "Numbers to compute with; auto takes fp32 if the model was saved in it.",
+        "bf16",
+        section="model",
+        variable=True,
+    ),
+    Option("device", text("DEVICE"), "cpu, cuda or cuda:N.", "cpu", section="model", variable=True),
+    Option(
+        "max-model-len",
+        integer(1),
+        "Longest prompt plus output, in tokens.",
+        section="model",
+        unset="from the model",
+        variable=True,
+    ),
+    Option(
+        "kv-memory",
+        size(1 << 20),
+        "Memory for the KV cache.",
+        section="engine",
+        unset="a share of what is free",
+        variable=True,
+    ),
+    Option("max-batch", integer(1, 4096), "Sequences that run at the same time.", 256, section="engine", variable=True),
+    Option(
+        "step-ms",
+        number(1, 60_000),
+        "CPU: milliseconds that one step may take while prompts are read.",
+        250.0,
+        section="engine",
+        variable=True,
+    ),
+    Option(
+        "step-tokens",
+        integer(16, 1 << 20),
+        "Accelerator: tokens that one step may hold.",
+        8192,
+        section="engine",
+        variable=True,
+    ),
+    Option("threads", integer(1, 1024), "CPU threads.", section="engine", unset="all cores", variable=True),
+    Option("prefix-cache", switch(), "Share the KV cache of equal beginnings.", True, section="engine", variable=True),
+    Option("lowering", switch(), "Run known layers on the fused decoder.", True, section="engine", variable=True),
+    Option(
+        "in-process",
+        switch(),
+        "Run the engine inside the server's process.",
+        False,
+        section="engine",
+        variable=True,
+    ),
+    Option("fake-engine", switch(), "Answer with a scripted engine.", False, section="engine", hidden=True),
+    Option("host", text("ADDRESS"), "Address to listen on.", "127.0.0.1", section="server", variable=True),
+    Option(
+        "port",
+        integer(0, 65_535, "PORT"),
+        "Port to listen on; 0 takes a free one.",
+        8000,
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "api-key",
+        text("KEY"),
+        "Key that clients must send.",
+        section="server",
+        many=True,
+        variable=True,
+        secret=True,
+    ),
+    Option(
+        "api-key-file",
+        text("FILE"),
+        "File with one key per line.",
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "max-queue",
+        integer(0),
+        "Requests that may wait before others are turned away with 429.",
+        1024,
+        section="server",
+        variable=True,
+    ),
+    Option("body-limit", size(1024), "Largest request body.", 32 << 20, section="server", variable=True),
+    Option(
+        "drain",
+        duration(),
+        "How long running answers may go on after SIGTERM.",
+        30.0,
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "cors-origin",
+        text("ORIGIN"),
+        "Web origin that may call the server; * allows all.",
+        section="server",
+        many=True,
+        variable=True,
+    ),
+    Option("quiet", switch(), "Log warnings and errors only.", False, section="output", variable=True),
+    Option("log-format", choice("text", "json"), "How log lines look.", "text", section="output", variable=True),
+    Option("config", text("FILE"), "TOML file with any of these options as keys.", section="output", variable=True),
+    Option("show-config", switch(), "Print every value and where it came from, then end.", False, section="output"),
+]
+
+CLIENT: list[Option] = [
+    Option(
+        "url",
+        text("URL"),
+        "Where the server is.",
+        unset="http://127.0.0.1:8000",
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "api-key",
+        text("KEY"),
+        "Key to send.",
+        section="server",
+        many=True,
+        variable=True,
+        secret=True,
+    ),
+]
+
+VARIABLES = sorted({option.key for option in SERVE + CLIENT if option.variable})
+
+
+def settings(config: Config, folder: str) -> Settings:
+    """The engine's part of the options, for the model in ``folder``."""
+    from parley.types import Settings
+
+    return Settings(
+        model=folder,
+        dtype=DTYPES[config["dtype"]],
+        device=config["device"],
+        max_model_len=config["max-model-len"],
+        kv_memory=config["kv-memory"],
+        max_batch=config["max-batch"],
+        step_ms=config["step-ms"],
+        step_tokens=config["step-tokens"],
+        prefix_cache=config["prefix-cache"],
+        threads=config["threads"],
+        lowering=config["lowering"],
+    )

@@ -1,0 +1,158 @@
+"""Where a model lies: the built-in one, a local folder, the Hugging Face cache, or the hub itself.
+
+Finds or fetches a folder and says what is missing from it; reads no weights. The API process uses it, in a worker
+thread, so nothing here imports torch; ``huggingface_hub`` is imported only for names that are not folders.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BUILT_IN = "parley-demo"
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+Report = Callable[[str, float], None]  # what is being done, and how far it is, 0..1
+
+
+class ModelMissing(Exception):
+    """No usable model under that name. The message is one sentence with a hint."""
+
+
+def served_name(model: str | None) -> str:
+    """The name a model gets in the API unless the user gives another: the hub name, or the folder's own."""
+    if not model or model == BUILT_IN:
+        return BUILT_IN
+    return Path(model).resolve().name if _is_path(model) else model
+
+
+def resolve(model: str | None, report: Report = lambda stage, fraction: None) -> Path:
+    """The folder of a model, downloaded if need be. Blocks; raises ModelMissing.
+
+    ``model`` is a folder, a hub name (``owner/name``, optionally ``@revision``), or None or "parley-demo" for the
+    built-in one. A complete entry of the Hugging Face cache is used as it is, without asking the network.
+    """
+    if not model or model == BUILT_IN:
+        from parley import demo
+
+        return checked(Path(demo.folder()), BUILT_IN)
+    if _is_path(model):
+        return checked(Path(model).expanduser().resolve(), model)
+    return checked(_snapshot(model, report), model)
+
+
+def checked(folder: Path, model: str) -> Path:
+    """The folder, if it holds what a model needs. Raises ModelMissing, naming the first thing that is absent."""
+    if lacking := missing(folder):
+        raise ModelMissing(f"{model} cannot be served: {lacking}.")
+    return folder
+
+
+def missing(folder: Path) -> str:
+    """What keeps a folder from being a model, as a clause; empty when nothing does."""
+    if not folder.exists():
+        return "there is no such folder"
+    if not folder.is_dir():
+        return "it is a file; name the folder that contains it"
+    if not (folder / "config.json").is_file():
+        return "its folder has no config.json"
+    if not (folder / "tokenizer.json").is_file():
+        return "its folder has no tokenizer.json (convert the tokenizer with Transformers' save_pretrained)"
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return "" if any(folder.glob("*.safetensors")) else "its folder has no *.safetensors weights"
+    try:
+        shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"its {index.name} cannot be read"
+    absent = [shard for shard in shards if not (folder / str(shard)).is_file()]
+    return f"{len(absent)} of its {len(shards)} weight files are missing, first {absent[0]}" if absent else ""
+
+
+def dtype(folder: Path) -> str:
+    """What "auto" means for a model: float32 if it was saved in it, else bfloat16."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        saved = config.get("dtype") or config.get("torch_dtype")
+    except (OSError, ValueError, AttributeError):
+        saved = None
+    return "float32" if saved == "float32" else "bfloat16"
+
+
+def _is_path(model: str) -> bool:
+    """Whether a name means a folder: it looks like a path, or one of that name is here."""
+    return model.startswith((".", "/", "~")) or Path(model).exists() or not NAME.fullmatch(model.partition("@")[0])
+
+
+def _snapshot(model: str, report: Report) -> Path:
+    """The folder of a hub name in the cache, downloaded if it is not there or not whole."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name, _, revision = model.partition("@")
+    request: dict[str, Any] = {
+        "revision": revision or None,
+        "allow_patterns": WANTED,
+        "ignore_patterns": ["*/*"],  # other formats of the same weights live in sub-folders
+    }
+    try:
+        cached = Path(snapshot_download(name, local_files_only=True, **request))
+        if not missing(cached):
+            return cached
+    except (LocalEntryNotFoundError, HFValidationError):
+        pass
+    report("downloading", 0.0)
+    try:
+        return Path(snapshot_download(name, tqdm_class=_bar(report), **request))
+    except GatedRepoError:
+        why = "the hub gives it only to those who accepted its terms; accept them there and set HF_TOKEN"
+    except RepositoryNotFoundError:
+        why = "the hub knows no such model (a private one needs HF_TOKEN)"
+    except RevisionNotFoundError:
+        why = f"the hub has no revision {revision} of it"
+    except HFValidationError:
+        why = "it is neither a folder nor a name that the hub could have"
+    except LocalEntryNotFoundError:
+        why = "it is not in the cache and the hub cannot be reached; copy it here and give its folder"
+    except HfHubHTTPError as error:
+        why = f"the hub answered with status {error.response.status_code}; try again later"
+    except OSError as error:
+        why = f"the download failed ({error.strerror or type(error).__name__}); check disk and network, and try again"
+    raise ModelMissing(f"{model} cannot be served: {why}.")
+
+
+def _bar(report: Report) -> type:
+    """A class with tqdm's interface that reports the share of bytes instead of drawing."""
+    from tqdm import tqdm
+
+    lock = threading.Lock()
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **kwargs: Any):
+            kwargs.pop("name", None)
+            super().__init__(*args, **kwargs | {"disable": True})
+            self.bytes = kwargs.get("unit") == "B"
+            self.total, self.seen = kwargs.get("total") or 0, kwargs.get("initial") or 0
+
+        def update(self, n: float | None = 1) -> None:
+            with lock:
+                self.seen += n or 0
+                if self.bytes and self.total:
+                    report("downloading", min(1.0, self.seen / self.total))
+
+        def refresh(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    return Bar

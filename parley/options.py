@@ -1,0 +1,395 @@
+"""What an option is, and how its value is found: flag over environment over file over default.
+
+An ``Option`` is one row of a table. From a table come the flags (``--kv-memory``), the environment names
+(``PARLEY_KV_MEMORY``), the keys of a TOML file (``kv-memory``), the help text and ``--show-config``. The file knows
+no option by name and imports nothing heavy: ``parley --help`` runs through it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PREFIX = "PARLEY_"
+WIDTH = 100
+
+
+class ConfigError(Exception):
+    """A flag, variable or key that cannot be used. The message is one sentence for a person."""
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A did-you-mean clause for a wrong word, empty when nothing known is close to it."""
+    close = difflib.get_close_matches(word, known, 1, 0.6)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Kinds of values. Each reads text (a flag, a variable) or a value of TOML, and raises ValueError with a clause that
+# completes the sentence "<value> is not …".
+# --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a value is read, and what stands for it in the help."""
+
+    metavar: str
+    read: Callable[[Any], Any]
+    show: Callable[[Any], str] = str
+
+
+def text(metavar: str = "TEXT") -> Kind:
+    def read(raw: Any) -> str:
+        if not isinstance(raw, str) or not raw:
+            raise ValueError("text")
+        return raw
+
+    return Kind(metavar, read)
+
+
+def choice(*names: str) -> Kind:
+    def read(raw: Any) -> str:
+        if raw not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return str(raw)
+
+    return Kind("|".join(names), read)
+
+
+def integer(low: int, high: int | None = None, metavar: str = "N") -> Kind:
+    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+
+    def read(raw: Any) -> int:
+        try:
+            value = int(raw) if isinstance(raw, str) else raw
+        except ValueError:
+            raise ValueError(wanted) from None
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            raise ValueError(wanted)
+        return value
+
+    return Kind(metavar, read)
+
+
+def number(low: float, high: float, metavar: str = "N") -> Kind:
+    wanted = f"a number from {low:g} to {high:g}"
+
+    def read(raw: Any) -> float:
+        try:
+            value = float(raw) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
+        except (ValueError, OverflowError):
+            value = None
+        if value is None or not low <= value <= high:  # also refuses nan
+            raise ValueError(wanted)
+        return value
+
+    return Kind(metavar, read, lambda value: f"{value:g}")
+
+
+SIZES = {"": 1, "B": 1} | {
+    name: base**power
+    for power, letter in enumerate("KMGT", 1)
+    for name, base in ((f"{letter}B", 1000), (f"{letter}IB", 1024))
+}
+DURATIONS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+QUANTITY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
+
+
+def show_size(count: int) -> str:
+    """Bytes as a size that reads back as the same number."""
+    for name in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB"):
+        if count and count % SIZES[name.upper()] == 0:
+            return f"{count // SIZES[name.upper()]}{name}"
+    return str(count)
+
+
+def size(low: int = 0) -> Kind:
+    """Bytes: a number, or one with KB MB GB TB (powers of 1000) or KiB MiB GiB TiB (powers of 1024)."""
+    wanted = f"a size of at least {show_size(low)}, such as 512MiB, 4GB or a number of bytes"
+
+    def read(raw: Any) -> int:
+        match = QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int) and not isinstance(raw, bool) else None
+        unit = SIZES.get(match[2].upper()) if match else None
+        if match is None or unit is None or (value := round(float(match[1]) * unit)) < low:
+            raise ValueError(wanted)
+        return value if "." in match[1] else int(match[1]) * unit
+
+    return Kind("SIZE", read, show_size)
+
+
+def duration() -> Kind:
+    """Seconds: a number, or one with ms, s, m or h."""
+
+    def read(raw: Any) -> float:
+        match = (
+            QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
+        )
+        unit = DURATIONS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise ValueError("a duration, such as 30, 1.5s, 500ms, 2m or 1h")
+        return float(match[1]) * unit
+
+    return Kind("TIME", read, lambda value: f"{value:g}s")
+
+
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def switch() -> Kind:
+    """On or off: ``--name`` and ``--no-name`` as flags, true or false elsewhere."""
+
+    def read(raw: Any) -> bool:
+        if isinstance(raw, bool):
+            return raw
+        if isinstance(raw, str) and raw.lower() in TRUE + FALSE:
+            return raw.lower() in TRUE
+        raise ValueError("true or false")
+
+    return Kind("", read, lambda value: "true" if value else "false")
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Options and tables
+# --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of a table. A repeated option is a list: flags add up, a variable is split at commas, TOML has an array.
+
+    ``default`` None means "not set"; ``unset`` says in the help what happens then. ``variable``: may come from the
+    environment and from the file. ``positional``: stands without its flag. ``secret``: never printed.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    default: Any = None
+    section: str = "options"
+    unset: str = ""
+    short: str = ""
+    many: bool = False
+    variable: bool = False
+    positional: bool = False
+    secret: bool = False
+    hidden: bool = False
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def key(self) -> str:
+        return PREFIX + self.name.upper().replace("-", "_")
+
+    @property
+    def is_switch(self) -> bool:
+        return not self.kind.metavar
+
+    def read(self, raw: Any, source: str) -> Any:
+        """The value of one source. Raises ConfigError."""
+        if not self.many:
+            return self._one(raw, source)
+        if isinstance(raw, str):
+            raw = [part.strip() for part in raw.split(",") if part.strip()]
+        return [self._one(part, source) for part in (raw if isinstance(raw, list) else [raw])]
+
+    def _one(self, raw: Any, source: str) -> Any:
+        try:
+            return self.kind.read(raw)
+        except ValueError as wanted:
+            given = "the value" if self.secret else repr(raw if not isinstance(raw, str) else raw[:60])
+            raise ConfigError(f"{source}: {given} is not {wanted}.") from None
+
+    def show(self, value: Any) -> str:
+        """The value as text that a flag or variable would read back; a secret only as how many there are."""
+        if value is None or value == []:
+            return f"({self.unset})" if self.unset else "(not set)"
+        if self.secret:
+            return f"({len(value)} hidden)" if self.many else "(hidden)"
+        return ", ".join(map(self.kind.show, value)) if self.many else self.kind.show(value)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value and where it came from: ``default``, a file's name, a variable or a flag."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Config(Mapping[str, Any]):
+    """All values of a table by option name."""
+
+    values: dict[str, Value]
+    warnings: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def source(self, name: str) -> str:
+        return self.values[name].source
+
+    def given(self, name: str) -> bool:
+        """Whether anybody set it."""
+        return self.source(name) != "default"
+
+
+def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, tuple[Any, str]]:
+    """Raw values from the command line, with the flag each came from. Raises ConfigError."""
+    flags = {option.flag: option for option in table}
+    flags |= {option.short: option for option in table if option.short}
+    negative = {f"--no-{option.name}": option for option in table if option.is_switch}
+    places = [option for option in table if option.positional]
+    found: dict[str, tuple[Any, str]] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, raw = word.partition("=")
+        if not word.startswith("-") or word == "-":
+            if not places:
+                raise ConfigError(f"Unexpected argument {word!r}.{nearest('--' + word, list(flags))}")
+            option = places.pop(0)
+            flag, raw = option.name.upper(), word
+        elif flag in flags or flag in negative:
+            option = flags.get(flag) or negative[flag]
+            if option.is_switch:
+                if equals:
+                    raise ConfigError(f"{flag} takes no value; write {option.flag} or --no-{option.name}.")
+                raw = "true" if flag in flags else "false"
+            elif not equals:
+                if not rest or (rest[0].startswith("--") and rest[0].partition("=")[0] in flags | negative):
+                    raise ConfigError(f"{flag} needs a value ({option.kind.metavar}).")
+                raw = rest.pop(0)
+        else:
+            raise ConfigError(f"Unknown flag {flag}.{nearest(flag, [*flags, *negative])}")
+        if option.many:
+            found[option.name] = ([*found.get(option.name, ([],))[0], raw], flag)
+        else:
+            found[option.name] = (raw, flag)
+    return found
+
+
+def read_file(table: Sequence[Option], path: str) -> dict[str, tuple[Any, str]]:
+    """Raw values of a TOML file: keys at the top, or under a table named for the option's section. ConfigError."""
+    try:
+        content = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:  # also bad UTF-8, endless digits
+        raise ConfigError(f"The file {path} is not valid TOML: {error}.") from None
+    options = {option.name: option for option in table if option.variable and option.name != "config"}
+    sections = {option.section for option in options.values()}
+    found: dict[str, tuple[Any, str]] = {}
+
+    def take(key: str, raw: Any, section: str) -> None:
+        name = key.replace("_", "-")
+        known = options.get(name)
+        if known is None or section not in ("", known.section):
+            where = f" in [{section}]" if section else ""
+            wanted = [option.name for option in options.values() if section in ("", option.section)]
+            hint = f" It belongs in [{known.section}]." if known else nearest(name, [*wanted, *sections])
+            raise ConfigError(f"{path}: unknown key {key}{where}.{hint}")
+        if name in found:
+            raise ConfigError(f"{path}: {name} is given twice.")
+        found[name] = (raw, path)
+
+    for key, raw in content.items():
+        if isinstance(raw, dict) and key in sections:
+            for inner, value in raw.items():
+                take(inner, value, key)
+        else:
+            take(key, raw, "")
+    return found
+
+
+def read_environment(table: Sequence[Option], environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    """Raw values from variables; an empty one counts as not set."""
+    keys = {option.key: option for option in table if option.variable}
+    return {keys[key].name: (raw, key) for key, raw in environment.items() if key in keys and raw}
+
+
+def resolve(
+    table: Sequence[Option],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    others: Sequence[str] = (),
+) -> Config:
+    """Every option's value from the highest source that has it: flag, environment, file, default.
+
+    The file is the one that the option ``config`` names, if the table has it. Variables that begin with ``PARLEY_`` and
+    are neither in the table nor among ``others`` give a warning. Raises ConfigError.
+    """
+    flags, variables = read_flags(table, arguments), read_environment(table, environment)
+    file, _ = flags.get("config") or variables.get("config") or (None, "")
+    layers = [flags, variables, read_file(table, file) if file else {}]
+    values = {}
+    for option in table:
+        raw, source = next((layer[option.name] for layer in layers if option.name in layer), (None, "default"))
+        default = list(option.default or []) if option.many else option.default
+        values[option.name] = Value(option.read(raw, source) if source != "default" else default, source)
+    known = [option.key for option in table if option.variable] + list(others)
+    return Config(
+        values,
+        [
+            f"Unknown variable {key}.{nearest(key, known)}"
+            for key in sorted(environment)
+            if key.startswith(PREFIX) and key not in known
+        ],
+    )
+
+
+def show(table: Sequence[Option], config: Config) -> str:
+    """Every value and where it came from, one line each."""
+    rows = [(o.name, o.show(config[o.name]), config.source(o.name)) for o in table if not o.hidden]
+    wide = [max(len(row[i]) for row in rows) for i in range(2)]
+    return "\n".join(f"{name:<{wide[0]}}  {value:<{wide[1]}}  {source}" for name, value, source in rows)
+
+
+def explain(table: Sequence[Option]) -> str:
+    """The options as help text, by section."""
+    left = {o.name: _usage(o) for o in table if not o.hidden}
+    column = min(max(map(len, left.values()), default=0) + 4, 34)
+    lines: list[str] = []
+    for section in dict.fromkeys(o.section for o in table if not o.hidden):
+        lines += ["", f"{section}:"]
+        for option in table:
+            if option.section == section and not option.hidden:
+                lines += _entry(left[option.name], _about(option), column)
+    return "\n".join(lines)
+
+
+def _usage(option: Option) -> str:
+    if option.positional:
+        return option.name.upper()
+    flag = f"--[no-]{option.name}" if option.is_switch and option.default else option.flag
+    return f"{option.short + ', ' if option.short else ''}{flag} {option.kind.metavar}".rstrip()
+
+
+def _about(option: Option) -> str:
+    about = option.help + (" (repeatable)" if option.many else "")
+    if option.unset:
+        return f"{about} [{option.unset}]"
+    if option.default is None or option.default == [] or option.is_switch:
+        return about
+    return f"{about} [{option.show(option.default)}]"
+
+
+def _entry(left: str, about: str, column: int) -> list[str]:
+    lines = textwrap.wrap(about, WIDTH - column) or [""]
+    head = [f"  {left:<{column - 2}}{lines.pop(0)}"] if len(left) <= column - 4 else [f"  {left}"]
+    return head + [" " * column + line for line in lines]
