@@ -1,0 +1,106 @@
+"""The KV cache of one model: its pages, and the plan by which a batch's rows attend to them.
+
+It must not know who owns a page: the block pool in ``core`` hands pages out, the runner clears them, kernels use them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.network import Batch, LayerKV
+
+
+class PagedKV:
+    """Keys and values of all layers in ``blocks`` pages of BLOCK_SIZE tokens.
+
+    ``pool(i)`` are the pages of layer i: keys [blocks + 1, heads, BLOCK_SIZE, dim] and values likewise. The memory is
+    only reserved: a page takes real memory when it is first cleared. The one extra page is zero for good.
+    """
+
+    def __init__(self, layers: list[LayerKV], blocks: int, dtype: torch.dtype, device: torch.device | str = "cpu"):
+        self.layers = layers
+        self.blocks = blocks
+        self.device = torch.device(device)
+        self._arenas: list[torch.Tensor] = []  # [layers, pages, heads, BLOCK_SIZE, dim]; one clear serves all layers
+        pools: dict[tuple[int, str], torch.Tensor] = {}
+        shapes: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+        for i, layer in enumerate(layers):
+            shapes[layer.heads, layer.dim].append((i, "keys"))
+            shapes[layer.heads, layer.value_dim].append((i, "values"))
+        for (heads, dim), owners in shapes.items():
+            arena = torch.empty(len(owners), blocks + 1, heads, BLOCK_SIZE, dim, dtype=dtype, device=self.device)
+            self._arenas.append(arena)
+            pools.update(zip(owners, arena.unbind(0), strict=True))
+        self._pools = [(pools[i, "keys"], pools[i, "values"]) for i in range(len(layers))]
+        self._batch: Batch | None = None
+        self._plans: dict[tuple[int, LayerKV, int | None], native.Plan] = {}
+        self._places: dict[int, torch.Tensor] = {}
+        self.clear([blocks])
+
+    @staticmethod
+    def page_bytes(layers: Sequence[LayerKV], dtype: torch.dtype) -> int:
+        """Bytes that one page takes over all layers."""
+        return sum(layer.heads * (layer.dim + layer.value_dim) for layer in layers) * BLOCK_SIZE * dtype.itemsize
+
+    def pool(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pages of keys and of values of one layer."""
+        return self._pools[layer]
+
+    def clear(self, pages: list[int]) -> None:
+        """Zero pages that change hands: what another request left there (a NaN, say) must not reach the next one."""
+        if pages:
+            index = torch.tensor(pages, device=self.device)
+            for arena in self._arenas:
+                arena.index_fill_(1, index, 0)
+
+    def places(self, layer: int, batch: Batch) -> torch.Tensor:
+        """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""
+        self._follow(batch)
+        heads = self.layers[layer].heads
+        if heads not in self._places:
+            self._places[heads] = native.places(batch.slots, heads)
+        return self._places[heads]
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> None:
+        """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slots``."""
+        places = self.places(layer, batch)
+        for rows, pages in zip((keys, values), self._pools[layer], strict=True):
+            native.write(rows, pages, places)
+
+    def attend(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        batch: Batch,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.Pages``)."""
+        self._follow(batch)
+        shape = self.layers[layer]
+        key = (queries.shape[1], shape, window)
+        if key not in self._plans:
+            self._plans[key] = native.plan(
+                batch.spans,
+                heads=queries.shape[1],
+                kv_heads=shape.heads,
+                dim=max(shape.dim, shape.value_dim),
+                window=window,
+                zero_page=self.blocks,
+                device=self.device,
+            )
+        keys, values = self._pools[layer]
+        return native.attend(queries, keys, values, self._plans[key], scale=scale, softcap=softcap, sinks=sinks)
+
+    def _follow(self, batch: Batch) -> None:
+        """Forget what was worked out for the previous batch. A batch object is one step and never changed."""
+        if batch is not self._batch:
+            self._batch, self._plans, self._places = batch, {}, {}

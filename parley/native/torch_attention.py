@@ -1,0 +1,205 @@
+"""Attention over pages in torch operators: correct everywhere, the same bits for a row in every batch.
+
+It must not know sequences or layers; it sees packed rows, the spans they form, and one layer's pages.
+
+How a row keeps its bits. Queries are cut into tiles of one sequence, tiles of similar size are computed together, and
+everything that depends on the company a row has there leaves its own arithmetic alone:
+
+* a score is one chain over the head's dimension, in float32 (scores of real models exceed what bfloat16 resolves). The
+  matrix product runs with at least MIN_ROWS rows, for the libraries have other kernels below that;
+* keys beyond a row's own are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at multiples of
+  CHUNK and are padded to multiples of PAD, so that each key always meets the same vector lane;
+* values are summed in chunks of CHUNK absolute positions, chunk after chunk in float32.
+
+Pages are [pages, kv_heads, BLOCK_SIZE, dim]. The last page is never handed out and stays zero: it pads page tables, so
+that no stranger's numbers are ever multiplied, not even by zero (0 * NaN is NaN).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.network import Span
+
+TILE = 64  # query rows of a tile
+PAD = 64  # key ranges are padded to a multiple of this
+CHUNK = 512  # keys whose values are summed in one matrix product
+MIN_ROWS = 4  # rows of a matrix product
+BUDGET = 4 << 20  # elements of a group's score matrix, and of the keys gathered for it
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tiles computed together: S tiles of R rows over L keys. ``take``/``put``: None if the batch is used as it is."""
+
+    tiles: int
+    rows: int
+    keys: int
+    take: torch.Tensor | None  # int64 [S * R], the batch row of each tile row (padding repeats a real one)
+    put: torch.Tensor | None  # int64 [S * R], where its result goes (padding goes to row T)
+    pages: torch.Tensor  # int64 [S * kv_heads * L / BLOCK_SIZE], rows of the pages seen as [pages * kv_heads, ...]
+    mask: torch.Tensor  # float32 [S, 1, 1, R, L], 0 or -inf
+
+
+@dataclass(frozen=True)
+class Tile:
+    token: int  # its first row in the batch
+    count: int
+    position: int  # of that row in its sequence
+    start: int  # first key position, a multiple of CHUNK
+    length: int  # keys, up to its last row's own
+    table: list[int]
+
+
+def plan(
+    spans: list[Span],
+    *,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    window: int | None,
+    zero_page: int,
+    device: torch.device,
+) -> list[Group]:
+    """Group a batch's rows. One plan serves all layers of one shape; ``dim`` is the larger of key and value size."""
+    fold = heads // kv_heads
+    groups: dict[tuple[int, int], list[Tile]] = {}
+    for span in spans:
+        past = span.length - span.count
+        for first in range(0, span.count, TILE):
+            count = min(TILE, span.count - first)
+            position = past + first
+            start = 0 if window is None else max(0, position - window + 1) // CHUNK * CHUNK
+            tile = Tile(span.first + first, count, position, start, position + count - start, span.table)
+            key = ((count - 1).bit_length(), ((tile.length - 1) // PAD).bit_length())
+            groups.setdefault(key, []).append(tile)
+    total = sum(span.count for span in spans)
+    result = []
+    for (log_rows, _), tiles in groups.items():
+        rows = max(1 << log_rows, -(-MIN_ROWS // fold))
+        most = -(-max(tile.length for tile in tiles) // PAD) * PAD
+        step = max(1, BUDGET // (most * kv_heads * max(fold * rows, dim)))
+        for i in range(0, len(tiles), step):
+            result.append(_group(tiles[i : i + step], rows, kv_heads, window, zero_page, total, device))
+    return result
+
+
+def _group(
+    tiles: list[Tile], rows: int, kv_heads: int, window: int | None, zero_page: int, total: int, device: torch.device
+) -> Group:
+    keys = -(-max(tile.length for tile in tiles) // PAD) * PAD
+    size = len(tiles)
+    table = np.full((size, keys // BLOCK_SIZE), zero_page, dtype=np.int64)
+    for i, tile in enumerate(tiles):
+        pages = tile.table[tile.start // BLOCK_SIZE : -(-(tile.start + tile.length) // BLOCK_SIZE)]
+        table[i, : len(pages)] = pages
+    pages = table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
+
+    token, count, position, start = (
+        np.array([getattr(tile, name) for tile in tiles])[:, None] for name in ("token", "count", "position", "start")
+    )
+    row = np.minimum(np.arange(rows)[None], count - 1)
+    query = (position + row - start)[:, :, None]
+    key = np.arange(keys)[None, None]
+    hidden = key > query
+    if window is not None:
+        hidden |= key <= query - window
+    mask = np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None]
+
+    take = (token + row).reshape(-1)
+    put = np.where(np.arange(rows)[None] < count, token + row, total).reshape(-1)
+    whole = take.size == total and bool((put == np.arange(total)).all())
+    return Group(
+        size,
+        rows,
+        keys,
+        None if whole else torch.from_numpy(take).to(device),
+        None if whole else torch.from_numpy(put).to(device),
+        torch.from_numpy(pages.reshape(-1)).to(device),
+        torch.from_numpy(mask).to(device),
+    )
+
+
+def attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    groups: list[Group],
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of queries [T, heads, dim] over pages of keys and values: [T, heads, value_dim], dtype of the queries.
+
+    ``groups`` is a plan of the same rows; causality and window are in it. Softmax in float32; probabilities are
+    rounded to the values' dtype before they weigh them.
+    """
+    total, heads = queries.shape[:2]
+    if len(groups) == 1 and groups[0].put is None:
+        return _attend(queries, keys, values, groups[0], scale, softcap, sinks)
+    out = queries.new_empty(total + 1, heads, values.shape[-1])
+    for group in groups:
+        rows = queries if group.take is None else queries.index_select(0, group.take)
+        result = _attend(rows, keys, values, group, scale, softcap, sinks)
+        if group.put is None:
+            out[:total] = result
+        else:
+            out.index_copy_(0, group.put, result)
+    return out[:total]
+
+
+def _attend(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    group: Group,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    kv_heads, value_dim = keys.shape[1], values.shape[-1]
+    heads, dim = queries.shape[1:]
+    fold = heads // kv_heads
+    size, rows, length = group.tiles, group.rows, group.keys
+    many = size * kv_heads
+    # The heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
+    query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
+    query = query.reshape(many, fold * rows, dim)
+    key = keys.view(-1, BLOCK_SIZE * dim).index_select(0, group.pages).view(many, length, dim)
+    value = values.view(-1, BLOCK_SIZE * value_dim).index_select(0, group.pages).view(many, length, value_dim)
+    scores = torch.bmm(query, key.float().transpose(1, 2))
+    if softcap is not None:
+        scores.div_(softcap).tanh_().mul_(softcap)
+    scores = scores.view(size, kv_heads, fold, rows, length)
+    scores += group.mask
+    if sinks is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        # In front, in a vector of its own: behind the keys its lane would depend on the padding.
+        sink = scores.new_full((size, kv_heads, fold, rows, PAD), float("-inf"))
+        sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
+        weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., PAD:]
+    weights = weights.to(values.dtype).view(many, fold * rows, length)
+    result = torch.bmm(weights[..., :CHUNK], value[:, :CHUNK])
+    if length > CHUNK:
+        result = result.float()
+        for first in range(CHUNK, length, CHUNK):
+            result += torch.bmm(weights[..., first : first + CHUNK], value[:, first : first + CHUNK])
+    result = result.to(queries.dtype).view(size, kv_heads, fold, rows, value_dim).permute(0, 3, 1, 2, 4)
+    return result.reshape(size * rows, heads, value_dim)
+
+
+def places(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Where tokens at ``slots`` live in pages seen as [pages * kv_heads * BLOCK_SIZE, dim]: int64 [T, kv_heads]."""
+    first = (slots // BLOCK_SIZE) * (kv_heads * BLOCK_SIZE) + slots % BLOCK_SIZE
+    return first[:, None] + torch.arange(0, kv_heads * BLOCK_SIZE, BLOCK_SIZE, device=slots.device)
+
+
+def write(rows: torch.Tensor, pages: torch.Tensor, places: torch.Tensor) -> None:
+    """Store rows [T, kv_heads, dim] in pages at ``places``."""
+    pages.view(-1, pages.shape[-1]).index_put_((places,), rows)

@@ -1,0 +1,76 @@
+"""Linear layers, norms and element-wise kernels in torch operators.
+
+Each has the signature that a native kernel of the same name has, and the same promise: on bfloat16 a row's result has
+the same bits whatever other rows come with it. The oneDNN linear keeps it up to an inner dimension of 1024; beyond
+that, oneDNN splits the sum by the number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A linear layer's weight [out, in] in the form its kernel reads, and its bias [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    onednn: bool
+
+
+def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    """Prepare a weight [out, in]. bfloat16 on CPU is laid out for oneDNN, a copy; otherwise the tensor is kept."""
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
+        return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
+    return Packed(weight, bias, False)
+
+
+def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """x [T, in] times the packed weight, plus bias: [T, out]."""
+    if packed.onednn:
+        return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
+    return F.linear(x, packed.weight, packed.bias)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32."""
+    return F.rms_norm(x, weight.shape[-1:], weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The residual stream after adding x, and its norm: (norm, residual), both [T, hidden]."""
+    residual = residual + x
+    return F.rms_norm(residual, weight.shape, weight, eps), residual
+
+
+def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate x [T, heads, dim] by tables [T, 1, rotary], float32; dimensions beyond ``rotary`` pass through.
+
+    Dimension i turns with i + rotary / 2. ``sin`` carries the sign of the rotation: its first half is negative.
+    """
+    rotary = cos.shape[-1]
+    wide = x[..., :rotary].float()
+    turned = (wide * cos).add_(wide.roll(rotary // 2, -1).mul_(sin)).to(x.dtype)
+    return turned if rotary == x.shape[-1] else torch.cat((turned, x[..., rotary:]), -1)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rows of the embedding table [vocab, hidden]: [T, hidden]."""
+    return table.index_select(0, token_ids)
+
+
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """The most likely token of each row [R, vocab], the smallest id among equals: int64 [R]."""
+    return logits.argmax(-1)
