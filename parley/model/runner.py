@@ -1,0 +1,119 @@
+"""Runs a network: one step's rows in, one result per row out.
+
+It must not know why a row is in the step or what becomes of its token; that is the scheduler's. Rows are packed
+without padding, new pages are cleared first, and logits are made only for positions that sample or are scored.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
+from parley.model.kv import PagedKV
+from parley.model.network import Batch, Network, Span
+from parley.model.sampler import Sampler, score
+from parley.types import Score
+
+SCORE_ROWS = 64  # prompt positions scored at once: bounds the logits held at a time
+
+BROKEN = "The model produced logits that are not numbers."
+
+
+class Runner:
+    """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows."""
+
+    def __init__(self, network: Network, pages: PagedKV, *, max_model_len: int, slots: int):
+        self.network = network
+        self.pages = pages
+        self.blocks = pages.blocks
+        self.max_model_len = max_model_len
+        self.vocab_size = network.vocab_size
+        self.device = pages.device
+        self.sampler = Sampler(network.vocab_size, slots, self.device)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Write the sequence's sampling parameters and token counts into its slot."""
+        self.sampler.admit(sequence.slot, sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence leaves its slot."""
+        self.sampler.release(sequence.slot)
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> list[Sampled]:
+        """Compute the step: one result per row, in order. A row whose logits are not finite gets ``error``."""
+        self.pages.clear(step.fresh)
+        results = [Sampled() for _ in step.rows]
+        if not step.rows:
+            return results
+        batch = self._pack(step.rows)
+        hidden = self.network.hidden(batch, self.pages)
+        for row, span, result in zip(step.rows, batch.spans, results, strict=True):
+            if row.score_from is not None:
+                self._score(row, hidden[span.first : span.first + span.count], result)
+        self._sample(step.rows, batch.spans, hidden, results)
+        return results
+
+    def _pack(self, rows: list[Row]) -> Batch:
+        spans: list[Span] = []
+        token_ids: list[int] = []
+        positions = []
+        slots = []
+        for row in rows:
+            end = row.start + row.count
+            table = row.sequence.blocks
+            spans.append(Span(len(token_ids), row.count, end, table))
+            token_ids.extend(row.sequence.tokens[row.start : end])
+            position = np.arange(row.start, end)
+            first = row.start // BLOCK_SIZE
+            pages = np.array(table[first : (end - 1) // BLOCK_SIZE + 1])
+            positions.append(position)
+            slots.append(pages[position // BLOCK_SIZE - first] * BLOCK_SIZE + position % BLOCK_SIZE)
+        return Batch(
+            torch.tensor(token_ids, device=self.device),
+            torch.from_numpy(np.concatenate(positions)).to(self.device),
+            torch.from_numpy(np.concatenate(slots)).to(self.device),
+            spans,
+        )
+
+    def _sample(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
+        drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]
+        if not drawn:
+            return
+        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in drawn], device=self.device)
+        logits = self.network.logits(hidden.index_select(0, last))
+        finite = _finite(logits)
+        if not all(finite):
+            for i, fine in zip(drawn, finite, strict=True):
+                if not fine:
+                    results[i].error = BROKEN
+            drawn = [i for i, fine in zip(drawn, finite, strict=True) if fine]
+            logits = logits[torch.tensor(finite, device=self.device)]
+        if drawn:
+            sequences = [rows[i].sequence for i in drawn]
+            slots = [sequence.slot for sequence in sequences]
+            draws = self.sampler.sample(logits, slots, [sequence.generated for sequence in sequences])
+            for i, (token, drawn_score) in zip(drawn, draws, strict=True):
+                results[i].token, results[i].score = token, drawn_score
+
+    def _score(self, row: Row, hidden: torch.Tensor, result: Sampled) -> None:
+        """Log-probabilities of the prompt tokens after positions ``score_from`` .. of this row."""
+        assert row.score_from is not None
+        sequence = row.sequence
+        first = max(row.score_from, row.start)
+        end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
+        scores: list[Score] = []
+        for at in range(first, end, SCORE_ROWS):
+            upto = min(at + SCORE_ROWS, end)
+            logits = self.network.logits(hidden[at - row.start : upto - row.start])
+            if not all(_finite(logits)):
+                result.error = BROKEN
+                return
+            scores += score(logits, sequence.tokens[at + 1 : upto + 1], max(0, sequence.work.prompt_logprobs))
+        result.prompt_scores = scores
+
+
+def _finite(logits: torch.Tensor) -> list[bool]:
+    """Whether each row is free of NaN and +inf (-inf is a probability of zero); the sum carries both."""
+    return (torch.isfinite(logits.amax(-1)) & ~torch.isnan(logits.sum(-1))).tolist()

@@ -1,0 +1,132 @@
+"""Tiny models with random weights, in Hugging Face format, one maker for all architectures that the tests show.
+
+Weights are drawn wide enough that logits differ clearly from token to token (greedy choices are not near-ties) and
+every norm, bias and scale that an architecture has is random, so that leaving one out cannot go unnoticed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCAB = 640
+TEXT = (
+    "The quick brown fox jumps over the lazy dog, then rests beside the river while the sun goes down. "
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 1 + 2 = 3, and 4 + 5 = 9; def f(x): return x "
+    "She said: 'there is nothing either good or bad, but thinking makes it so.' The rain in Spain stays mainly in "
+    'the plain. How much wood would a woodchuck chuck if a woodchuck could chuck wood? {"name": "value", "n": [1]} '
+)
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", BASE),
+    "llama3": (
+        "llama",
+        BASE
+        | {
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 256,
+            },
+        },
+    ),
+    "mistral": ("mistral", BASE | {"sliding_window": 37, "head_dim": 32}),
+    "qwen2": ("qwen2", BASE | {"tie_word_embeddings": True, "num_attention_heads": 6, "hidden_size": 96}),
+    "qwen3": ("qwen3", BASE | {"head_dim": 32, "num_hidden_layers": 3, "tie_word_embeddings": True}),
+    "gemma2": ("gemma2", BASE | {"head_dim": 32, "sliding_window": 45, "query_pre_attn_scalar": 24}),
+    "gemma3": ("gemma3_text", BASE | {"head_dim": 32, "sliding_window": 33, "num_hidden_layers": 4}),
+    "phi3": ("phi3", BASE | {"sliding_window": 53}),
+    "mixtral": ("mixtral", BASE | EXPERTS),
+    "qwen3_moe": (
+        "qwen3_moe",
+        BASE | {"head_dim": 32, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4},
+    ),
+    "gpt2": (
+        "gpt2",
+        {
+            "vocab_size": VOCAB,
+            "n_positions": 1024,
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "bos_token_id": 0,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        },
+    ),
+}
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer with a chat template; any text round-trips."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=[AddedToken(token, special=True) for token in SPECIAL],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL[0],
+        "eos_token": SPECIAL[2],
+        "pad_token": SPECIAL[0],
+        "model_max_length": 2048,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = "bfloat16", **overrides: Any) -> Path:
+    """Write a model of one of ARCHITECTURES into ``folder``; overrides are fields of its Transformers config."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, fields = ARCHITECTURES[architecture]
+    config = AutoConfig.for_model(model_type, **(fields | overrides))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name or ".ln_" in name:
+                parameter.add_(noise * 0.2)
+            elif "embed" in name or ".wte" in name or ".wpe" in name:
+                parameter.copy_(noise)
+            elif parameter.dim() == 1:
+                parameter.copy_(noise * 0.3)
+            else:
+                parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
