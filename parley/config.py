@@ -1,14 +1,16 @@
 """The options of a server, as one table. Flags, environment, file, help and documentation are made from it.
 
-``CLIENT`` holds the two that every command against a running server shares. Add a row here and read it where it is needed, through ``settings`` (the engine's part) or the server's own options;
-nothing else has to change. How a value is found is in ``options``. Imports nothing heavy.
+Add a row here and read it where it is needed, through ``settings`` (the engine's part) or the server's own options;
+nothing else has to change. ``CLIENT`` holds the two that every command against a running server shares. How a value
+is found is in ``options``. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parley.options import Config, Option, choice, duration, integer, number, size, switch, text
+from parley.kinds import choice, duration, integer, number, size, switch, text
+from parley.options import Config, Option
 
 if TYPE_CHECKING:
     from parley.types import Settings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,7 +73,7 @@ class Client:
         finally:
             connection.close()
 
-    def stream(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
+    def stream(self, path: str, body: Any) -> Generator[dict[str, Any], None, None]:
         """The events of a streaming route. Closing the generator closes the connection. Raises ClientError."""
         connection, answer = self._open("POST", path, body, None)
         try:
@@ -130,7 +130,7 @@ def reason(body: Any) -> str:
     return message if isinstance(message, str) else ""
 
 
-def connect(config: Config, url: str | None = None) -> Client:
+def connect(config: Config) -> Client:
     """A client as the options ``url`` and ``api-key`` say. Raises ConfigError."""
     keys = config["api-key"]
-    return Client(Address.parse(url or config["url"] or DEFAULT_URL), keys[0] if keys else None)
+    return Client(Address.parse(config["url"] or DEFAULT_URL), keys[0] if keys else None)

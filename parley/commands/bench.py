@@ -1,0 +1,153 @@
+"""``parley bench``: measure what clients of a running server see. The load itself is in ``load``.
+
+Prompts are random token ids of exact length, taken from what the server's own ``/tokenize`` gives for a text, and
+differ in every request, so that a prefix cache finds only what ``--shared-prefix`` puts there.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from parley.commands.client import Client, ClientError, connect
+from parley.config import CLIENT
+from parley.kinds import choice, duration, integer, switch, text
+from parley.options import Config, ConfigError, Option, nearest
+
+USAGE = """\
+usage: parley bench [options]
+
+Sends streaming completions to a running server and prints how long tokens took. Exit code 1 if any request failed."""
+
+OPTIONS = [
+    Option("model", text("NAME"), "Which of the server's models.", unset="its first", section="load"),
+    Option("api", choice("openai"), "API to speak.", "openai", section="load"),
+    Option(
+        "concurrency", integer(1, 10_000), "Requests at once; a list, as 1,8,32.", [1, 8], section="load", many=True
+    ),
+    Option("requests", integer(1), "Requests per concurrency.", section="load", unset="4 for each at once, 16 or more"),
+    Option("prompt-len", integer(1), "Tokens of a prompt.", 256, section="load"),
+    Option("output-len", integer(1), "Tokens of an answer.", 64, section="load"),
+    Option("shared-prefix", integer(0), "Tokens at the start that all prompts share.", 0, section="load"),
+    Option("warm-up", integer(0), "Requests before the clock starts.", section="load", unset="one for each at once"),
+    Option("seed", integer(0), "The same seed gives the same prompts.", 0, section="load"),
+    Option("timeout", duration(), "Longest time for one request.", 600.0, section="load"),
+    Option("json", switch(), "Print JSON, one line per concurrency.", False, section="output"),
+    *CLIENT,
+]
+
+WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend "
+    "father power hour game line end member law car city community name president team minute idea body information "
+    "back parent face others level office door health person art war history party result change morning reason"
+)
+WARM_OUTPUT = 8  # tokens: enough for every kind of step to have run once
+
+
+def run(config: Config) -> int:
+    if config["shared-prefix"] > config["prompt-len"]:
+        raise ConfigError(f"--shared-prefix must be at most --prompt-len, which is {config['prompt-len']}.")
+    client = connect(config)
+    try:
+        names = client.models()
+        name = config["model"] or (names[0] if names else "")
+        if name not in names:
+            raise ClientError(f"The server has no model {name}.{nearest(name, names)}")
+        pool = _pool(client, name)
+    except ClientError as error:
+        print(f"parley: {error}", file=sys.stderr)
+        return 1
+    failed = 0
+    if not config["json"]:
+        print(HEADER)
+    for result in _measure(config, client, name, pool):
+        failed += result["errors"]
+        print(json.dumps(result) if config["json"] else row(result), flush=True)
+        for line in complaints(result, config):
+            print(f"parley: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _pool(client: Client, model: str) -> list[int]:
+    """Ids of tokens that stand for ordinary words."""
+    try:
+        tokens = client.call("POST", "/tokenize", {"model": model, "prompt": WORDS, "add_special_tokens": False})
+        ids = sorted({int(token) for token in tokens["tokens"]})
+    except ClientError as error:
+        if error.status != 404:
+            raise
+        ids = []
+    except (KeyError, TypeError, ValueError):
+        ids = []
+    if len(ids) < 2:
+        raise ClientError(f"{client.address} has no /tokenize that gives token ids; prompts of exact length need it.")
+    return ids
+
+
+def _measure(config: Config, client: Client, model: str, pool: list[int]) -> Iterator[dict[str, Any]]:
+    import asyncio
+
+    import uvloop
+
+    from parley.commands.load import Load, Shape, summary
+
+    keys = config["api-key"]
+
+    def load(output: int) -> Load:
+        shape = Shape(model, output, config["timeout"], config["api"])
+        return Load(client.address, keys[0] if keys else None, shape)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for concurrency in config["concurrency"]:
+            count = config["requests"] or max(16, 4 * concurrency)
+            warm = concurrency if config["warm-up"] is None else config["warm-up"]
+            if warm:  # with a prefix of its own, so that the first measured request finds nothing of it in the cache
+                warming = prompts(pool, config, warm, f"warm {config['seed']} {concurrency}")
+                runner.run(load(min(WARM_OUTPUT, config["output-len"])).run(warming, concurrency))
+            measured = load(config["output-len"])
+            batch = prompts(pool, config, count, f"{config['seed']} {concurrency}")
+            samples, wall = runner.run(measured.run(batch, concurrency))
+            yield {"model": model, "api": config["api"], **summary(samples, wall, concurrency, measured.shape)}
+
+
+def prompts(pool: list[int], config: Config, count: int, seed: str) -> list[list[int]]:
+    """Random prompts of exactly ``prompt-len`` tokens, the first ``shared-prefix`` of which are the same in all."""
+    random_ = random.Random(seed)
+    shared = random_.choices(pool, k=config["shared-prefix"])
+    own = config["prompt-len"] - len(shared)
+    return [shared + random_.choices(pool, k=own) for _ in range(count)]
+
+
+COLUMNS = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("ITL ms", "itl_ms"))
+HEADER = (
+    f"{'at once':>7} {'requests':>8} {'errors':>6}  "
+    + "  ".join(f"{name + ' p50':>11} {'p99':>8}" for name, _ in COLUMNS)
+    + f"  {'tokens/s':>9} {'req/s':>7}"
+)
+
+
+def row(result: dict[str, Any]) -> str:
+    """One line of the table."""
+    times = "  ".join(f"{_ms(result[key]['p50']):>11} {_ms(result[key]['p99']):>8}" for _, key in COLUMNS)
+    head = f"{result['concurrency']:>7} {result['requests']:>8} {result['errors']:>6}"
+    return f"{head}  {times}  {result['output_tokens_per_second']:>9.1f} {result['requests_per_second']:>7.2f}"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def complaints(result: dict[str, Any], config: Config) -> list[str]:
+    """What makes a result worth less than it looks."""
+    lines = [f"{count} requests failed: {reason}" for reason, count in result["reasons"].items()]
+    good = result["requests"] - result["errors"]
+    if result["short"]:
+        lines.append(f"{result['short']} answers had fewer than {config['output-len']} tokens.")
+    if good and result["prompt_tokens"] != good * config["prompt-len"]:
+        lines.append(f"The server counted {result['prompt_tokens']} prompt tokens, not {good * config['prompt-len']}.")
+    return lines

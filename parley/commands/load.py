@@ -1,0 +1,288 @@
+"""Load on a server, and what its clients see: many streams at once over raw sockets, with as little work as possible.
+
+Bytes are stamped with their time of arrival and looked at only after the last request has ended, so that the
+generator takes little of the processor that it measures. ``APIS`` says how each API asks for a stream of tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httptools
+
+from parley.commands.client import Address, reason
+
+BROKEN = "the connection was closed before the answer was complete"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every request of a load has: lengths in tokens; ``timeout`` in seconds from sending to the last byte."""
+
+    model: str
+    output: int
+    timeout: float
+    api: str = "openai"
+
+
+@dataclass
+class Seen:
+    """What one event said: whether it carried output, the usage record, the reason of a failure."""
+
+    output: bool = False
+    usage: dict[str, Any] | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Api:
+    """How one API asks for a stream, and how its events are read. ``end`` closes a complete stream."""
+
+    path: str
+    body: Callable[[Shape, Sequence[int]], dict[str, Any]]
+    see: Callable[[dict[str, Any]], Seen]
+    end: bytes
+
+
+def _openai_body(shape: Shape, ids: Sequence[int]) -> dict[str, Any]:
+    return {
+        "model": shape.model,
+        "prompt": list(ids),
+        "max_tokens": shape.output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def _openai_see(event: dict[str, Any]) -> Seen:
+    if "error" in event:
+        return Seen(error=reason(event) or "an error event without a message")
+    return Seen(any(choice.get("text") for choice in event.get("choices") or []), event.get("usage"))
+
+
+APIS = {"openai": Api("/v1/completions", _openai_body, _openai_see, b"[DONE]")}
+
+
+@dataclass
+class Sample:
+    """One request. Times are seconds of a monotonic clock; ``arrivals`` those of the events that carried output."""
+
+    start: float
+    end: float = 0.0
+    status: int = 0
+    error: str = ""
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+
+    def read(self, api: Api) -> None:
+        """Turn the stamped bytes into times, counts and, if it did not end well, an error."""
+        complete = False
+        for when, data in _events(self.pieces):
+            if data == api.end:
+                complete = True
+                continue
+            try:
+                seen = api.see(json.loads(data))
+            except (ValueError, AttributeError, TypeError):
+                self.error = self.error or "an event that is not JSON"
+                continue
+            self.error = self.error or seen.error
+            if seen.output:
+                self.arrivals.append(when)
+            if seen.usage:
+                self.prompt_tokens = seen.usage.get("prompt_tokens") or 0
+                self.tokens = seen.usage.get("completion_tokens") or 0
+                self.cached_tokens = (seen.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        if self.status and self.status != 200:
+            self.error = f"status {self.status}: {self._refusal()}"
+        elif not complete:
+            self.error = self.error or BROKEN
+        elif not self.tokens:
+            self.error = self.error or "a stream without tokens or without a usage record"
+        self.pieces.clear()
+
+    def _refusal(self) -> str:
+        body = b"".join(piece for _, piece in self.pieces)[:2000]
+        try:
+            return reason(json.loads(body)) or "no reason given"
+        except ValueError:
+            return "no reason given"
+
+
+def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The data of each event, with the time at which its line was complete."""
+    rest = b""
+    for when, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield when, line[5:].strip()
+
+
+class Connection(asyncio.Protocol):
+    """One socket to the server; asks again and again as long as the server keeps it open."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self._sample: Sample | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport
+        self._parser: Any
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self.open = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        self._finish(BROKEN)
+
+    async def send(self, request: bytes, sample: Sample) -> None:
+        """Send a request and stamp its answer into ``sample`` until it is complete."""
+        self._sample = sample
+        self._done = asyncio.get_running_loop().create_future()
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport.write(request)
+        await self._done
+
+    def close(self) -> None:
+        """Drop the connection; what it was stamping stays as it is."""
+        self.open, self._sample = False, None
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._now = time.perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._finish(f"not an HTTP answer ({type(error).__name__})")
+            self.close()
+
+    def on_body(self, body: bytes) -> None:
+        if self._sample is not None:
+            self._sample.pieces.append((self._now, body))
+
+    def on_message_complete(self) -> None:
+        keep = self._parser.should_keep_alive()
+        self._finish("")
+        if not keep:
+            self.close()
+
+    def _finish(self, error: str) -> None:
+        sample, self._sample = self._sample, None
+        if sample is None or self._done is None or self._done.done():
+            return
+        sample.end = time.perf_counter()
+        sample.error = error
+        if not error:
+            sample.status = self._parser.get_status_code()
+        self._done.set_result(None)
+
+
+class Load:
+    """A server under load."""
+
+    def __init__(self, address: Address, key: str | None, shape: Shape):
+        self.address = address
+        self.shape = shape
+        self.api = APIS[shape.api]
+        self._head = (
+            f"POST {address.path}{self.api.path} HTTP/1.1\r\nHost: {address.authority}\r\n"
+            "Content-Type: application/json\r\n"
+        ) + (f"Authorization: Bearer {key}\r\n" if key else "")
+
+    def request(self, ids: Sequence[int]) -> bytes:
+        """The bytes of one request, made before the clock starts."""
+        body = json.dumps(self.api.body(self.shape, ids)).encode()
+        return f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def run(self, prompts: Sequence[Sequence[int]], concurrency: int) -> tuple[list[Sample], float]:
+        """Send every prompt, ``concurrency`` at a time; what each saw, and how many seconds all took."""
+        queue = deque(map(self.request, prompts))
+        samples: list[Sample] = []
+        begin = time.perf_counter()
+        await asyncio.gather(*(self._client(queue, samples) for _ in range(min(concurrency, len(prompts)))))
+        wall = time.perf_counter() - begin
+        for sample in samples:
+            sample.read(self.api)
+        return samples, wall
+
+    async def _client(self, queue: deque[bytes], samples: list[Sample]) -> None:
+        connection: Connection | None = None
+        while queue:
+            request = queue.popleft()
+            samples.append(sample := Sample(time.perf_counter()))
+            try:
+                async with asyncio.timeout(self.shape.timeout):
+                    if connection is None or not connection.open:
+                        connection = await self._connect()
+                    await connection.send(request, sample)
+            except TimeoutError:
+                sample.error = f"no complete answer within {self.shape.timeout:g} s"
+            except OSError as error:
+                sample.error = f"cannot connect ({type(error).__name__})"
+            if sample.error and connection is not None:
+                connection.close()
+        if connection is not None and connection.open:
+            connection.close()
+
+    async def _connect(self) -> Connection:
+        secure = ssl.create_default_context() if self.address.scheme == "https" else None
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(Connection, self.address.host, self.address.port, ssl=secure))[1]
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of the values do not exceed; None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)]
+
+
+def summary(samples: Sequence[Sample], wall: float, concurrency: int, shape: Shape) -> dict[str, Any]:
+    """The measurements of one load. Times in milliseconds, rates per second; failed requests count only as errors.
+
+    TTFT: sending to first output. ITL: between two events with output. TPOT: first to last output, per further token.
+    """
+    good = [sample for sample in samples if not sample.error]
+    times = {
+        "ttft_ms": [s.arrivals[0] - s.start for s in good if s.arrivals],
+        "tpot_ms": [(s.arrivals[-1] - s.arrivals[0]) / (s.tokens - 1) for s in good if s.arrivals and s.tokens > 1],
+        "itl_ms": [after - before for s in good for before, after in zip(s.arrivals, s.arrivals[1:], strict=False)],
+        "latency_ms": [s.end - s.start for s in good],
+    }
+    tokens, prompt = sum(s.tokens for s in good), sum(s.prompt_tokens for s in good)
+    return {
+        "concurrency": concurrency,
+        "requests": len(samples),
+        "errors": len(samples) - len(good),
+        "reasons": dict(Counter(s.error for s in samples if s.error).most_common()),
+        "short": sum(s.tokens < shape.output for s in good),
+        "seconds": round(wall, 3),
+        "prompt_tokens": prompt,
+        "cached_tokens": sum(s.cached_tokens for s in good),
+        "output_tokens": tokens,
+        **{name: _spread(values) for name, values in times.items()},
+        "output_tokens_per_second": round(tokens / wall, 2),
+        "tokens_per_second": round((prompt + tokens) / wall, 2),
+        "requests_per_second": round(len(good) / wall, 3),
+    }
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float | None]:
+    points = {"p50": percentile(seconds, 0.5), "p99": percentile(seconds, 0.99)}
+    points["mean"] = sum(seconds) / len(seconds) if seconds else None
+    return {name: None if value is None else round(value * 1000, 3) for name, value in points.items()}

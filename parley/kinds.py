@@ -1,0 +1,131 @@
+"""Kinds of option values: how text, or a value of a TOML file, becomes a number, a size, a duration, a choice.
+
+``read`` raises ValueError with a clause that completes the sentence "<value> is not …", ranges included; ``show`` gives
+text that reads back as the same value. Knows no option and no source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a value is read, and what stands for it in the help."""
+
+    metavar: str
+    read: Callable[[Any], Any]
+    show: Callable[[Any], str] = str
+
+
+def text(metavar: str = "TEXT") -> Kind:
+    def read(raw: Any) -> str:
+        if not isinstance(raw, str) or not raw:
+            raise ValueError("text")
+        return raw
+
+    return Kind(metavar, read)
+
+
+def choice(*names: str) -> Kind:
+    def read(raw: Any) -> str:
+        if raw not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return str(raw)
+
+    return Kind("|".join(names), read)
+
+
+def integer(low: int, high: int | None = None, metavar: str = "N") -> Kind:
+    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+
+    def read(raw: Any) -> int:
+        try:
+            value = int(raw) if isinstance(raw, str) else raw
+        except ValueError:
+            raise ValueError(wanted) from None
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            raise ValueError(wanted)
+        return value
+
+    return Kind(metavar, read)
+
+
+def number(low: float, high: float, metavar: str = "N") -> Kind:
+    wanted = f"a number from {low:g} to {high:g}"
+
+    def read(raw: Any) -> float:
+        try:
+            value = float(raw) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
+        except (ValueError, OverflowError):
+            value = None
+        if value is None or not low <= value <= high:  # also refuses nan
+            raise ValueError(wanted)
+        return value
+
+    return Kind(metavar, read, lambda value: f"{value:g}")
+
+
+SIZES = {"": 1, "B": 1} | {
+    name: base**power
+    for power, letter in enumerate("KMGT", 1)
+    for name, base in ((f"{letter}B", 1000), (f"{letter}IB", 1024))
+}
+DURATIONS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+QUANTITY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
+
+
+def show_size(count: int) -> str:
+    """Bytes as a size that reads back as the same number."""
+    for name in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB"):
+        if count and count % SIZES[name.upper()] == 0:
+            return f"{count // SIZES[name.upper()]}{name}"
+    return str(count)
+
+
+def size(low: int = 0) -> Kind:
+    """Bytes: a number, or one with KB MB GB TB (powers of 1000) or KiB MiB GiB TiB (powers of 1024)."""
+    wanted = f"a size of at least {show_size(low)}, such as 512MiB, 4GB or a number of bytes"
+
+    def read(raw: Any) -> int:
+        match = QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int) and not isinstance(raw, bool) else None
+        unit = SIZES.get(match[2].upper()) if match else None
+        if match is None or unit is None or (value := round(float(match[1]) * unit)) < low:
+            raise ValueError(wanted)
+        return value if "." in match[1] else int(match[1]) * unit
+
+    return Kind("SIZE", read, show_size)
+
+
+def duration() -> Kind:
+    """Seconds: a number, or one with ms, s, m or h."""
+
+    def read(raw: Any) -> float:
+        match = (
+            QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
+        )
+        unit = DURATIONS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise ValueError("a duration, such as 30, 1.5s, 500ms, 2m or 1h")
+        return float(match[1]) * unit
+
+    return Kind("TIME", read, lambda value: f"{value:g}s")
+
+
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def switch() -> Kind:
+    """On or off: ``--name`` and ``--no-name`` as flags, true or false elsewhere."""
+
+    def read(raw: Any) -> bool:
+        if isinstance(raw, bool):
+            return raw
+        if isinstance(raw, str) and raw.lower() in TRUE + FALSE:
+            return raw.lower() in TRUE
+        raise ValueError("true or false")
+
+    return Kind("", read, lambda value: "true" if value else "false")
