@@ -1,0 +1,86 @@
+"""What one sequence changes in its logits before temperature: forbidden tokens, biases, penalties.
+
+Kept sparse (only ids that occur), because a dense table for every slot would be as large as the KV cache of a small
+model. Knows one sequence's parameters and tokens; nothing of slots or of the batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import torch
+
+from parley.core.sequence import Sequence
+
+FAR = 1e30  # stands for infinity where arithmetic follows: float32, and products with penalties, stay free of NaN
+
+
+class Edit:
+    """The edits of one sequence. ``append`` must be told every token that is drawn, or penalties lag behind."""
+
+    def __init__(self, sequence: Sequence, vocab_size: int):
+        work, sampling = sequence.work, sequence.work.sampling
+        bias = {id: value for id, value in sampling.logit_bias.items() if 0 <= id < vocab_size}
+        self.bias_ids = torch.tensor(list(bias), dtype=torch.int64)
+        self.bias = torch.tensor([max(-FAR, min(FAR, value)) for value in bias.values()], dtype=torch.float32)
+        stops = sorted({id for id in work.stop_ids if 0 <= id < vocab_size})
+        self.stop_ids = torch.tensor(stops, dtype=torch.int64)
+        # A vocabulary of stop tokens only leaves nothing to draw: then min_tokens cannot be had.
+        self.min_tokens = work.min_tokens if 0 < len(stops) < vocab_size else 0
+        self.repetition = sampling.repetition_penalty
+        self.presence = sampling.presence_penalty
+        self.frequency = sampling.frequency_penalty
+        self.penalized = (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
+        self.tally = Tally(sequence.tokens, sequence.prompt_len, vocab_size) if self.penalized else None
+
+    def changes(self, position: int) -> bool:
+        """Whether output token ``position`` (from 0) sees other logits than the model's."""
+        return self.penalized or len(self.bias) > 0 or position < self.min_tokens
+
+    def apply(self, row: torch.Tensor, position: int) -> None:
+        """Edit the logits (float32 [V], in place) from which output token ``position`` (from 0) is drawn.
+
+        Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of tokens in prompt or output;
+        presence and frequency subtract a constant and a multiple of the count, for tokens of the output.
+        """
+        if len(self.bias):
+            row[self.bias_ids.to(row.device)] += self.bias.to(row.device)
+        if position < self.min_tokens:
+            row[self.stop_ids.to(row.device)] = float("-inf")
+        if self.tally is not None:
+            ids, counts = self.tally.tensors(row.device)
+            logits = row[ids]
+            logits = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
+            logits -= counts * self.frequency
+            logits -= (counts > 0) * self.presence
+            row[ids] = logits.clamp_(max=FAR)
+
+    def append(self, token: int) -> None:
+        """Count a token that was drawn."""
+        if self.tally is not None:
+            self.tally.append(token)
+
+
+class Tally:
+    """Which tokens occur in prompt and output, and how often in the output."""
+
+    def __init__(self, tokens: list[int], prompt_len: int, vocab_size: int):
+        counts = Counter(tokens[prompt_len:])
+        ids = [id for id in dict.fromkeys(tokens) if 0 <= id < vocab_size]
+        self.index = {id: place for place, id in enumerate(ids)}
+        self.ids = np.array(ids, dtype=np.int64)
+        self.counts = np.array([counts[id] for id in ids], dtype=np.float32)
+
+    def append(self, token: int) -> None:
+        place = self.index.setdefault(token, len(self.index))
+        if place == len(self.ids):
+            self.ids = np.concatenate([self.ids, np.zeros(place + 16, dtype=np.int64)])
+            self.counts = np.concatenate([self.counts, np.zeros(place + 16, dtype=np.float32)])
+        self.ids[place] = token
+        self.counts[place] += 1
+
+    def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids int64 [n] and counts in the output float32 [n]."""
+        count = len(self.index)
+        return torch.from_numpy(self.ids[:count]).to(device), torch.from_numpy(self.counts[:count]).to(device)

@@ -1,0 +1,145 @@
+"""The sampler: draws one token for each row of logits, by the parameters of the slot that the row belongs to.
+
+Parameters are written into tables when a sequence gets its slot and gathered in each step, so that plain rows cost no
+Python of their own. The order of operations is that of vLLM, which clients have come to rely on: raw log-probabilities
+are taken first; then forbid (logit_bias, min_tokens), penalties, temperature, min_p, top_k, top_p, draw.
+
+Randomness is a function, not a state: one uniform number per token, from seed and position. What is drawn for a row
+depends on that row alone. The arithmetic is in ``draw``, ``edit`` and ``score``; this file must not know how a model
+runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from parley.core.sequence import Sequence
+from parley.model.draw import best, draw, draw_cut, uniform
+from parley.model.edit import Edit
+from parley.model.score import score
+from parley.types import Score
+
+GREEDY = 1e-5  # a temperature below this is 0: vLLM's bound
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the host must know of a slot to choose the way its rows take. ``cut``: top_k or top_p is on."""
+
+    seed: int
+    greedy: bool
+    cut: bool
+    logprobs: int
+    edit: Edit
+
+
+class Sampler:
+    """Sampling parameters of ``slots`` sequences, and the drawing from their logits."""
+
+    def __init__(self, vocab_size: int, slots: int, device: torch.device | str = "cpu"):
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self._plans: list[Plan | None] = [None] * slots
+        self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
+        self._min_p = torch.zeros(slots, dtype=torch.float64, device=device)
+        self._top_p = torch.ones(slots, dtype=torch.float64, device=device)
+        self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def admit(self, slot: int, sequence: Sequence) -> None:
+        """Write the sequence's parameters into row ``slot``, and count the tokens it already has."""
+        sampling = sequence.work.sampling
+        top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else 0
+        greedy = sampling.temperature < GREEDY
+        cut = top_k > 0 or sampling.top_p < 1.0
+        edit = Edit(sequence, self.vocab_size)
+        self._plans[slot] = Plan(sequence.seed, greedy, cut, sequence.work.logprobs, edit)
+        if not greedy:
+            self._temperature[slot] = sampling.temperature
+            self._min_p[slot] = sampling.min_p
+            self._top_p[slot] = sampling.top_p
+            self._top_k[slot] = top_k
+
+    def release(self, slot: int) -> None:
+        """Forget what is in row ``slot``."""
+        self._plans[slot] = None
+
+    def sample(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> list[tuple[int, Score | None]]:
+        """Draw a token for each row, with its score if the slot wants log-probabilities.
+
+        logits float32 [R, vocab] (left as they are); row i is token ``positions[i]`` of its output, counted from 0.
+        No row may be ``broken``: what is drawn from it, or raised because of it, is undefined.
+        """
+        plans = [self._plan(slot) for slot in slots]
+        edited = self._edit(logits, plans, positions)
+        whole = [row for row, plan in enumerate(plans) if not plan.greedy and not plan.cut]
+        cut = [row for row, plan in enumerate(plans) if not plan.greedy and plan.cut]
+        if len(whole) + len(cut) < len(plans):
+            tokens = best(edited)
+        else:
+            tokens = torch.zeros(len(plans), dtype=torch.int64, device=self.device)
+        for rows in (whole, cut):
+            if rows:
+                drawn = self._draw(edited, rows, plans, slots, positions, cutting=rows is cut)
+                tokens[torch.tensor(rows, device=self.device)] = drawn
+        chosen = tokens.tolist()
+        for plan, token in zip(plans, chosen, strict=True):
+            plan.edit.append(token)
+        return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
+
+    def score(self, logits: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[Score]:
+        """Score given tokens, such as those of a prompt: row i of logits (float32 [N, vocab]) predicts token_ids[i].
+
+        ``tops[i]``: how many of the most likely tokens to list with it.
+        """
+        return score(logits, token_ids, tops)
+
+    def _plan(self, slot: int) -> Plan:
+        plan = self._plans[slot]
+        assert plan is not None, f"slot {slot} samples without a sequence"
+        return plan
+
+    def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
+        """The logits after bias, min_tokens and penalties; the same tensor when no row has any."""
+        rows = [row for row, plan in enumerate(plans) if plan.edit.changes(positions[row])]
+        if rows:
+            logits = logits.clone()
+        for row in rows:
+            plans[row].edit.apply(logits[row], positions[row])
+        return logits
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        rows: list[int],
+        plans: list[Plan],
+        slots: list[int],
+        positions: list[int],
+        cutting: bool,
+    ) -> torch.Tensor:
+        u = [uniform(plans[row].seed, positions[row]) for row in rows]
+        uniforms = torch.tensor(u, dtype=torch.float64, device=self.device)
+        table = torch.tensor([slots[row] for row in rows], device=self.device)
+        if len(rows) < len(logits):
+            logits = logits[torch.tensor(rows, device=self.device)]
+        temperature, min_p = self._temperature[table], self._min_p[table]
+        if cutting:
+            return draw_cut(logits, temperature, min_p, self._top_k[table], self._top_p[table], uniforms)
+        return draw(logits, temperature, min_p, uniforms)
+
+    def _scores(self, logits: torch.Tensor, plans: list[Plan], tokens: list[int]) -> list[Score | None]:
+        scores: list[Score | None] = [None] * len(plans)
+        rows = [row for row, plan in enumerate(plans) if plan.logprobs >= 0]
+        if rows:
+            if len(rows) < len(logits):
+                logits = logits[torch.tensor(rows, device=self.device)]
+            found = score(logits, [tokens[row] for row in rows], [plans[row].logprobs for row in rows])
+            for row, value in zip(rows, found, strict=True):
+                scores[row] = value
+        return scores
+
+
+def broken(logits: torch.Tensor) -> list[bool]:
+    """For each row of float32 [R, vocab] whether it cannot be drawn from: NaN anywhere, +inf, or nothing but -inf."""
+    return (~logits.amax(-1).isfinite()).tolist()

@@ -1,0 +1,56 @@
+"""Log-probabilities of tokens, from raw logits: for drawn tokens and for prompts. Knows no sequence and no request."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from parley.model.draw import ROWS, SCALE, top, weigh
+from parley.types import Score
+
+
+def score(logits: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[Score]:
+    """Score token ``token_ids[i]`` under row i, with its ``tops[i]`` most likely tokens: float32 [N, V] -> N scores.
+
+    Natural logarithm of the softmax of the logits as they are. Equal logits are listed by id. The normaliser is a sum
+    of integers (see ``draw``), so a score does not depend on what else is scored beside it.
+    """
+    scores: list[Score] = []
+    for first in range(0, len(token_ids), ROWS):
+        rows = slice(first, first + ROWS)
+        scores += _score(logits[rows], token_ids[rows], tops[rows])
+    return scores
+
+
+def _score(logits: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[Score]:
+    peaks = logits.amax(-1, keepdim=True)
+    totals = weigh(logits - peaks).sum(-1)
+    chosen = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    ranks = (logits > chosen).sum(-1) + 1
+    count = max(tops)
+    ids, values = listing(logits, count) if count > 0 else ([[]] * len(tops), [[]] * len(tops))
+    scores = []
+    for row, (peak, total, logit, rank) in enumerate(
+        zip(peaks[:, 0].tolist(), totals.tolist(), chosen[:, 0].tolist(), ranks.tolist(), strict=True)
+    ):
+        norm = peak + math.log(total / SCALE)
+        best = [value - norm for value in values[row][: tops[row]]]
+        scores.append(Score(logit - norm, rank, ids[row][: tops[row]], best))
+    return scores
+
+
+def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list[int]], list[list[float]]]:
+    """The ``count`` largest logits of each row, best first and equal ones by id: their ids and the logits themselves.
+
+    Looks at ``width`` candidates (at least ``count``), and at more when equal logits lie on both sides of that edge.
+    """
+    vocab = logits.shape[1]
+    count = min(count, vocab)
+    width = min(max(width, count + 12), vocab)
+    values, ids = top(logits, width)
+    if width < vocab and bool((values[:, count - 1] == values[:, -1]).any()):
+        return listing(logits, count, width * 16)
+    ids, order = ids.sort(-1)
+    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return ids.gather(1, order)[:, :count].tolist(), values[:, :count].tolist()

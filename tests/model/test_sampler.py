@@ -1,0 +1,401 @@
+"""The sampler against a naive reference in float64, and the promises that batching and seeds rest on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from parley.core.sequence import Sequence
+from parley.model.draw import GOLDEN, best, draw, draw_cut, mix, top, uniform
+from parley.model.sampler import Sampler, broken
+from parley.model.score import score
+from parley.types import Sampling, Work
+
+MARGIN = 1e-5  # how close to a cut-off float32 and float64 may disagree
+
+
+def sequence(tokens=(0,), prompt_len=1, seed=0, sampling=None, **work) -> Sequence:
+    return Sequence(
+        id="s",
+        index=0,
+        work=Work("s", list(tokens[:prompt_len]), 99, sampling or Sampling(), seed, **work),
+        tokens=list(tokens),
+        prompt_len=prompt_len,
+        seed=seed,
+        order=0,
+    )
+
+
+def sample(logits, sequences, vocab=None, positions=None):
+    """Tokens and scores of one batch in a fresh sampler, slots in reverse so that slot and row differ."""
+    count = len(sequences)
+    sampler = Sampler(vocab or logits.shape[1], count)
+    slots = list(range(count))[::-1]
+    for slot, each in zip(slots, sequences, strict=True):
+        sampler.admit(slot, each)
+    return sampler.sample(logits, slots, positions or [each.generated for each in sequences])
+
+
+def reference(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np.ndarray, bool]:
+    """Probability of every token, in float64, and whether some cut-off is too close to call."""
+    work, options = sequence.work, sequence.work.sampling
+    x = logits.astype(np.float64)
+    for token, value in options.logit_bias.items():
+        x[token] += value
+    if position < work.min_tokens:
+        x[work.stop_ids] = -np.inf
+    output = sequence.tokens[sequence.prompt_len :]
+    for token in set(sequence.tokens):
+        x[token] = x[token] / options.repetition_penalty if x[token] > 0 else x[token] * options.repetition_penalty
+        x[token] -= options.frequency_penalty * output.count(token)
+        x[token] -= options.presence_penalty * (token in output)
+    if options.temperature < 1e-5:
+        rivals = np.sort(x)[-2:]
+        return np.eye(len(x))[x.argmax()], rivals[0] != rivals[1] and rivals[1] - rivals[0] < MARGIN
+    x = (x - x.max()) / options.temperature
+    p = np.exp(x)
+    close = np.any((np.abs(p - options.min_p) < MARGIN) & (p != options.min_p))
+    p[p < options.min_p] = 0
+    order = np.sort(p)[::-1]
+    if 0 < options.top_k < len(p):
+        edge = order[options.top_k - 1]
+        close |= np.any((np.abs(p - edge) < MARGIN * edge) & (p != edge))
+        p[p < edge] = 0
+    if options.top_p < 1:
+        above = np.array([p[p > value * (1 + 1e-9)].sum() for value in p]) / p.sum()
+        close |= np.any(np.abs(above - options.top_p) < MARGIN)
+        p[above >= options.top_p] = 0
+    return p / p.sum(), bool(close)
+
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 1e-6, 1e-4, 0.3, 0.7, 1.0, 1.5, 8.0]),
+    top_p=st.sampled_from([1e-6, 0.1, 0.5, 0.9, 0.999, 1.0]) | st.floats(0.01, 1),
+    top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 300, 10_000]),
+    min_p=st.sampled_from([0.0, 0.0, 0.01, 0.2, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5, -2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.4, -0.5]),
+    logit_bias=st.dictionaries(st.integers(0, 6), st.sampled_from([-100.0, 100.0, 1.5, -0.5]), max_size=3),
+)
+
+
+@st.composite
+def cases(draw):
+    vocab = draw(st.sampled_from([7, 31, 64, 257, 1500]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    logits = torch.randn(vocab, generator=generator) * draw(st.sampled_from([0.01, 1.0, 4.0]))
+    if draw(st.booleans()):
+        logits = (logits * 2).round() / 2  # many equal logits, as a model in bf16 gives
+    tokens = draw(st.lists(st.integers(0, 6), min_size=1, max_size=12))
+    return logits, sequence(
+        tokens,
+        draw(st.integers(1, len(tokens))),
+        draw(st.integers(0, 2**64 - 1)),
+        draw(samplings),
+        min_tokens=draw(st.sampled_from([0, 0, 4])),
+        stop_ids=draw(st.lists(st.integers(0, 6), max_size=2)),
+    )
+
+
+@given(cases())
+@settings(max_examples=400, deadline=None)
+def test_equals_the_naive_sampler(case):
+    logits, each = case
+    expected, close = reference(logits.numpy(), each, each.generated)
+    assume(not close)
+    ((token, _),) = sample(logits[None], [each])
+    assert expected[token] > 0
+    before = expected[:token].sum()
+    u = uniform(each.seed, each.generated)
+    if each.work.sampling.temperature >= 1e-5:
+        assert before - MARGIN <= u <= before + expected[token] + MARGIN
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.6, top_k=12),
+        Sampling(temperature=1.3, top_p=0.8),
+        Sampling(top_p=0.95, top_k=30, min_p=0.02),
+        Sampling(min_p=0.1),
+    ],
+    ids=repr,
+)
+def test_draws_follow_the_distribution(sampling):
+    """Chi-square of 10^5 draws; 5 standard deviations above its mean is the bound."""
+    draws, vocab = 100_000, 60
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(7)) * 1.5
+    expected, _ = reference(logits.numpy(), sequence(sampling=sampling), 0)
+    sampler = Sampler(vocab, 100)
+    for slot in range(100):
+        sampler.admit(slot, sequence(seed=1234 + slot, sampling=sampling))
+    counts = np.zeros(vocab)
+    rows = logits.expand(100, vocab)
+    for position in range(draws // 100):
+        for token, _ in sampler.sample(rows, list(range(100)), [position] * 100):
+            counts[token] += 1
+    assert counts[expected == 0].sum() == 0
+    kept = expected > 0
+    chi = ((counts - draws * expected)[kept] ** 2 / (draws * expected[kept])).sum()
+    freedom = kept.sum() - 1
+    assert chi < freedom + 5 * math.sqrt(2 * freedom)
+
+
+def test_uniform_is_splitmix64_and_stays_what_it_is():
+    assert [mix(GOLDEN * n & (2**64 - 1)) for n in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    assert [uniform(0, 0), uniform(0, 1), uniform(2**64 - 1, 5)] == [
+        0.6524484863740322,
+        0.7012121095215252,
+        0.15403342580516755,
+    ]
+    assert uniform(2**64 + 3, 8) == uniform(3, 8)
+
+
+@pytest.mark.parametrize("along", ["position", "seed", "difference"])
+def test_uniform_is_uniform(along):
+    numbers = np.array(
+        {
+            "position": [uniform(42, n) for n in range(100_000)],
+            "seed": [uniform(n, 3) for n in range(100_000)],
+            "difference": [(uniform(n + 1, 9) - uniform(n, 9)) % 1 for n in range(100_000)],
+        }[along]
+    )
+    assert numbers.min() >= 0 and numbers.max() < 1
+    counts = np.histogram(numbers, 256, (0, 1))[0]
+    expected = len(numbers) / 256
+    assert ((counts - expected) ** 2 / expected).sum() < 255 + 5 * math.sqrt(510)
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 5 / math.sqrt(len(numbers))
+
+
+@given(st.lists(cases(), min_size=2, max_size=12), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_a_row_depends_on_itself_alone(batch, random):
+    """Bit for bit, scores included: alone, in the batch, and in the batch in another order."""
+    vocab = max(len(logits) for logits, _ in batch)
+    logits = torch.stack([torch.nn.functional.pad(row, (0, vocab - len(row)), value=-5.0) for row, _ in batch])
+    sequences = [each for _, each in batch]
+    for each in sequences[::2]:
+        each.work.logprobs = 4
+    together = sample(logits, sequences)
+    assert together == [sample(logits[[row]], [each])[0] for row, each in enumerate(sequences)]
+    order = random.sample(range(len(batch)), len(batch))
+    assert [together[row] for row in order] == sample(logits[order], [sequences[row] for row in order])
+
+
+@given(cases(), st.sampled_from([1, 2, 33, 256]), st.floats(0, 1, exclude_max=True))
+@settings(max_examples=300, deadline=None)
+def test_every_width_gives_the_same_token(case, width, u):
+    logits, each = case
+    options = each.work.sampling
+    vocab = len(logits)
+    row = (
+        logits[None],
+        torch.tensor([max(options.temperature, 1e-5)]),
+        torch.tensor([options.min_p], dtype=torch.float64),
+        torch.tensor([options.top_k if options.top_k < vocab else 0]),
+        torch.tensor([options.top_p], dtype=torch.float64),
+        torch.tensor([u], dtype=torch.float64),
+    )
+    token = draw_cut(*row, width=vocab)
+    assert draw_cut(*row, width=width) == token
+    if options.top_k in (0, 10_000) and options.top_p == 1:
+        assert draw(row[0], row[1], row[2], row[5]) == token
+
+
+@pytest.mark.parametrize("spread", [0.01, 3.0])
+def test_a_large_vocabulary(spread):
+    """151,936 tokens, the common size: nucleus inside and far beyond the candidates, alone and together."""
+    logits = torch.randn(5, 151_936, generator=torch.Generator().manual_seed(1)) * spread
+    logits[:2, 1000:1040] += 25
+    options = [
+        Sampling(top_p=0.9),
+        Sampling(top_p=0.5, top_k=20),
+        Sampling(top_p=0.99),
+        Sampling(),
+        Sampling(top_k=5000),
+    ]
+    sequences = [sequence(seed=n, sampling=each, logprobs=20) for n, each in enumerate(options)]
+    together = sample(logits, sequences)
+    assert together == [sample(logits[[n]], [each])[0] for n, each in enumerate(sequences)]
+    for row, (token, found) in enumerate(together):
+        raw = logits[row].double().log_softmax(-1)
+        assert found.logprob == pytest.approx(raw[token].item(), abs=1e-5)
+        assert found.top == pytest.approx(raw.topk(20).values.tolist(), abs=1e-5)
+    rank = {row: found.rank for row, (_, found) in enumerate(together)}
+    assert rank[0] <= 40 and rank[1] <= 20 and rank[4] <= 5000
+
+
+def test_exponentials_do_not_depend_on_where_they_stand():
+    """What the one definition of ``draw`` rests on: an element's exp is the same in every tensor it is part of."""
+    x = -torch.rand(100_003, generator=torch.Generator().manual_seed(0)) * 30
+    whole = x.exp()
+    for length in (*range(1, 40), 255, 1024, 4097):
+        for first in range(0, 40, 3):
+            assert torch.equal(x[first : first + length].clone().exp(), whole[first : first + length])
+    assert torch.equal(x[::3].exp(), whole[::3])
+    assert torch.equal(x[:100_000].view(100, 1000)[:, 3:701].exp(), whole[:100_000].view(100, 1000)[:, 3:701])
+
+
+@given(st.integers(1, 400), st.integers(1, 30), st.integers(0, 99))
+@settings(deadline=None)
+def test_the_best_tokens(vocab, count, seed):
+    logits = torch.randint(-20, 20, (3, vocab), generator=torch.Generator().manual_seed(seed)).float()
+    logits[0, ::2] = float("-inf")
+    assert best(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
+    count = min(count, vocab)
+    values, ids = top(logits, count)
+    assert values.tolist() == [sorted(row, reverse=True)[:count] for row in logits.tolist()]
+    assert torch.equal(logits.gather(1, ids), values)
+    assert all(len(set(row)) == count for row in ids.tolist())
+
+
+@given(st.sampled_from([1, 5, 70, 900]), st.integers(0, 25), st.integers(0, 99), st.booleans())
+@settings(deadline=None)
+def test_scores(vocab, count, seed, ties):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(20, vocab, generator=generator) * 3
+    if ties:
+        logits = logits.round()
+    tokens = torch.randint(0, vocab, (20,), generator=generator).tolist()
+    found = score(logits, tokens, [count] * 20)
+    raw = logits.double().log_softmax(-1)
+    for row, (token, each) in enumerate(zip(tokens, found, strict=True)):
+        assert each.logprob == pytest.approx(raw[row, token].item(), abs=1e-5)
+        assert each.rank == 1 + (logits[row] > logits[row, token]).sum().item()
+        order = sorted(range(vocab), key=lambda id, row=row: (-logits[row, id].item(), id))[:count]
+        assert each.top_ids == order
+        assert each.top == pytest.approx(raw[row][order].tolist(), abs=1e-5)
+    assert found == [score(logits[[row]], tokens[row : row + 1], [count])[0] for row in range(20)]
+
+
+def test_scores_are_of_the_raw_logits():
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
+    before = logits.clone()
+    bent = Sampling(temperature=0.2, logit_bias={3: 100.0}, presence_penalty=2.0, top_k=1)
+    ((token, found),) = sample(logits, [sequence([1, 3, 3], 1, sampling=bent, logprobs=2)])
+    assert token == 3 and found.rank == 4 and found.top_ids == [1, 2]
+    assert found.logprob == pytest.approx(logits.log_softmax(-1)[0, 3].item(), abs=1e-6)
+    assert torch.equal(logits, before)
+
+
+def test_logprobs_only_where_wanted():
+    logits = torch.randn(3, 10)
+    found = sample(logits, [sequence(), sequence(logprobs=0), sequence(logprobs=3)])
+    assert found[0][1] is None and found[1][1].top_ids == [] and len(found[2][1].top) == 3
+
+
+def test_choices_draw_like_requests_of_their_own():
+    """Choice k of n has seed + k and nothing else in common with the batch; different seeds differ."""
+    logits = torch.randn(1, 500).expand(8, 500)
+    choices = sample(logits, [sequence(seed=77 + k) for k in range(8)])
+    assert choices == [sample(logits[:1], [sequence(seed=77 + k)])[0] for k in range(8)]
+    assert len({token for token, _ in choices}) > 1
+
+
+def test_penalties_follow_what_is_drawn():
+    """A sampler that drew the tokens itself is in the state of one that was given them: preempted = unpreempted."""
+    vocab, steps = 12, 40
+    logits = torch.randn(steps, 1, vocab, generator=torch.Generator().manual_seed(3))
+    sampling = Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3)
+    sampler, each = Sampler(vocab, 1), sequence([1, 2], 2, 5, sampling)
+    sampler.admit(0, each)
+    for step in range(steps):
+        ((token, _),) = sampler.sample(logits[step], [0], [step])
+        ((again, _),) = sample(logits[step], [each])
+        assert token == again
+        each.tokens.append(token)
+    assert len(set(each.tokens)) > 6
+
+
+def test_prompt_counts_for_repetition_only():
+    logits = torch.tensor([[2.0, 1.9, -5.0]])
+    prompt, output = ([0], 1), ([2, 0], 1)
+    for sampling, after_prompt in [
+        (Sampling(temperature=0, repetition_penalty=2.0), 1),
+        (Sampling(temperature=0, presence_penalty=1.0), 0),
+        (Sampling(temperature=0, frequency_penalty=1.0), 0),
+    ]:
+        assert sample(logits, [sequence(*prompt, sampling=sampling)])[0][0] == after_prompt
+        assert sample(logits, [sequence(*output, sampling=sampling)])[0][0] == 1
+
+
+def test_stop_tokens_wait_for_min_tokens():
+    logits = torch.tensor([[9.0, 1.0, 8.0]])
+    each = sequence(sampling=Sampling(temperature=0), min_tokens=2, stop_ids=[0, 2, 99])
+    assert [sample(logits, [each], positions=[n])[0][0] for n in range(4)] == [1, 1, 0, 0]
+    every = sequence(sampling=Sampling(temperature=0), min_tokens=2, stop_ids=[0, 1, 2])
+    assert sample(logits, [every])[0][0] == 0
+
+
+def test_logit_bias_forbids_and_forces():
+    logits = torch.tensor([[9.0, 1.0, 8.0, 0.0]]).expand(50, 4)
+    forbidden = [sequence(seed=n, sampling=Sampling(logit_bias={0: -100.0, 2: -100.0})) for n in range(50)]
+    assert {token for token, _ in sample(logits, forbidden)} == {1, 3}
+    forced = [sequence(seed=n, sampling=Sampling(logit_bias={3: 100.0, 99: 100.0})) for n in range(50)]
+    assert {token for token, _ in sample(logits, forced)} == {3}
+
+
+def test_greedy_takes_the_lowest_of_equals():
+    logits = torch.zeros(1, 100)
+    logits[0, [40, 41, 70]] = 3.0
+    assert sample(logits, [sequence(sampling=Sampling(temperature=0))])[0][0] == 40
+    assert sample(logits, [sequence(sampling=Sampling(temperature=0, logit_bias={40: -1.0}))])[0][0] == 41
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1e-38),
+        Sampling(temperature=1.1e-5),
+        Sampling(temperature=1e30),
+        Sampling(temperature=1e30, top_p=1e-30),
+        Sampling(repetition_penalty=1e-38),
+        Sampling(repetition_penalty=1e38),
+        Sampling(logit_bias={0: math.inf, 1: -math.inf}),
+        Sampling(logit_bias={0: 1e300, 1: 1e300}, top_k=1),
+        Sampling(frequency_penalty=1e30, presence_penalty=-1e30),
+        Sampling(min_p=1.0, top_p=1e-300, top_k=1),
+        Sampling(temperature=5e-5, top_p=0.5),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e38])
+def test_extremes(sampling, scale):
+    """No parameter makes a row unusable: the token is one of the vocabulary, and what it says it scores is finite."""
+    logits = torch.linspace(-1, 1, 40)[torch.randperm(40, generator=torch.Generator().manual_seed(0))] * scale
+    logits[7] = float("-inf")
+    sequences = [sequence([0, 1, 2, 2], 2, n, sampling, logprobs=0) for n in range(20)]
+    for token, found in sample(logits.expand(20, 40), sequences):
+        assert 0 <= token < 40 and token != 7
+        assert not math.isnan(found.logprob)
+
+
+def test_broken_rows_are_told():
+    logits = torch.zeros(5, 100)
+    logits[1, 3] = float("nan")
+    logits[2] = float("-inf")
+    logits[3, 3] = float("inf")
+    logits[4, 3] = float("-inf")
+    assert broken(logits) == [False, True, True, True, False]
+
+
+def test_no_rows():
+    assert Sampler(10, 2).sample(torch.zeros(0, 10), [], []) == []
+    assert score(torch.zeros(0, 10), [], []) == []
+
+
+def test_a_slot_forgets():
+    sampler = Sampler(50, 1)
+    sampler.admit(0, sequence(seed=1, sampling=Sampling(temperature=3.0, top_k=3, presence_penalty=2.0), logprobs=2))
+    sampler.release(0)
+    sampler.admit(0, sequence(seed=2))
+    logits = torch.randn(1, 50)
+    assert sampler.sample(logits, [0], [0]) == sample(logits, [sequence(seed=2)])
