@@ -1,0 +1,135 @@
+"""What a dialect is: a table of routes, how each reads its body and writes its answer, and how errors look.
+
+Everything here is pure: bytes in, neutral data out, and back. Ids and clocks are handed in, so that the same call gives
+the same bytes. The server knows only what this file declares; it never sees an API's field name. A new API is a module
+that builds one ``Dialect``, and a line in the server's table of surfaces.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from parley.errors import ParleyError
+from parley.types import Event, Prompt, Request, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the server puts on an answer: a unique id without prefix, the time in whole seconds, the fingerprint."""
+
+    id: str
+    created: int
+    fingerprint: str
+
+
+class Reply(ABC):
+    """One request of one API and everything that is answered to it, as a stream or in one piece.
+
+    The server reads ``request``, feeds events as they come, and takes bytes. A stream is ``chunk`` for each batch of
+    events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it is
+    ``add`` for each batch, then ``body``. ``names`` maps neutral fields, which errors of the server name ("prompt"), to
+    this API's own.
+    """
+
+    media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+    names: ClassVar[Mapping[str, str]] = {}
+    request: Request
+
+    @abstractmethod
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        """The part of the stream that these events make."""
+
+    @abstractmethod
+    def end(self, usage: Usage) -> bytes:
+        """The last bytes of a stream in which every choice has ended."""
+
+    @abstractmethod
+    def fail(self, error: ParleyError) -> bytes:
+        """The last bytes of a stream that ends by an error."""
+
+    @abstractmethod
+    def add(self, events: Sequence[Event]) -> None:
+        """Take these events into the answer that is given in one piece."""
+
+    @abstractmethod
+    def body(self, usage: Usage) -> bytes:
+        """The whole answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A model as the server offers it. ``max_model_len`` is None until it is loaded."""
+
+    name: str
+    created: int
+    max_model_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """The wish to see a prompt's tokens; ``strings``: also the vocabulary's own pieces."""
+
+    model: str
+    prompt: Prompt
+    strings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    ids: list[int]
+    strings: list[str] | None
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """The wish to see the text of tokens."""
+
+    model: str
+    ids: list[int]
+
+
+Kind = Literal[
+    "generate",  # read(body, Head) -> Reply
+    "tokenize",  # read(body) -> Tokenize; write(Tokenized) -> bytes
+    "detokenize",  # read(body) -> Detokenize; write(str) -> bytes
+    "models",  # write(list[Card]) -> bytes
+    "model",  # the path holds {model}; write(Card) -> bytes
+    "tokenizer",  # the tokenizer's configuration; write(dict) -> bytes
+    "version",  # write(str) -> bytes
+    "load",  # requests being served; write(int) -> bytes
+    "health",  # an empty 200 while the engine serves, else an error
+    "live",  # 200 as long as the process answers at all
+    "ready",  # 200 when requests are taken, else 503 with progress
+    "metrics",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path of an API and what the server does there."""
+
+    method: str
+    path: str
+    kind: Kind
+    read: Callable[..., Any] | None = None
+    write: Callable[[Any], bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One API. ``base`` is what a client of it calls its base URL, below the server's root.
+
+    ``error`` gives status and body of an error; the server has already translated its field. ``headers`` are the API's
+    own response headers, from the seconds that the request took so far.
+    """
+
+    name: str
+    title: str
+    base: str
+    routes: Sequence[Route]
+    error: Callable[[ParleyError], tuple[int, bytes]]
+    headers: Callable[[float], list[tuple[bytes, bytes]]] = field(default=lambda seconds: [])

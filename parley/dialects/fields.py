@@ -1,0 +1,296 @@
+"""Reading the members of a JSON body: type, default, range, null and caps in one place, for every dialect.
+
+A dialect asks for one member after another and gets a checked Python value, or one of parley.errors is raised. What
+all APIs share is decided here: an explicit null means the default, a boolean is no number, a whole float (5.0) is an
+integer, members that nobody asks for are ignored. How an API words its refusals is the ``Words`` it passes in. Nothing
+here knows the name of any member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
+
+D = TypeVar("D")
+
+MAX_DEPTH = 64  # nesting of a free-form value: a recursive reader later on must not run out of stack
+INT64 = (-(2**63), 2**63 - 1)
+
+
+class Words:
+    """How refusals are worded: sentences and codes as the OpenAI API's users know them. Other dialects override."""
+
+    def missing(self, path: str) -> BadRequest:
+        return Missing(f"Missing required parameter: '{path}'.", field=path)
+
+    def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+        return WrongType(f"Invalid type for '{path}': expected {expected}, but got {kind(value)} instead.", field=path)
+
+    def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+        """A number out of its range; ``open``: the lower bound itself is excluded."""
+        above = high is not None and value > high
+        code = f"{'integer' if isinstance(value, int) else 'decimal'}_{'above_max' if above else 'below_min'}_value"
+        allowed = " and ".join(
+            part
+            for part in (
+                f"greater than {low}" if low is not None and open else f"at least {low}" if low is not None else "",
+                f"at most {high}" if high is not None else "",
+            )
+            if part
+        )
+        return Invalid(f"Invalid '{path}': must be {allowed}, but got {excerpt(value)}.", field=path, code=code)
+
+    def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+        listed = ", ".join(f"'{name}'" for name in allowed)
+        return Invalid(f"Invalid value for '{path}': {excerpt(value)}. Supported values are: {listed}.", field=path)
+
+    def empty(self, path: str, what: str) -> BadRequest:
+        """``what`` is "string" or "array"."""
+        return Invalid(f"Invalid '{path}': the {what} must not be empty.", field=path, code=f"empty_{what}")
+
+    def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+        """``what`` is "string", "array" or "object"; sizes are characters or members."""
+        unit = "characters" if what == "string" else "members"
+        return Invalid(
+            f"Invalid '{path}': {what} too long. At most {cap} {unit} are allowed, but it has {size}.",
+            field=path,
+            code=f"{what}_above_max_length",
+        )
+
+    def invalid(self, path: str, reason: str) -> BadRequest:
+        return Invalid(f"Invalid '{path}': {reason}", field=path)
+
+
+WORDS = Words()
+
+
+def kind(value: Any) -> str:
+    """The JSON type of a decoded value, with its article."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int():
+            return "an integer"
+        case float():
+            return "a decimal"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
+def decode(body: bytes, words: Words = WORDS) -> Fields:
+    """The members of a body. Raises Malformed when it is not one JSON object in UTF-8."""
+    if not body:
+        raise Malformed("The request has no body. Send a JSON object.")
+    try:
+        value = msgspec.json.decode(body)
+    except UnicodeDecodeError as error:
+        raise Malformed(f"The body is not UTF-8 (at byte {error.start}).") from None
+    except RecursionError:
+        raise Malformed("The body is nested too deeply.") from None
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise Malformed(f"The body could not be parsed as JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise Malformed(f"The body must be a JSON object, but it is {kind(value)}.")
+    return Fields(value, "", words)
+
+
+class Fields:
+    """The members of one JSON object. ``path`` is where the object stands in the body, for messages."""
+
+    __slots__ = ("_data", "_path", "_words")
+
+    def __init__(self, data: Mapping[str, Any], path: str = "", words: Words = WORDS):
+        self._data = data
+        self._path = path
+        self._words = words
+
+    def path(self, name: str) -> str:
+        """Where member ``name`` stands in the body, such as ``messages[0].content``."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def has(self, name: str) -> bool:
+        """Is it there, and not null?"""
+        return self._data.get(name) is not None
+
+    def raw(self, name: str) -> Any:
+        """The value as it was decoded, None when absent or null."""
+        return self._data.get(name)
+
+    def fail(self, name: str, reason: str) -> BadRequest:
+        """An error about a member, for rules that only its dialect knows."""
+        return self._words.invalid(self.path(name), reason)
+
+    def missing(self, name: str) -> BadRequest:
+        return self._words.missing(self.path(name))
+
+    def empty(self, name: str, what: str) -> BadRequest:
+        return self._words.empty(self.path(name), what)
+
+    def mistyped(self, name: str, expected: str) -> BadRequest:
+        return self._words.mistyped(self.path(name), expected, self._data.get(name))
+
+    def boolean(self, name: str, default: D) -> bool | D:
+        value = self._data.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.mistyped(name, "a boolean")
+        return value
+
+    def integer(self, name: str, default: D, low: int | None = INT64[0], high: int | None = INT64[1]) -> int | D:
+        """An integer within ``low`` .. ``high``."""
+        value = self._data.get(name)
+        if value is None:
+            return default
+        return self._integer(self.path(name), value, low, high)
+
+    def number(
+        self, name: str, default: D, low: float | None = None, high: float | None = None, *, open: bool = False
+    ) -> float | D:
+        """A number within ``low`` .. ``high``; ``open``: greater than ``low``."""
+        value = self._data.get(name)
+        if value is None:
+            return default
+        return self._number(self.path(name), value, low, high, open)
+
+    def string(self, name: str, default: D, *, cap: int | None = None, allowed: Sequence[str] = ()) -> str | D:
+        """Text of at most ``cap`` characters; ``allowed`` lists the only values."""
+        value = self._data.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.mistyped(name, "a string")
+        if allowed and value not in allowed:
+            raise self._words.unlisted(self.path(name), value, allowed)
+        if cap is not None and len(value) > cap:
+            raise self._words.long(self.path(name), "string", len(value), cap)
+        return value
+
+    def strings(self, name: str, *, cap: int, longest: int) -> list[str]:
+        """A string, or an array of at most ``cap`` strings, none of them empty or longer than ``longest``."""
+        value = self._data.get(name)
+        if value is None:
+            return []
+        if isinstance(value, str):
+            value = [value]
+        elif not isinstance(value, list):
+            raise self.mistyped(name, "a string or an array of strings")
+        if len(value) > cap:
+            raise self._words.long(self.path(name), "array", len(value), cap)
+        for i, text in enumerate(value):
+            where = f"{self.path(name)}[{i}]"
+            if not isinstance(text, str):
+                raise self._words.mistyped(where, "a string", text)
+            if not text:
+                raise self._words.empty(where, "string")
+            if len(text) > longest:
+                raise self._words.long(where, "string", len(text), longest)
+        return value
+
+    def integers(self, name: str, *, cap: int, low: int | None, high: int | None) -> list[int]:
+        """An array of at most ``cap`` integers within ``low`` .. ``high``; empty when absent."""
+        value = self.array(name, cap=cap)
+        if set(map(type, value)) == {int} and _within(min(value), low, high) and _within(max(value), low, high):
+            return value  # a long prompt of ids is not worth a path per id
+        where = self.path(name)
+        return [self._integer(f"{where}[{i}]", item, low, high) for i, item in enumerate(value)]
+
+    def array(self, name: str, *, cap: int) -> list[Any]:
+        """An array of at most ``cap`` values of any type; empty when absent."""
+        value = self._data.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise self.mistyped(name, "an array")
+        if len(value) > cap:
+            raise self._words.long(self.path(name), "array", len(value), cap)
+        return value
+
+    def objects(self, name: str, *, cap: int) -> Iterator[Fields]:
+        """The objects of an array, one after another."""
+        where = self.path(name)
+        for i, item in enumerate(self.array(name, cap=cap)):
+            if not isinstance(item, dict):
+                raise self._words.mistyped(f"{where}[{i}]", "an object", item)
+            yield Fields(item, f"{where}[{i}]", self._words)
+
+    def object(self, name: str) -> Fields | None:
+        value = self._data.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.mistyped(name, "an object")
+        return Fields(value, self.path(name), self._words)
+
+    def free(self, name: str) -> dict[str, Any]:
+        """An object whose members nobody here knows (a schema, template options), nested at most MAX_DEPTH deep."""
+        value = self._data.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.mistyped(name, "an object")
+        if not _shallow(value):
+            raise self.fail(name, f"nested deeper than {MAX_DEPTH} levels.")
+        return value
+
+    def weights(self, name: str, *, cap: int, low: float, high: float) -> dict[int, float]:
+        """An object that maps token ids (as text) to numbers within ``low`` .. ``high``."""
+        value = self._data.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.mistyped(name, "an object")
+        if len(value) > cap:
+            raise self._words.long(self.path(name), "object", len(value), cap)
+        weights = {}
+        for key, weight in value.items():
+            if not (key.isascii() and key.isdigit() and len(key) < 12):
+                raise self.fail(name, f"keys must be token ids, but one is {excerpt(key)}.")
+            weights[int(key)] = self._number(f"{self.path(name)}.{key}", weight, low, high, False)
+        return weights
+
+    def _integer(self, path: str, value: Any, low: int | None, high: int | None) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._words.mistyped(path, "an integer", value)
+        if not _within(value, low, high):
+            raise self._words.outside(path, value, low, high, open=False)
+        return value
+
+    def _number(self, path: str, value: Any, low: float | None, high: float | None, open: bool) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._words.mistyped(path, "a number", value)
+        # comparisons first: an integer beyond 10^308 has no float
+        if (low is not None and (value <= low if open else value < low)) or (high is not None and value > high):
+            raise self._words.outside(path, value, low, high, open=open)
+        return float(value)
+
+
+def _within(value: int, low: int | None, high: int | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _shallow(value: Any) -> bool:
+    """Is it nested at most MAX_DEPTH deep? Breadth first, so that the check itself cannot exhaust the stack."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return True
+    return False

@@ -1,0 +1,31 @@
+"""The OpenAI API with the extras that vLLM's server made common: its table of routes.
+
+Reference for every member, default, range and error is the published API; members that nobody knows are ignored, and
+members that are known but not available are refused by name.
+"""
+
+from __future__ import annotations
+
+from parley.dialects.dialect import Dialect, Route
+from parley.dialects.openai import chat, completions, shared, tokens
+
+DIALECT = Dialect(
+    name="openai",
+    title="OpenAI",
+    base="/v1",
+    error=shared.error,
+    headers=shared.headers,
+    routes=(
+        Route("POST", "/v1/chat/completions", "generate", read=chat.read),
+        Route("POST", "/v1/completions", "generate", read=completions.read),
+        Route("GET", "/v1/models", "models", write=tokens.models),
+        Route("GET", "/v1/models/{model:path}", "model", write=tokens.model),
+        Route("POST", "/tokenize", "tokenize", read=tokens.tokenize, write=tokens.tokenized),
+        Route("POST", "/detokenize", "detokenize", read=tokens.detokenize, write=tokens.detokenized),
+        Route("GET", "/tokenizer_info", "tokenizer", write=shared.encode),
+        Route("GET", "/version", "version", write=tokens.version),
+        Route("GET", "/load", "load", write=tokens.load),
+        Route("GET", "/ping", "health"),
+        Route("POST", "/ping", "health"),
+    ),
+)

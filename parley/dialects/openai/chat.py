@@ -1,0 +1,292 @@
+"""``POST /v1/chat/completions``: the body as a neutral request, and events as chunks or as one answer.
+
+A stream's first chunk of a choice carries the role and comes with the choice's first event, not before: as long as
+nothing was sent, an error can still be an HTTP status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from parley.dialects.dialect import Head, Reply
+from parley.dialects.fields import Fields, decode
+from parley.dialects.openai import shared
+from parley.dialects.openai.messages import conversation
+from parley.errors import ParleyError
+from parley.types import Accepted, CallDelta, Chat, Delta, Done, Event, Request, Scored, Token, Usage, Want
+
+CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
+
+
+def read(body: bytes, head: Head) -> ChatReply:
+    """Raises BadRequest."""
+    return ChatReply(decode(body), head)
+
+
+@dataclass
+class Choice:
+    """What one choice has said so far."""
+
+    started: bool = False
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    done: Done | None = None
+
+
+class ChatReply(Reply):
+    names: ClassVar[Mapping[str, str]] = {"prompt": "messages"}
+
+    def __init__(self, body: Fields, head: Head):
+        chat, self._legacy = conversation(body)
+        shared.refuse_features(body)
+        _refuse_media(body)
+        stream = body.boolean("stream", False)
+        self.request = Request(
+            id=head.id,
+            model=body.string("model", "", cap=256),
+            prompts=[chat],
+            sampling=shared.sampling(body),
+            stop=shared.stop(body, _max_tokens(body)),
+            want=Want(
+                logprobs=_logprobs(body),
+                prompt_logprobs=shared.prompt_logprobs(body, stream),
+                usage=shared.include_usage(body, stream),
+                skip_special=body.boolean("skip_special_tokens", True),
+            ),
+            n=shared.choices(body, 1),
+            stream=stream,
+            salt=body.string("cache_salt", "", cap=128),
+        )
+        self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
+        self._reasons = body.boolean("include_reasoning", True)
+        self._parallel = body.boolean("parallel_tool_calls", True)
+        self._ids = body.boolean("return_token_ids", False)
+        self._id_names = body.boolean("return_tokens_as_token_ids", False)
+        self._head = head
+        self._choices = [Choice() for _ in range(self.request.n)]
+        self._prompt_ids: list[int] | None = None
+        self._prompt_scores: list[Token] | None = None
+        self._before = b""
+        self._after = b'],"usage":null}\n\n' if self.request.want.usage else b"]}\n\n"
+
+    # -- a stream
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        parts = []
+        for event in events:
+            match event:
+                case Delta():
+                    parts.append(self._delta(event))
+                case Done():
+                    parts.append(self._start(event.index) + self._done(event))
+                case Accepted():
+                    self._prompt_ids = event.token_ids
+        return b"".join(parts)
+
+    def end(self, usage: Usage) -> bytes:
+        if not self.request.want.usage:
+            return shared.DONE
+        return shared.frame(self._envelope("chat.completion.chunk", [], usage)) + shared.DONE
+
+    def fail(self, error: ParleyError) -> bytes:
+        return shared.failure(error)
+
+    def _start(self, index: int) -> bytes:
+        """The chunk that opens a choice, the first time it is heard of."""
+        choice = self._choices[index]
+        if choice.started:
+            return b""
+        choice.started = True
+        delta = {"role": "assistant", "content": self._echo, "refusal": None}
+        opening = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if not self._ids:
+            return self._frame(shared.encode(opening))
+        ids = b',"prompt_token_ids":' + shared.encode(self._prompt_ids)
+        return self._frame(shared.encode(opening)).replace(self._after, b"]" + ids + self._after[1:])
+
+    def _delta(self, event: Delta) -> bytes:
+        wants_tokens = self.request.want.logprobs is not None or self._ids
+        if event.part == "content" and event.text and not wants_tokens:  # nearly every chunk there is
+            return self._start(event.index) + self._frame(CONTENT % (event.index, shared.encode(event.text)))
+        delta = self._piece(event)
+        if not delta and not (wants_tokens and event.tokens):
+            return b""
+        return self._start(event.index) + self._frame(
+            shared.encode(
+                {
+                    "index": event.index,
+                    "delta": delta,
+                    "logprobs": self._logprobs(event.tokens),
+                    "finish_reason": None,
+                    **self._token_ids(event.tokens),
+                }
+            )
+        )
+
+    def _piece(self, event: Delta) -> dict[str, Any]:
+        """The ``delta`` of a chunk; empty if there is nothing to say."""
+        if event.call is not None:
+            return self._call_piece(event.call)
+        if event.part == "tool" or not event.text:
+            return {}
+        if event.part == "content":
+            return {"content": event.text}
+        return {"reasoning_content": event.text, "reasoning": event.text} if self._reasons else {}
+
+    def _call_piece(self, call: CallDelta) -> dict[str, Any]:
+        if call.index > 0 and (self._legacy or not self._parallel):
+            return {}
+        function = {"arguments": call.arguments}
+        if call.name is not None:
+            function = {"name": call.name, **function}
+        if self._legacy:
+            return {"function_call": function}
+        piece: dict[str, Any] = {"index": call.index}
+        if call.id is not None:
+            piece |= {"id": call.id, "type": "function"}
+        return {"tool_calls": [piece | {"function": function}]}
+
+    def _done(self, event: Done) -> bytes:
+        return self._frame(
+            shared.encode(
+                {
+                    "index": event.index,
+                    "delta": {},
+                    "logprobs": None,
+                    "finish_reason": self._finish(event),
+                    "stop_reason": event.stop,
+                }
+            )
+        )
+
+    def _frame(self, choice: bytes) -> bytes:
+        if not self._before:  # the model's name is only known for sure once the server has looked it up
+            envelope = shared.encode(self._envelope("chat.completion.chunk", []))
+            self._before = b"data: " + envelope.removesuffix(b"]}")
+        return self._before + choice + self._after
+
+    # -- one answer
+
+    def add(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Delta(index, text, part):
+                    choice = self._choices[index]
+                    choice.tokens += event.tokens
+                    if event.call is not None:
+                        _extend(choice.calls, event.call)
+                    elif part != "tool":
+                        (choice.content if part == "content" else choice.reasoning).append(text)
+                case Done():
+                    self._choices[event.index].done = event
+                case Accepted():
+                    self._prompt_ids = event.token_ids
+                case Scored():
+                    self._prompt_scores = event.tokens
+
+    def body(self, usage: Usage) -> bytes:
+        choices = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
+        answer = self._envelope("chat.completion", choices, usage)
+        if self._prompt_scores is not None and self.request.want.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = shared.prompt_scores(self._prompt_scores)
+        if self._ids:
+            answer["prompt_token_ids"] = self._prompt_ids
+        return shared.encode(answer)
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        assert choice.done is not None
+        content: str | None = self._echo + "".join(choice.content)
+        reasoning = "".join(choice.reasoning) if self._reasons else ""
+        calls = choice.calls if self._parallel else choice.calls[:1]
+        if not content and (calls or choice.reasoning):
+            content = None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
+        if calls and self._legacy:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
+            message["tool_calls"] = calls
+        message["reasoning_content"] = message["reasoning"] = reasoning or None
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(choice.tokens),
+            "finish_reason": self._finish(choice.done),
+            "stop_reason": choice.done.stop,
+            **self._token_ids(choice.tokens),
+        }
+
+    # -- both
+
+    def _envelope(self, object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
+        envelope: dict[str, Any] = {
+            "id": f"chatcmpl-{self._head.id}",
+            "object": object,
+            "created": self._head.created,
+            "model": self.request.model,
+            "service_tier": "default",
+            "system_fingerprint": self._head.fingerprint,
+            "choices": choices,
+        }
+        if usage is not None:
+            envelope["usage"] = shared.usage(usage)
+        return envelope
+
+    def _finish(self, done: Done) -> str:
+        return "function_call" if self._legacy and done.reason == "tool" else shared.FINISH[done.reason]
+
+    def _token_ids(self, tokens: list[Token]) -> dict[str, Any]:
+        return {"token_ids": [token.id for token in tokens]} if self._ids else {}
+
+    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
+        if self.request.want.logprobs is None:
+            return None
+        return {"content": [self._scored(t) | {"top_logprobs": list(map(self._scored, t.top))} for t in tokens],
+                "refusal": None}  # fmt: skip
+
+    def _scored(self, token: Token) -> dict[str, Any]:
+        return {
+            "token": f"token_id:{token.id}" if self._id_names else token.text,
+            "logprob": shared.number(token.logprob),
+            "bytes": list(token.raw),
+        }
+
+
+def _extend(calls: list[dict[str, Any]], piece: CallDelta) -> None:
+    """Put a piece of a call to the calls so far."""
+    while len(calls) <= piece.index:
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call = calls[piece.index]
+    call["id"] = piece.id or call["id"]
+    call["function"]["name"] = piece.name or call["function"]["name"]
+    call["function"]["arguments"] += piece.arguments
+
+
+def _max_tokens(body: Fields) -> int | None:
+    """``max_completion_tokens`` wins over its older name."""
+    old = body.integer("max_tokens", None, 1, shared.MAX_TOKENS)
+    return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
+
+
+def _logprobs(body: Fields) -> int | None:
+    wanted = body.boolean("logprobs", False)
+    top = body.integer("top_logprobs", None, 0, shared.MAX_TOP)
+    if top and not wanted:
+        raise body.fail("top_logprobs", "needs 'logprobs' to be true.")
+    return (top or 0) if wanted else None
+
+
+def _refuse_media(body: Fields) -> None:
+    if body.has("audio"):
+        raise shared.unsupported(body, "audio", "Audio is")
+    for modality in body.array("modalities", cap=16):
+        if modality != "text":
+            raise shared.unsupported(body, "modalities", "Output other than text is")
+
+
+def _last_answer(chat: Chat) -> str:
+    last = chat.messages[-1]
+    return (last.content or "") if last.role == "assistant" else ""

@@ -1,0 +1,287 @@
+"""``POST /v1/completions``: text or token ids in, text out. Events as chunks or as one answer.
+
+Several prompts may come at once; choice index = prompt number * n + k. With ``echo`` a choice's text begins with its
+prompt, and its log-probabilities with those of the prompt's tokens.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+from parley.dialects.dialect import Head, Reply
+from parley.dialects.fields import Fields, decode
+from parley.dialects.openai import shared
+from parley.errors import ParleyError
+from parley.types import Accepted, Delta, Done, Event, Prompt, Request, Scored, Text, Token, Tokens, Usage, Want
+
+MAX_PROMPTS = 1024
+DEFAULT_TOKENS = 16
+
+PLAIN = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
+
+
+def read(body: bytes, head: Head) -> CompletionReply:
+    """Raises BadRequest."""
+    return CompletionReply(decode(body), head)
+
+
+class Logprobs:
+    """The parallel lists of a choice's log-probabilities, and where in its text they have come to."""
+
+    def __init__(self, top: int, id_names: bool):
+        self._top = top
+        self._id_names = id_names
+        self._characters = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.clear()
+
+    def clear(self) -> None:
+        self._tokens: list[str] = []
+        self._logprobs: list[float | None] = []
+        self._tops: list[dict[str, float] | None] = []
+        self._offsets: list[int] = []
+
+    def add(self, tokens: list[Token]) -> None:
+        for token in tokens:
+            self._tokens.append(self._name(token))
+            self._offsets.append(self._characters)
+            self._characters += len(self._decoder.decode(token.raw))
+            if token.logprob is None:  # nothing precedes the first token of a prompt
+                self._logprobs.append(None)
+                self._tops.append(None)
+            else:
+                self._logprobs.append(shared.number(token.logprob))
+                scored = [*token.top, token] if self._top else []
+                self._tops.append({self._name(t): shared.number(t.logprob) for t in scored})
+
+    def take(self) -> dict[str, Any]:
+        """What was added since the last time."""
+        taken = {
+            "tokens": self._tokens,
+            "token_logprobs": self._logprobs,
+            "top_logprobs": self._tops,
+            "text_offset": self._offsets,
+        }
+        self.clear()
+        return taken
+
+    def _name(self, token: Token) -> str:
+        if self._id_names:
+            return f"token_id:{token.id}"
+        try:
+            token.raw.decode()
+        except UnicodeDecodeError:  # part of a character: its bytes keep names in a map apart
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+        return token.text
+
+
+class Choice:
+    """What one choice has said so far."""
+
+    def __init__(self, logprobs: Logprobs | None):
+        self.text: list[str] = []
+        self.logprobs = logprobs
+        self.ids: list[int] = []
+        self.done: Done | None = None
+
+
+class CompletionReply(Reply):
+    def __init__(self, body: Fields, head: Head):
+        prompts = _prompts(body)
+        shared.refuse_features(body)
+        if body.string("suffix", ""):
+            raise shared.unsupported(body, "suffix", "Filling in before a suffix is")
+        stream = body.boolean("stream", False)
+        echo = body.boolean("echo", False)
+        logprobs = body.integer("logprobs", None, 0, shared.MAX_TOP)
+        n = shared.choices(body, len(prompts))
+        max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
+        if max_tokens == 0 and not echo:
+            raise body.fail("max_tokens", "may only be 0 when 'echo' is true.")
+        scores = shared.prompt_logprobs(body, stream)
+        self._own_scores = scores is not None
+        if scores is None and echo:
+            scores = logprobs
+        self.request = Request(
+            id=head.id,
+            model=body.string("model", "", cap=256),
+            prompts=prompts,
+            sampling=shared.sampling(body),
+            stop=shared.stop(body, max_tokens),
+            want=Want(
+                logprobs=logprobs,
+                prompt_logprobs=scores,
+                echo=echo,
+                usage=shared.include_usage(body, stream),
+                skip_special=body.boolean("skip_special_tokens", True),
+            ),
+            n=n,
+            stream=stream,
+            salt=body.string("cache_salt", "", cap=128),
+        )
+        id_names = body.boolean("return_tokens_as_token_ids", False)
+        self._ids = body.boolean("return_token_ids", False)
+        self._head = head
+        self._choices = [
+            Choice(None if logprobs is None else Logprobs(logprobs, id_names)) for _ in range(n * len(prompts))
+        ]
+        self._prompt_ids: dict[int, list[int]] = {}
+        self._scores: dict[int, list[Token]] = {}
+        self._before = b""
+        self._after = b'],"usage":null}\n\n' if self.request.want.usage else b"]}\n\n"
+
+    # -- a stream
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        parts = []
+        for event in events:
+            match event:
+                case Delta(index, text, tokens=tokens) if event.part != "tool":
+                    choice = self._choices[index]
+                    if choice.logprobs is None and not self._ids:
+                        if text:
+                            parts.append(self._frame(PLAIN % (index, shared.encode(text))))
+                    elif text or tokens:
+                        parts.append(self._piece(index, text, tokens))
+                case Done():
+                    choice_ = self._choice(event.index, "", event) | self._extras(event.index, [])
+                    parts.append(self._frame(shared.encode(choice_)))
+                case Accepted():
+                    self._prompt_ids[event.prompt] = event.token_ids
+                case Scored() if self.request.want.echo:
+                    text = "".join(token.text for token in event.tokens)
+                    for index in self._of(event.prompt):
+                        parts.append(self._piece(index, text, event.tokens, echoed=True))
+        return b"".join(parts)
+
+    def end(self, usage: Usage) -> bytes:
+        if not self.request.want.usage:
+            return shared.DONE
+        return shared.frame(self._envelope([], usage)) + shared.DONE
+
+    def fail(self, error: ParleyError) -> bytes:
+        return shared.failure(error)
+
+    def _piece(self, index: int, text: str, tokens: list[Token], *, echoed: bool = False) -> bytes:
+        logprobs = self._choices[index].logprobs
+        if logprobs is not None:
+            logprobs.add(tokens)
+        choice = self._choice(index, text, None, logprobs) | self._extras(index, [] if echoed else tokens)
+        return self._frame(shared.encode(choice))
+
+    def _frame(self, choice: bytes) -> bytes:
+        if not self._before:  # the model's name is only known for sure once the server has looked it up
+            self._before = b"data: " + shared.encode(self._envelope([])).removesuffix(b"]}")
+        return self._before + choice + self._after
+
+    # -- one answer
+
+    def add(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Delta(index, text, tokens=tokens) if event.part != "tool":
+                    choice = self._choices[index]
+                    choice.text.append(text)
+                    choice.ids += [token.id for token in tokens]
+                    if choice.logprobs is not None:
+                        choice.logprobs.add(tokens)
+                case Done():
+                    self._choices[event.index].done = event
+                case Accepted():
+                    self._prompt_ids[event.prompt] = event.token_ids
+                case Scored():
+                    self._scores[event.prompt] = event.tokens
+                    if self.request.want.echo:
+                        self._prepend(event)
+
+    def _prepend(self, event: Scored) -> None:
+        text = "".join(token.text for token in event.tokens)
+        for index in self._of(event.prompt):
+            choice = self._choices[index]
+            choice.text.append(text)
+            if choice.logprobs is not None:
+                choice.logprobs.add(event.tokens)
+
+    def body(self, usage: Usage) -> bytes:
+        choices = []
+        for index, state in enumerate(self._choices):
+            assert state.done is not None
+            choice = self._choice(index, "".join(state.text), state.done, state.logprobs)
+            scores = self._scores.get(index // self.request.n)
+            if self._own_scores and scores is not None:
+                choice["prompt_logprobs"] = shared.prompt_scores(scores)
+            if self._ids:
+                choice["token_ids"] = state.ids
+                choice["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
+            choices.append(choice)
+        return shared.encode(self._envelope(choices, usage))
+
+    # -- both
+
+    def _of(self, prompt: int) -> range:
+        """The choices of a prompt."""
+        return range(prompt * self.request.n, (prompt + 1) * self.request.n)
+
+    def _choice(self, index: int, text: str, done: Done | None, logprobs: Logprobs | None = None) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None if logprobs is None else logprobs.take(),
+            "finish_reason": None if done is None else shared.FINISH[done.reason],
+        }
+        if done is not None:
+            choice["stop_reason"] = done.stop
+        return choice
+
+    def _extras(self, index: int, tokens: list[Token]) -> dict[str, Any]:
+        """Token ids in a stream: the prompt's with the first piece of a choice."""
+        if not self._ids:
+            return {}
+        extras: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
+        choice = self._choices[index]
+        if not choice.ids:
+            choice.ids = [-1]  # marks that the prompt's ids were given
+            extras["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
+        return extras
+
+    def _envelope(self, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
+        envelope: dict[str, Any] = {
+            "id": f"cmpl-{self._head.id}",
+            "object": "text_completion",
+            "created": self._head.created,
+            "model": self.request.model,
+            "system_fingerprint": self._head.fingerprint,
+            "choices": choices,
+        }
+        if usage is not None:
+            envelope["usage"] = shared.usage(usage)
+        return envelope
+
+
+def _prompts(body: Fields) -> list[Prompt]:
+    """A text, a list of texts, a list of token ids, or a list of lists of token ids."""
+    special = body.boolean("add_special_tokens", True)
+    value = body.raw("prompt")
+    if value is None:
+        raise body.missing("prompt")
+    if isinstance(value, str):
+        if not value:
+            raise body.empty("prompt", "string")
+        return [Text(value, special)]
+    if not isinstance(value, list):
+        raise body.mistyped("prompt", "a string, an array of strings, or token ids")
+    if not value:
+        raise body.empty("prompt", "array")
+    if isinstance(value[0], str):
+        return [Text(text, special) for text in body.strings("prompt", cap=MAX_PROMPTS, longest=2**31)]
+    if not isinstance(value[0], list):
+        return [Tokens(body.integers("prompt", cap=2**31, low=0, high=shared.MAX_ID))]
+    prompts: list[Prompt] = []
+    for i, ids in enumerate(body.array("prompt", cap=MAX_PROMPTS)):
+        item = Fields({f"prompt[{i}]": ids})
+        prompts.append(Tokens(item.integers(f"prompt[{i}]", cap=2**31, low=0, high=shared.MAX_ID)))
+        if not ids:
+            raise item.empty(f"prompt[{i}]", "array")
+    return prompts

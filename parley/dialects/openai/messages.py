@@ -1,0 +1,208 @@
+"""Reading a conversation: messages, content parts, tools, and what the chat template is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parley.dialects.fields import Fields
+from parley.dialects.openai import shared
+from parley.errors import Unsupported
+from parley.types import Chat, Message, ToolCall
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1024
+MAX_TOOLS = 128
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+MEDIA = ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds")
+
+# The server itself gives these to the template; a client must not be able to replace them.
+RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
+            "documents", "conversation", "tokenizer", "self"}  # fmt: skip
+
+
+def conversation(body: Fields) -> tuple[Chat, bool]:
+    """The conversation, and whether its tools came as the deprecated ``functions``."""
+    messages = [_message(item) for item in body.objects("messages", cap=MAX_MESSAGES)]
+    if not messages:
+        raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
+    tools, legacy = _tools(body)
+    continue_final = body.boolean("continue_final_message", False)
+    generation_prompt = body.boolean("add_generation_prompt", not continue_final)
+    if continue_final and generation_prompt:
+        raise body.fail("continue_final_message", "cannot be true together with 'add_generation_prompt'.")
+    if continue_final and messages[-1].role != "assistant":
+        raise body.fail("continue_final_message", "needs a last message of role 'assistant'.")
+    chat = Chat(
+        messages=messages,
+        tools=tools,
+        options=_options(body),
+        add_generation_prompt=generation_prompt,
+        continue_final=continue_final,
+    )
+    return chat, legacy
+
+
+def _options(body: Fields) -> dict[str, Any]:
+    """Names for the template. What ``chat_template_kwargs`` says wins over the members that imply an option."""
+    options: dict[str, Any] = {}
+    effort = body.string("reasoning_effort", None, allowed=EFFORTS)
+    if effort is not None:
+        options |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    thinking = body.boolean("enable_thinking", None)
+    if thinking is not None:
+        options["enable_thinking"] = thinking
+    given = body.free("chat_template_kwargs")
+    for key in given:
+        if key in RESERVED or key.startswith("_"):
+            raise body.fail("chat_template_kwargs", f"'{key[:40]}' cannot be set by a request.")
+    for name, subject in (("chat_template", "A template of the request's own is"), ("documents", "Documents are")):
+        if body.has(name):
+            raise shared.unsupported(body, name, subject)
+    return options | given
+
+
+def _message(item: Fields) -> Message:
+    role = item.string("role", None, allowed=ROLES)
+    if role is None:
+        raise item.missing("role")
+    name = item.string("name", None, cap=256)
+    content = _content(item)
+    if role == "assistant":
+        return _assistant(item, name, content)
+    if content is None:
+        raise item.missing("content")
+    if role == "tool":
+        call = item.string("tool_call_id", None, cap=256)
+        if call is None:
+            raise item.missing("tool_call_id")
+        return Message("tool", content, name, tool_call_id=call)
+    if role == "function":
+        if name is None:
+            raise item.missing("name")
+        return Message("tool", content, name)
+    return Message("system" if role == "developer" else role, content, name)
+
+
+def _assistant(item: Fields, name: str | None, content: str | None) -> Message:
+    calls = [_call(call) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
+    legacy = item.object("function_call")
+    if legacy is not None:
+        calls.append(_function(legacy, ""))
+    reasoning = item.string("reasoning", None)
+    if reasoning is None:
+        reasoning = item.string("reasoning_content", None)
+    if content is None:
+        content = item.string("refusal", None)
+    if content is None and not calls and reasoning is None:
+        raise item.missing("content")
+    return Message("assistant", content, name, reasoning, calls)
+
+
+def _call(call: Fields) -> ToolCall:
+    call.string("type", "function", allowed=("function",))
+    id = call.string("id", None, cap=256)
+    if id is None:
+        raise call.missing("id")
+    function = call.object("function")
+    if function is None:
+        raise call.missing("function")
+    return _function(function, id)
+
+
+def _function(function: Fields, id: str) -> ToolCall:
+    name = function.string("name", None, cap=256)
+    if name is None:
+        raise function.missing("name")
+    return ToolCall(id, name, function.string("arguments", "{}"))
+
+
+def _content(item: Fields) -> str | None:
+    """A text, or an array of parts whose texts are joined by line breaks."""
+    value = item.raw("content")
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise item.mistyped("content", "a string or an array of content parts")
+    return "\n".join(_part(part) for part in item.objects("content", cap=MAX_PARTS))
+
+
+def _part(part: Fields) -> str:
+    kind = part.string("type", None)
+    if kind is None:
+        raise part.missing("type")
+    if kind in MEDIA:
+        raise Unsupported(
+            f"'{part.path('type')}' is '{kind}', but this model reads text only.",
+            field=part.path("type"),
+            code="unsupported_value",
+        )
+    member = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}.get(kind)
+    if member is None:
+        raise part.fail("type", f"got {kind[:40]!r}, but supported parts are 'text' and 'refusal'.")
+    text = part.string(member, None)
+    if text is None:
+        raise part.missing(member)
+    return text
+
+
+def _tools(body: Fields) -> tuple[list[dict[str, Any]], bool]:
+    """The tools that the model is shown (none when the request forbids their use)."""
+    tools = [_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
+    functions = [
+        {"type": "function", "function": _signature(function)} for function in body.objects("functions", cap=MAX_TOOLS)
+    ]
+    choice = _choice(body, "tool_choice", tools)
+    old_choice = _choice(body, "function_call", functions)
+    body.boolean("parallel_tool_calls", True)
+    if tools and functions:
+        raise body.fail("functions", "cannot be used together with 'tools', which replaces it.")
+    if tools:
+        return ([] if choice == "none" else tools), False
+    return ([] if old_choice == "none" else functions), bool(functions)
+
+
+def _tool(tool: Fields) -> dict[str, Any]:
+    kind = tool.string("type", None, allowed=("function", "custom"))
+    if kind is None:
+        raise tool.missing("type")
+    if kind == "custom":
+        raise Unsupported(
+            "Tools of type 'custom' are not available on this server.",
+            field=tool.path("type"),
+            code="unsupported_value",
+        )
+    function = tool.object("function")
+    if function is None:
+        raise tool.missing("function")
+    return {"type": "function", "function": _signature(function)}
+
+
+def _signature(function: Fields) -> dict[str, Any]:
+    signature: dict[str, Any] = {"name": shared.name(function)}
+    description = function.string("description", None)
+    if description is not None:
+        signature["description"] = description
+    signature["parameters"] = function.free("parameters") or {"type": "object", "properties": {}}
+    function.boolean("strict", None)
+    return signature
+
+
+def _choice(body: Fields, member: str, tools: list[dict[str, Any]]) -> str:
+    """ "none" or "auto"; forcing a call is refused for now."""
+    value = body.raw(member)
+    if value is None:
+        return "auto"
+    if isinstance(value, str):
+        choice = body.string(member, "auto", allowed=("none", "auto", "required"))
+    else:
+        wish = body.object(member)
+        assert wish is not None
+        if member == "tool_choice" and not wish.has("type"):
+            raise wish.missing("type")
+        choice = "named"
+    if not tools and choice not in ("none", "auto"):
+        raise body.fail(member, "only allowed when tools are given.")
+    if choice in ("required", "named"):
+        raise shared.unsupported(body, member, "Forcing a tool call is")
+    return choice

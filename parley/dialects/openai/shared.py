@@ -1,0 +1,232 @@
+"""What the OpenAI routes have in common: sampling members, refused features, usage, stream frames and error objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from parley.dialects.fields import Fields
+from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
+from parley.types import Reason, Sampling, Stop, Token, Usage
+
+MAX_N = 128
+MAX_CHOICES = 2048  # n times prompts
+MAX_STOPS = 1024
+MAX_STOP_LENGTH = 32_768
+MAX_STOP_IDS = 1024
+MAX_BIAS = 1024
+MAX_TOP = 20  # alternatives per token
+MAX_TOKENS = 2**31 - 1
+MAX_ID = 2**31 - 1
+
+DONE = b"data: [DONE]\n\n"
+encode = msgspec.json.Encoder().encode
+
+FINISH: dict[Reason, str] = {
+    "stop": "stop",
+    "length": "length",
+    "tool": "tool_calls",
+    "cancel": "abort",
+    "error": "error",
+}
+
+# Features that are understood but not there yet: member -> what it would need. Null, false, empty and -1 ask for
+# nothing, and pass.
+FEATURES = {
+    "use_beam_search": "Beam search is",
+    "guided_json": "Constrained output is",
+    "guided_regex": "Constrained output is",
+    "guided_choice": "Constrained output is",
+    "guided_grammar": "Constrained output is",
+    "structured_outputs": "Constrained output is",
+    "structural_tag": "Constrained output is",
+    "logits_processors": "Custom logits processors are",
+    "bad_words": "Banned words are",
+    "allowed_token_ids": "Restricting the vocabulary is",
+    "logprob_token_ids": "Log-probabilities of chosen tokens are",
+    "truncate_prompt_tokens": "Truncation of the prompt is",
+    "thinking_token_budget": "A budget for thinking is",
+    "repetition_detection": "Detection of repetition is",
+    "prompt_embeds": "Embeddings as a prompt are",
+    "kv_transfer_params": "Transfer of KV blocks is",
+}
+
+
+def sampling(body: Fields) -> Sampling:
+    """Members that say how a token is drawn."""
+    return Sampling(
+        temperature=body.number("temperature", 1.0, 0, 2),
+        top_p=body.number("top_p", 1.0, 0, 1),
+        top_k=max(0, body.integer("top_k", 0, -1, MAX_ID)),
+        min_p=body.number("min_p", 0.0, 0, 1),
+        seed=body.integer("seed", None, -(2**63), 2**64 - 1),
+        repetition_penalty=body.number("repetition_penalty", 1.0, 0, 100, open=True),
+        presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
+        frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
+        logit_bias=body.weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
+    )
+
+
+def stop(body: Fields, max_tokens: int | None) -> Stop:
+    """Members that say when to stop."""
+    min_tokens = body.integer("min_tokens", 0, 0, MAX_TOKENS)
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise body.fail("min_tokens", f"must be at most max_tokens, which is {max_tokens}, but got {min_tokens}.")
+    return Stop(
+        strings=body.strings("stop", cap=MAX_STOPS, longest=MAX_STOP_LENGTH),
+        ids=body.integers("stop_token_ids", cap=MAX_STOP_IDS, low=0, high=MAX_ID),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=body.boolean("ignore_eos", False),
+        include=body.boolean("include_stop_str_in_output", False),
+    )
+
+
+def choices(body: Fields, prompts: int) -> int:
+    """``n``, with the features that depend on it refused and n times prompts capped."""
+    n = body.integer("n", 1, 1, MAX_N)
+    best_of = body.integer("best_of", n, 1, MAX_N)
+    if best_of < n:
+        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
+    if best_of > n:
+        raise unsupported(body, "best_of", "Choosing the best of more answers than n is")
+    if n * prompts > MAX_CHOICES:
+        raise body.fail("n", f"{prompts} prompts times n = {n} is more than {MAX_CHOICES} choices.")
+    return n
+
+
+def include_usage(body: Fields, stream: bool) -> bool:
+    options = body.object("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        raise body.fail("stream_options", "only allowed when 'stream' is true.")
+    return options.boolean("include_usage", False)
+
+
+def prompt_logprobs(body: Fields, stream: bool) -> int | None:
+    count = body.integer("prompt_logprobs", None, 0, MAX_TOP)
+    if count is not None and stream:
+        raise body.fail("prompt_logprobs", "not available when 'stream' is true.")
+    return count
+
+
+def refuse_features(body: Fields) -> None:
+    """Raise Unsupported for what this server cannot do, rather than answer as if it had been done."""
+    for name, subject in FEATURES.items():
+        value = body.raw(name)
+        if value and value != -1:
+            raise unsupported(body, name, subject)
+    response_format(body)
+
+
+def response_format(body: Fields) -> None:
+    """Check the wished form of the output in full; anything but text is refused for now."""
+    wish = body.object("response_format")
+    if wish is None:
+        return
+    form = wish.string("type", None, allowed=("text", "json_object", "json_schema", "structural_tag"))
+    if form is None:
+        raise wish.missing("type")
+    if form == "text":
+        return
+    if form == "json_schema":
+        schema = wish.object("json_schema")
+        if schema is None:
+            raise wish.missing("json_schema")
+        name(schema)
+        if not schema.has("schema"):
+            raise schema.missing("schema")
+        schema.free("schema")
+        schema.string("description", None)
+        schema.boolean("strict", False)
+    raise Unsupported(
+        f"response_format of type '{form}' is not available on this server; only 'text' is.",
+        field=wish.path("type"),
+        code="unsupported_value",
+    )
+
+
+def name(fields: Fields) -> str:
+    """The name of a function or schema: 1 to 64 letters, digits, underscores and dashes."""
+    text = fields.string("name", None, cap=64)
+    if text is None:
+        raise fields.missing("name")
+    if not text or not text.isascii() or not text.replace("_", "").replace("-", "").isalnum():
+        raise fields.fail("name", "must be made of letters, digits, underscores and dashes.")
+    return text
+
+
+def unsupported(body: Fields, member: str, subject: str) -> Unsupported:
+    return Unsupported(f"Unsupported parameter: '{body.path(member)}'. {subject} not available on this server.",
+                       field=body.path(member))  # fmt: skip
+
+
+def usage(total: Usage) -> dict[str, Any]:
+    """The usage object."""
+    return {
+        "prompt_tokens": total.prompt_tokens,
+        "completion_tokens": total.completion_tokens,
+        "total_tokens": total.prompt_tokens + total.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": total.cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": total.reasoning_tokens,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def number(logprob: float | None) -> float:
+    """A log-probability as JSON can hold it: impossible tokens (and anything that is no number) are -9999."""
+    return logprob if logprob is not None and logprob > -9999.0 else -9999.0
+
+
+def prompt_scores(tokens: list[Token]) -> list[dict[str, Any] | None]:
+    """The ``prompt_logprobs`` extra: for each token a map from token id to its score; null for the first."""
+    return [
+        None
+        if token.logprob is None
+        else {
+            str(t.id): {"logprob": number(t.logprob), "rank": t.rank, "decoded_token": t.text}
+            for t in [*token.top, token]
+        }
+        for token in tokens
+    ]
+
+
+def frame(chunk: Any) -> bytes:
+    """One event of the stream."""
+    return b"data: " + encode(chunk) + b"\n\n"
+
+
+def error_object(error: ParleyError) -> dict[str, Any]:
+    match error:
+        case Overloaded():
+            type_ = "requests"
+        case ParleyError(status=503):
+            type_ = "service_unavailable"
+        case ParleyError(status=status) if status >= 500:
+            type_ = "server_error"
+        case _:
+            type_ = "invalid_request_error"
+    code = error.code
+    if code is None and type(error) is NotFound:
+        code = "unknown_url"
+    return {"error": {"message": error.message, "type": type_, "param": error.field, "code": code}}
+
+
+def error(error: ParleyError) -> tuple[int, bytes]:
+    """Status and body of an error that is the whole answer."""
+    return error.status, encode(error_object(error))
+
+
+def failure(error: ParleyError) -> bytes:
+    """The end of a stream that an error cuts short."""
+    return frame(error_object(error)) + DONE
+
+
+def headers(seconds: float) -> list[tuple[bytes, bytes]]:
+    return [(b"openai-processing-ms", b"%d" % (seconds * 1000)), (b"openai-version", b"2020-10-01")]

@@ -1,0 +1,87 @@
+"""Models, tokens and version: the small routes beside generation, in the form that vLLM's server gave them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parley.dialects.dialect import Card, Detokenize, Tokenize, Tokenized
+from parley.dialects.fields import Fields, decode
+from parley.dialects.openai import shared
+from parley.dialects.openai.messages import conversation
+from parley.types import Chat, Prompt, Text
+
+
+def tokenize(body: bytes) -> Tokenize:
+    """A prompt or a conversation. Raises BadRequest."""
+    fields = decode(body)
+    prompt = _chat(fields) if fields.has("messages") else _text(fields)
+    return Tokenize(
+        model=fields.string("model", "", cap=256),
+        prompt=prompt,
+        strings=fields.boolean("return_token_strs", False),
+    )
+
+
+def _chat(fields: Fields) -> Prompt:
+    chat: Chat
+    chat, _ = conversation(fields)
+    return chat
+
+
+def _text(fields: Fields) -> Prompt:
+    text = fields.string("prompt", None)
+    if text is None:
+        raise fields.missing("prompt")
+    return Text(text, fields.boolean("add_special_tokens", True))
+
+
+def tokenized(result: Tokenized) -> bytes:
+    return shared.encode(
+        {
+            "count": len(result.ids),
+            "max_model_len": result.max_model_len,
+            "tokens": result.ids,
+            "token_strs": result.strings,
+        }
+    )
+
+
+def detokenize(body: bytes) -> Detokenize:
+    """Raises BadRequest."""
+    fields = decode(body)
+    if not fields.has("tokens"):
+        raise fields.missing("tokens")
+    ids = fields.integers("tokens", cap=2**31, low=0, high=shared.MAX_ID)
+    return Detokenize(model=fields.string("model", "", cap=256), ids=ids)
+
+
+def detokenized(text: str) -> bytes:
+    return shared.encode({"prompt": text})
+
+
+def _card(card: Card) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "parley",
+        "root": card.name,
+        "parent": None,
+        "max_model_len": card.max_model_len,
+    }
+
+
+def model(card: Card) -> bytes:
+    return shared.encode(_card(card))
+
+
+def models(cards: list[Card]) -> bytes:
+    return shared.encode({"object": "list", "data": [_card(card) for card in cards]})
+
+
+def version(text: str) -> bytes:
+    return shared.encode({"version": text})
+
+
+def load(requests: int) -> bytes:
+    return shared.encode({"server_load": requests})
