@@ -29,7 +29,8 @@ class Sequence:
     """One choice of one request. ``tokens`` = prompt + output; the first ``computed`` of them are in the cache.
 
     ``blocks[i]`` is the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is the row of the sampler's tables while
-    it runs, -1 otherwise. ``hashes[i]`` is the chained hash of page i (only whole pages have one).
+    it runs, -1 otherwise. ``hashes[i]`` is the chained hash of page i (only whole pages have one), ``root`` the start
+    of the chain. ``computed`` advances when a step is scheduled, so a runner goes by its row, not by the sequence.
     """
 
     id: str
@@ -47,6 +48,9 @@ class Sequence:
     cached: int = 0  # prompt tokens found in the prefix cache when it first ran
     preemptions: int = 0
     prompt_scores: list[Score | None] = field(default_factory=list)
+    limit: int = 0  # output tokens it may have; 0 computes the prompt alone
+    stops: frozenset[int] = frozenset()  # tokens that end it
+    root: bytes = b""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -74,10 +78,14 @@ class Row:
 
 @dataclass(slots=True)
 class Step:
-    """One forward pass. ``fresh`` are pages handed out since the last step: the runner clears them first."""
+    """One forward pass. ``fresh`` are pages handed out since the last step: the runner clears them first.
+
+    ``hashed`` are pages that became findable with this step, which writes their last token; no concern of the runner's.
+    """
 
     rows: list[Row]
     fresh: list[int] = field(default_factory=list)
+    hashed: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

@@ -1,0 +1,238 @@
+"""The engine's loop: work in, outputs out, one step of the model at a time.
+
+    add, cancel      between steps, so that new work and cancels take effect before anything is scheduled
+    schedule         the scheduler says which tokens of which sequences are computed
+    run              the runner computes them
+    finish           tokens are appended, ends noticed, pages given back
+    emit             one list of outputs for the whole step, with the engine's numbers
+
+Every choice that is added gets exactly one output with ``finish``, unless it is cancelled; then it gets none any more.
+No exception of a runner leaves the loop: a failed step ends the choices that had a row in it, a failed row its own.
+
+The loop knows nothing of text, sockets or tensors, and belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import perf_counter
+
+from parley.core.blocks import BlockPool, extend, root
+from parley.core.finish import allowance, verdict
+from parley.core.pace import Fixed, Pace, Timed
+from parley.core.scheduler import Scheduler
+from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Step
+from parley.types import Finish, Output, Settings, Stats, Work
+
+log = logging.getLogger("parley.engine")
+
+FAILED = "The engine failed while computing this request."
+
+
+class Loop:
+    """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of a step, in its thread.
+
+    ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens).
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        settings: Settings,
+        emit: Callable[[list[Output], Stats], None],
+        pace: Pace | None = None,
+    ):
+        if pace is None:
+            on_cpu = settings.device.startswith("cpu")
+            pace = Timed(settings.step_ms / 1000) if on_cpu else Fixed(settings.step_tokens)
+        self.runner = runner
+        self.settings = settings
+        self.pool = BlockPool(runner.blocks)
+        self.scheduler = Scheduler(
+            self.pool, pace, settings.max_batch, self._admit, self._release, settings.prefix_cache
+        )
+        # A sequence that is alone can always go on: no context is longer than the pool.
+        self.context = min(runner.max_model_len, runner.blocks * BLOCK_SIZE)
+        self._emit = emit
+        self._pace = pace
+        self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
+        self._outputs: list[Output] = []
+        self._changed = False  # something happened that no emit has told of
+        self._arrivals = 0
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether ``step`` has nothing to do until more is added."""
+        return not (self._open or self._changed)
+
+    def add(self, work: Work) -> None:
+        """Queue all choices of a work. What is wrong with it is told by outputs of the next step."""
+        if work.id in self._open:
+            log.error("a work was submitted twice under one id; the second is ignored")
+            return
+        self._changed = True
+        refusal = self._refusal(work)
+        if refusal:
+            self._outputs += [Output(work.id, index, finish="error", error=refusal) for index in range(work.n)]
+            return
+        start = root(self.settings.model, work.salt)
+        hashes: list[bytes] = []
+        if self.settings.prefix_cache:
+            extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
+        stops = frozenset(work.stop_ids)
+        limit = allowance(work, self.context)
+        choices: dict[int, Sequence] = {}
+        for index in range(work.n):
+            sequence = Sequence(
+                id=work.id,
+                index=index,
+                work=work,
+                tokens=list(work.token_ids),
+                prompt_len=len(work.token_ids),
+                seed=(work.seed + index) % 2**64,
+                order=self._arrivals,
+                hashes=list(hashes),
+                # The prompt is the same for all choices: one of them scores it.
+                prompt_scores=[None] if work.prompt_logprobs >= 0 and index == 0 else [],
+                limit=limit,
+                stops=stops,
+                root=start,
+            )
+            self._arrivals += 1
+            choices[index] = sequence
+            self.scheduler.add(sequence)
+        if choices:
+            self._open[work.id] = choices
+        self._prompt_tokens += len(work.token_ids)
+
+    def cancel(self, id: str, index: int = -1) -> None:
+        """Forget one choice of a work, or (-1) all: pages are free at once and no output follows. Unknown: ignored."""
+        for sequence in list(self._open.get(id, {}).values()):
+            if index < 0 or sequence.index == index:
+                self._close(sequence)
+                self._changed = True
+        # Refusals wait for the next step in this list; nothing else ever does.
+        self._outputs = [o for o in self._outputs if o.id != id or (index >= 0 and o.index != index)]
+
+    def step(self) -> bool:
+        """Schedule, run, finish, emit. Returns whether there is more to do."""
+        if self.idle:
+            return False
+        step = self.scheduler.schedule()
+        if step.rows:
+            self._steps += 1
+            results = self._run(step)
+            if results is None:
+                self.scheduler.abandon(step)
+                for row in step.rows:
+                    self._fail(row.sequence, FAILED)
+            else:
+                for row, result in zip(step.rows, results, strict=True):
+                    self._finish(row, result)
+        outputs, self._outputs = self._outputs, []
+        self._changed = False
+        self._emit(outputs, self.stats())
+        return not self.idle
+
+    def stats(self) -> Stats:
+        return Stats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            blocks_used=self.pool.used,
+            blocks_total=self.pool.size,
+            preemptions=self.scheduler.preemptions,
+            prefix_queries=self.pool.queries,
+            prefix_hits=self.pool.hits,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated_tokens,
+        )
+
+    def _refusal(self, work: Work) -> str | None:
+        """Why the work cannot be done. The API process has checked all this; a defect there must not hang anybody."""
+        if not work.token_ids:
+            return "The prompt has no tokens."
+        if len(work.token_ids) > self.context:
+            return f"The prompt has {len(work.token_ids)} tokens, but only {self.context} fit."
+        size = self.runner.vocab_size
+        if not all(type(token) is int and 0 <= token < size for token in work.token_ids):
+            return f"A token id of the prompt is outside of the vocabulary (0 to {size - 1})."
+        return None
+
+    def _run(self, step: Step) -> list[Sampled] | None:
+        """The runner's results, None if it failed."""
+        began = perf_counter()
+        try:
+            results = self.runner.run(step)
+            if len(results) != len(step.rows):
+                raise RuntimeError(f"{len(step.rows)} rows gave {len(results)} results")
+        except Exception:
+            log.exception("a step of %d rows failed", len(step.rows))
+            return None
+        prefill = sum(row.count for row in step.rows if row.count > 1)
+        self._pace.observe(step.tokens - prefill, prefill, perf_counter() - began)
+        return results
+
+    def _finish(self, row: Row, result: Sampled) -> None:
+        """Append what a row gave and end the choice if that was its last."""
+        sequence = row.sequence
+        if result.error is not None or (row.sample and result.token is None):
+            for block in sequence.blocks:
+                self.pool.forget(block)  # whatever went wrong may be in there
+            self._fail(sequence, result.error or FAILED)
+            return
+        sequence.prompt_scores += result.prompt_scores
+        if row.start + row.count < len(sequence.tokens):
+            return
+        output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached)
+        if sequence.generated == 0 and sequence.prompt_scores:
+            output.prompt_scores = sequence.prompt_scores
+        finish: Finish | None = "length"
+        if result.token is not None and row.sample:
+            sequence.tokens.append(result.token)
+            self._generated_tokens += 1
+            finish = verdict(sequence)
+            output.token_ids = [result.token]
+            if sequence.work.logprobs >= 0 and result.score is not None:
+                output.scores = [result.score]
+            if finish == "stop":
+                output.stop_id = result.token
+        output.finish = finish
+        if finish is None:
+            self._outputs.append(output)
+        else:
+            self._end(sequence, output)
+
+    def _fail(self, sequence: Sequence, reason: str) -> None:
+        self._end(sequence, Output(sequence.id, sequence.index, finish="error", error=reason))
+
+    def _end(self, sequence: Sequence, output: Output) -> None:
+        self._outputs.append(output)
+        self._close(sequence)
+
+    def _close(self, sequence: Sequence) -> None:
+        """Take a choice out of all books."""
+        self.scheduler.remove(sequence)
+        choices = self._open[sequence.id]
+        del choices[sequence.index]
+        if not choices:
+            del self._open[sequence.id]
+
+    def _admit(self, sequence: Sequence) -> bool:
+        try:
+            self.runner.admit(sequence)
+        except Exception:
+            log.exception("a sequence could not be admitted")
+            self._fail(sequence, FAILED)
+            return False
+        return True
+
+    def _release(self, sequence: Sequence) -> None:
+        try:
+            self.runner.release(sequence)
+        except Exception:
+            log.exception("a sequence could not be released")

@@ -1,0 +1,233 @@
+"""Which sequence computes how many tokens in the next step, and in which pages.
+
+There are no prefill and decode phases. Every sequence has ``len(tokens)`` tokens, ``computed`` of which are in the
+cache, and a step lets ``computed`` catch up. A decode is a distance of one token; a new prompt, the rest of a long one,
+what a prefix hit left over and a preempted sequence are longer distances, cut into chunks.
+
+**Order.** Arrival decides everything. Running sequences go first, oldest first, then waiting ones are admitted, oldest
+first. Every running sequence is older than every waiting one: whoever has to leave is the youngest running sequence and
+goes to the *front* of the queue. So the oldest sequence gets a row in every step, and nothing can starve or livelock.
+
+**Budget.** Decodes are few tokens and people watch them: each running sequence that is one token behind gets its row in
+every step. The pace says how many further tokens, of prompts, the step may have.
+
+**Pages.** A sequence gets pages for the chunk that is scheduled, never for tokens it may once produce. When none is
+free, the youngest running sequence is preempted: it gives back all pages and will compute its tokens again. What makes
+this cheap is the prefix cache, in which it finds whatever has not been overwritten meanwhile. Admission leaves one
+spare page for each running sequence, so that it does not cause the next preemption itself.
+
+**Sharing.** A page becomes findable in the moment in which its last token is *scheduled*, before it is written. That
+is sound within one step, for a layer writes the keys and values of all rows before any row attends; and it lets
+requests that arrive together compute their common prefix once: the first is scheduled a chunk, the next ones find it,
+also in the middle of their own prompts. The price is that a step that fails leaves findable pages that were never
+written: ``abandon`` takes them back. A sequence attaches only to pages in a step in which it has a row itself, so
+nobody outside of a failed step depends on them.
+
+The file knows neither outputs nor why a sequence ends.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from parley.core.blocks import BlockPool, extend, pages
+from parley.core.pace import Pace
+from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
+
+
+class Scheduler:
+    """Sequences over a pool of pages, of which at most ``slots`` run at once.
+
+    ``admit`` is called when a sequence has got a slot; False refuses it, and it is out. ``release`` is called before
+    a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        pace: Pace,
+        slots: int,
+        admit: Callable[[Sequence], bool],
+        release: Callable[[Sequence], None],
+        prefix_cache: bool = True,
+    ):
+        self.pool = pool
+        self.pace = pace
+        self.slots = slots
+        self.prefix_cache = prefix_cache
+        self.preemptions = 0
+        # Ordered sets, by arrival: a sequence may leave at any place, and joins at either end.
+        self.running: OrderedDict[Sequence, None] = OrderedDict()
+        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self._slots = list(reversed(range(slots)))
+        self._admit = admit
+        self._release = release
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
+        if pages(len(sequence)) > self.pool.size:
+            raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.size} pages")
+        self.waiting[sequence] = None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, whatever it is doing. Its pages are free at once, and stay findable."""
+        if sequence.status is Status.RUNNING:
+            self._stop(sequence)
+        else:
+            self.waiting.pop(sequence, None)
+        sequence.status = Status.FINISHED
+
+    def schedule(self) -> Step:
+        """The next step. It has rows whenever there are sequences; ``computed`` is advanced as if it had been run."""
+        step = Step([])
+        preemptions = self.preemptions
+        left = self.pace.budget(sum(len(sequence.tokens) - sequence.computed == 1 for sequence in self.running))
+        least = min(BLOCK_SIZE, left)  # scraps of the budget are not worth a row
+        for sequence in list(self.running):
+            if sequence.status is not Status.RUNNING:
+                break  # an older one needed its pages, and before that those of all that follow
+            distance = len(sequence.tokens) - sequence.computed
+            if distance == 1:
+                if self._reserve(step, sequence, 1):
+                    self._row(step, sequence, 1)
+            elif left >= min(least, distance):
+                self._attach(sequence, self._find(sequence))
+                count = _chunk(sequence.computed, len(sequence.tokens), left)
+                if self._reserve(step, sequence, count):
+                    self._row(step, sequence, count)
+                    left -= count
+        while self.waiting and self._slots and self.preemptions == preemptions:
+            sequence = next(iter(self.waiting))
+            if left < min(least, len(sequence.tokens)):
+                break
+            found = self._find(sequence)
+            count = _chunk(len(found) * BLOCK_SIZE, len(sequence.tokens), left)
+            need = pages(len(found) * BLOCK_SIZE + count) - len(found) + self.pool.idle(found)
+            if need + len(self.running) > self.pool.free:
+                break
+            if self._start(sequence):
+                self._attach(sequence, found)
+                self._reserve(step, sequence, count)
+                self._row(step, sequence, count)
+                left -= count
+        return step
+
+    def abandon(self, step: Step) -> None:
+        """The step was not computed: nobody may find its pages. Its sequences are to be removed by the caller."""
+        for block in step.hashed:
+            self.pool.forget(block)
+
+    def check(self) -> None:
+        """Conservation of pages and slots, for tests. Raises AssertionError."""
+        self.pool.check(sequence.blocks for sequence in self.running)
+        taken = [sequence.slot for sequence in self.running]
+        assert sorted(taken + self._slots) == list(range(self.slots)), "slots in use + free slots != all"
+        assert all(sequence.slot == -1 and not sequence.blocks for sequence in self.waiting)
+        order = [sequence.order for sequence in (*self.running, *self.waiting)]
+        assert order == sorted(order), "a younger sequence runs or waits before an older one"
+
+    def _start(self, sequence: Sequence) -> bool:
+        """Give a waiting sequence a slot."""
+        del self.waiting[sequence]
+        sequence.slot = self._slots.pop()
+        if not self._admit(sequence):
+            self._slots.append(sequence.slot)
+            sequence.slot = -1
+            sequence.status = Status.FINISHED
+            return False
+        sequence.status = Status.RUNNING
+        self.running[sequence] = None
+        if self.prefix_cache and not sequence.preemptions:
+            self.pool.queries += sequence.prompt_len
+        return True
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Take slot and pages from a running sequence."""
+        del self.running[sequence]
+        self._release(sequence)
+        self._slots.append(sequence.slot)
+        sequence.slot = -1
+        self.pool.drop(sequence.blocks)
+        sequence.blocks.clear()
+        sequence.computed = 0
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop(sequence)
+        sequence.status = Status.WAITING
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.waiting[sequence] = None
+        self.waiting.move_to_end(sequence, last=False)
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        """Pages in the cache that continue what the sequence has computed, in order.
+
+        The last token is never covered: its logits are needed. Nor are prompt tokens whose logits are still to be
+        scored (position p scores token p + 1).
+        """
+        if not self.prefix_cache:
+            return []
+        scored = len(sequence.prompt_scores)
+        reach = (scored if 0 < scored < sequence.prompt_len else len(sequence.tokens)) - 1
+        found: list[int] = []
+        for page in range(sequence.computed // BLOCK_SIZE, min(reach // BLOCK_SIZE, len(sequence.hashes))):
+            block = self.pool.find(sequence.hashes[page])
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _attach(self, sequence: Sequence, found: list[int]) -> None:
+        """Let pages of the cache stand for the next tokens; a page that the sequence had begun itself is given up."""
+        if not found:
+            return
+        page = sequence.computed // BLOCK_SIZE
+        begun = sequence.blocks[page:]
+        for block in found:
+            self.pool.share(block)
+        sequence.blocks[page:] = found
+        self.pool.drop(begun)
+        computed = (page + len(found)) * BLOCK_SIZE
+        if not sequence.preemptions:
+            sequence.cached += computed - sequence.computed
+            self.pool.hits += computed - sequence.computed
+        sequence.computed = computed
+
+    def _reserve(self, step: Step, sequence: Sequence, count: int) -> bool:
+        """Pages for ``count`` more tokens, taken from younger sequences if need be. False: it was preempted itself.
+
+        The youngest has no row in this step yet, since rows are given oldest first.
+        """
+        need = pages(sequence.computed + count) - len(sequence.blocks)
+        while self.pool.free < need:
+            youngest = next(reversed(self.running))
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        for _ in range(need):
+            block = self.pool.take()
+            sequence.blocks.append(block)
+            step.fresh.append(block)
+        return True
+
+    def _row(self, step: Step, sequence: Sequence, count: int) -> None:
+        """Put ``count`` tokens into the step and make the pages that they fill findable."""
+        start = sequence.computed
+        end = sequence.computed = start + count
+        scored = len(sequence.prompt_scores)
+        score = 0 < scored < sequence.prompt_len and scored <= end
+        sample = end == len(sequence.tokens) and sequence.limit > 0
+        step.rows.append(Row(sequence, start, count, sample, scored if score else None))
+        if self.prefix_cache and start // BLOCK_SIZE < end // BLOCK_SIZE:
+            extend(sequence.hashes, sequence.root, sequence.tokens, end // BLOCK_SIZE)
+            for page in range(start // BLOCK_SIZE, end // BLOCK_SIZE):
+                if self.pool.publish(sequence.blocks[page], sequence.hashes[page]):
+                    step.hashed.append(sequence.blocks[page])
+
+
+def _chunk(start: int, total: int, budget: int) -> int:
+    """How many tokens to compute from ``start``: all up to ``total``, or else to the end of a page where possible."""
+    end = min(total, start + budget)
+    boundary = end // BLOCK_SIZE * BLOCK_SIZE
+    return (boundary if start < boundary and end < total else end) - start

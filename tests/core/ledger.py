@@ -1,0 +1,218 @@
+"""A runner whose model is a hash of the history, and whose pages remember what was written into them.
+
+It checks on every row that the pages of the sequence hold exactly that sequence's history: a stale, foreign, unwritten
+or uncleared page cannot go unnoticed. Tokens and scores depend on the history and the seed alone, as those of an exact
+model do, so outputs can be compared between schedules.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from parley.core.loop import Loop
+from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
+from parley.types import Output, Score, Settings, Stats, Work
+
+VOCAB = 50
+
+
+class Broken(Exception):
+    """Failure asked for by the test."""
+
+
+class Violation(BaseException):
+    """The policy broke a rule. No Exception, so that the loop cannot take it for a failure of the model."""
+
+
+def require(condition: bool, rule: str) -> None:
+    if not condition:
+        raise Violation(rule)
+
+
+def digest(*parts: object) -> int:
+    return int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "little")
+
+
+def histories(salt: str, tokens: list[int]) -> list[int]:
+    """Entry p stands for the keys and values of position p, which depend on all tokens up to p; salts keep apart."""
+    state, result = digest("salt", salt), []
+    for token in tokens:
+        state = digest(state, token)
+        result.append(state)
+    return result
+
+
+class LedgerRunner:
+    def __init__(self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, clears: bool = True):
+        self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
+        self.pages: list[list[int | None]] = [[-1] * BLOCK_SIZE for _ in range(blocks)]  # dirty from the start
+        self.slots: list[Sequence | None] = [None] * slots
+        self.computed = 0  # tokens that went through the model
+        self.widest = 0  # tokens of the largest step
+        self.steps: list[list[tuple[str, int, int, int]]] = []  # (id, index, start, count) of each row
+        self.fail_next: str | None = None  # "before" or "midway": the next step raises
+        self.refuse: set[str] = set()  # works whose admission raises
+        self.poison: set[tuple[str, int]] = set()  # (work, output number) whose row fails
+
+    def admit(self, sequence: Sequence) -> None:
+        require(self.slots[sequence.slot] is None, "a slot was given twice")
+        if sequence.id in self.refuse:
+            raise Broken("admission")
+        self.slots[sequence.slot] = sequence
+
+    def release(self, sequence: Sequence) -> None:
+        require(self.slots[sequence.slot] is sequence, "a sequence left a slot that it did not have")
+        self.slots[sequence.slot] = None
+
+    def run(self, step: Step) -> list[Sampled]:
+        failure, self.fail_next = self.fail_next, None
+        if failure == "before":
+            raise Broken("step")
+        require(len(set(step.fresh)) == len(step.fresh), "a page was handed out twice in a step")
+        require(len({id(row.sequence) for row in step.rows}) == len(step.rows), "a sequence has two rows")
+        for block in step.fresh:
+            self.pages[block] = [None] * BLOCK_SIZE
+        rows = step.rows[: len(step.rows) // 2] if failure == "midway" else step.rows
+        past = {id(row): histories(row.sequence.work.salt, row.sequence.tokens) for row in rows}
+        for row in rows:
+            self._write(row, past[id(row)])
+        if failure:
+            raise Broken("step")
+        self.computed += step.tokens
+        self.widest = max(self.widest, step.tokens)
+        self.steps.append([(row.sequence.id, row.sequence.index, row.start, row.count) for row in rows])
+        return [self._attend(row, past[id(row)]) for row in rows]
+
+    def _write(self, row: Row, past: list[int]) -> None:
+        sequence, end = row.sequence, row.start + row.count
+        require(self.slots[sequence.slot] is sequence, "a row without a slot")
+        require(row.count > 0 and end <= len(sequence.tokens), "a row beyond its sequence")
+        require(len(sequence.blocks) == -(-end // BLOCK_SIZE), "more or fewer pages than tokens need")
+        for position in range(row.start, end):
+            page = self.pages[sequence.blocks[position // BLOCK_SIZE]]
+            require(page[position % BLOCK_SIZE] is None, "wrote over a page, or into one that was not cleared")
+            page[position % BLOCK_SIZE] = past[position]
+
+    def _attend(self, row: Row, past: list[int]) -> Sampled:
+        sequence, end = row.sequence, row.start + row.count
+        for position in range(end):
+            held = self.pages[sequence.blocks[position // BLOCK_SIZE]][position % BLOCK_SIZE]
+            require(held == past[position], "a page does not hold its sequence's history")
+        result = Sampled()
+        if row.score_from is not None:
+            require(row.start < row.score_from <= end, "asked to score what the row does not predict")
+            last = min(end, sequence.prompt_len - 1)
+            result.prompt_scores = [score(past[p - 1], sequence.tokens[p]) for p in range(row.score_from, last + 1)]
+        if row.sample:
+            require(end == len(sequence.tokens), "sampled before the end")
+            if (sequence.id, sequence.generated) in self.poison:
+                return Sampled(error="This row is not a number.")
+            result.token = draw(sequence, past[end - 1])
+            if sequence.work.logprobs >= 0:
+                result.score = score(past[end - 1], result.token)
+        return result
+
+
+def draw(sequence: Sequence, state: int) -> int:
+    """The next token: a function of history, seed and position; stop ids are forbidden before ``min_tokens``."""
+    forbidden = sequence.work.stop_ids if sequence.generated < sequence.work.min_tokens else []
+    allowed = [token for token in range(VOCAB) if token not in forbidden]
+    return allowed[digest(state, sequence.seed, len(sequence.tokens)) % len(allowed)]
+
+
+def score(state: int, token: int) -> Score:
+    return Score(-float(digest(state, token) % 1000) / 100, token + 1)
+
+
+class Steady:
+    """A pace that follows a list of budgets, over and over."""
+
+    def __init__(self, *budgets: int):
+        self.budgets = list(budgets)
+        self.turn = 0
+
+    def budget(self, decodes: int) -> int:
+        self.turn += 1
+        return self.budgets[self.turn % len(self.budgets)]
+
+    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
+        pass
+
+
+class Bench:
+    """A loop with a ledger, everything it emitted, and a check of conservation after every step."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int = 64,
+        slots: int = 4,
+        budgets: tuple[int, ...] = (64,),
+        prefix_cache: bool = True,
+        max_model_len: int = 10_000,
+    ):
+        self.runner = LedgerRunner(blocks, slots, max_model_len)
+        self.outputs: dict[tuple[str, int], list[Output]] = {}
+        self.stats = Stats()
+        settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
+        self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets))
+
+    def _receive(self, outputs: list[Output], stats: Stats) -> None:
+        for output in outputs:
+            self.outputs.setdefault((output.id, output.index), []).append(output)
+        self.stats = stats
+
+    def step(self) -> bool:
+        more = self.loop.step()
+        self.loop.scheduler.check()
+        assert more == (not self.loop.idle)
+        return more
+
+    def drain(self, limit: int = 20_000) -> None:
+        for _ in range(limit):
+            if not self.step():
+                break
+        assert self.loop.idle, "the loop does not come to an end"
+        assert self.stats.blocks_used == self.stats.running == self.stats.waiting == 0
+        assert self.runner.slots == [None] * len(self.runner.slots)
+
+    def result(self, id: str, index: int = 0) -> Output:
+        """All outputs of a choice as one; asserts that exactly the last of them has ``finish``."""
+        parts = self.outputs[id, index]
+        assert [part.finish is not None for part in parts] == [False] * (len(parts) - 1) + [True]
+        assert all(part.prompt_scores is None for part in parts[1:])
+        assert all(len(part.token_ids) == 1 for part in parts[:-1])
+        scores = [score for part in parts for score in part.scores or []]
+        return Output(
+            id,
+            index,
+            token_ids=[token for part in parts for token in part.token_ids],
+            scores=scores or None,
+            finish=parts[-1].finish,
+            stop_id=parts[-1].stop_id,
+            error=parts[-1].error,
+            cached_tokens=parts[-1].cached_tokens,
+            prompt_scores=parts[0].prompt_scores,
+        )
+
+
+def alone(work: Work, index: int = 0, max_model_len: int = 10_000) -> Output:
+    """What one choice gives with nobody else there, in one chunk, without prefix cache, in a pool with room."""
+    single = Work(
+        id=work.id,
+        token_ids=work.token_ids,
+        max_tokens=work.max_tokens,
+        sampling=work.sampling,
+        seed=work.seed + index,
+        min_tokens=work.min_tokens,
+        stop_ids=work.stop_ids,
+        logprobs=work.logprobs,
+        prompt_logprobs=work.prompt_logprobs if index == 0 else -1,
+        salt=work.salt,
+    )
+    bench = Bench(blocks=64, slots=1, budgets=(8192,), prefix_cache=False, max_model_len=max_model_len)
+    bench.loop.add(single)
+    bench.drain()
+    result = bench.result(work.id)
+    result.index = index
+    return result
