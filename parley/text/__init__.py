@@ -1,1 +1,14 @@
-"""Text to tokens and back: tokeniser, chat template, detokeniser, stop strings. No torch here."""
+"""Text to tokens and back: tokeniser, chat template, detokeniser, stop strings. All without torch."""
+
+from .choice import Choice, scored, token
+from .detokenizer import Detokenizer
+from .prompt import Language, Prepared
+from .regions import Markup, Regions, detect
+from .stops import Scanner, Stops
+from .template import ChatTemplate
+from .tokenizer import BadTokenizer, Tokenizer
+
+__all__ = [
+    "BadTokenizer", "ChatTemplate", "Choice", "Detokenizer", "Language", "Markup", "Prepared", "Regions", "Scanner",
+    "Stops", "Tokenizer", "detect", "scored", "token",
+]  # fmt: skip

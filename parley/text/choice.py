@@ -1,0 +1,170 @@
+"""One choice of an answer: the engine's token outputs become the events that a dialect renders.
+
+For each token, in one pass: count it, spell it, look for stop strings, tell the parts apart. Any division of the tokens
+into outputs gives the same texts, tokens and usage. Knows no sockets and no engine: who drives it looks at ``ended``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from parley.types import CallDelta, Delta, Done, Event, Output, Reason, Request, Score, Scored, Token, Usage
+
+from .detokenizer import Detokenizer
+from .prompt import Prepared
+from .regions import Regions
+from .stops import Scanner, Stops
+from .tokenizer import Tokenizer
+
+
+class Choice:
+    """Choice ``index`` of a request, counted over all its prompts.
+
+    ``stops``: the request's stop strings, compiled once for all choices. ``details`` makes Token objects although no
+    log-probabilities are wanted. After ``ended`` no more events come; if the engine has not finished the choice by
+    then, a stop string did, and the engine must be told to cancel it.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        index: int,
+        tokenizer: Tokenizer,
+        prepared: Prepared,
+        stops: Stops | None = None,
+        details: bool = False,
+    ):
+        want = request.want
+        self.index = index
+        self.ended = False
+        self.usage = Usage(prompt_tokens=len(prepared.token_ids))
+        self._tokenizer = tokenizer
+        self._stop = request.stop
+        self._details = details or want.logprobs is not None
+        self._alternatives = want.logprobs or 0
+        markup = prepared.markup
+        self._regions = Regions(markup, prepared.thinking) if markup.marks else None
+        keep = [id for id in map(tokenizer.token_id, markup.marks) if id is not None]
+        self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
+        if stops is None and request.stop.strings:
+            stops = Stops(request.stop.strings)
+        self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
+        self._tokens: list[Token] = []  # not attached to a delta yet
+        self._deltas: list[Delta] = []
+
+    def push(self, output: Output) -> list[Event]:
+        """The events of one output: deltas, and Done when it is the last or completes a stop string."""
+        if self.ended:
+            return []
+        self._deltas = []
+        self.usage.cached_tokens = max(self.usage.cached_tokens, output.cached_tokens)
+        silent = self._silent(output)
+        for number, id in enumerate(output.token_ids):
+            self._add(id, output.scores[number] if output.scores else None, number == silent)
+            if self._scanner is not None and self._scanner.matched is not None:
+                return self._end("stop", self._scanner.matched)
+        if output.finish is None:
+            return self._take()
+        stop = output.stop_id if output.stop_id in self._stop.ids else None
+        return self._end(output.finish, stop)
+
+    def close(self, reason: Reason) -> list[Event]:
+        """End the choice from outside, giving out what was held back. Nothing if it has ended already."""
+        if self.ended:
+            return []
+        self._deltas = []
+        return self._end(reason, None)
+
+    def _silent(self, output: Output) -> int:
+        """Position of the token whose text is not shown, -1 for none: it ended the choice."""
+        shown = self._stop.include and output.stop_id in self._stop.ids
+        return -1 if output.stop_id is None or shown else len(output.token_ids) - 1
+
+    def _add(self, id: int, score: Score | None, silent: bool) -> None:
+        self.usage.completion_tokens += 1
+        if self._details:
+            self._tokens.append(self._token(id, score))
+        thinking = self._regions is not None and self._regions.thinking
+        piece = "" if silent else self._text.push((id,))
+        if piece and self._scanner is not None:
+            armed = self.usage.completion_tokens >= self._stop.min_tokens
+            piece = self._scanner.push(piece, armed)
+        if piece:
+            self._say(piece)
+        if thinking or (self._regions is not None and self._regions.thinking):
+            self.usage.reasoning_tokens += 1
+
+    def _say(self, text: str) -> None:
+        if self._regions is None:
+            self._emit("content", text)
+            return
+        for part, piece, call in self._regions.push(text):
+            self._emit(part, piece, call)
+
+    def _emit(self, part: Any, text: str, call: CallDelta | None = None) -> None:
+        """Append to the last delta where it goes on with the same part. A call's announcement stays alone."""
+        last = self._deltas[-1] if self._deltas else None
+        same = last is not None and last.part == part
+        if same and call is None:
+            last.text += text  # type: ignore[union-attr]
+        elif same and call.name is None and last.call.name is None and last.call.index == call.index:  # type: ignore[union-attr]
+            last.call.arguments += call.arguments  # type: ignore[union-attr]
+        else:
+            last = Delta(self.index, text, part, call=call)
+            self._deltas.append(last)
+        if self._tokens:
+            last.tokens += self._tokens  # type: ignore[union-attr]
+            self._tokens = []
+
+    def _take(self) -> list[Event]:
+        return list(self._deltas)
+
+    def _end(self, reason: Reason, stop: str | int | None) -> list[Event]:
+        self.ended = True
+        if not isinstance(stop, str):
+            rest = self._text.flush()
+            if self._scanner is not None:
+                rest = self._scanner.push(rest) + self._scanner.flush()
+            self._say(rest)
+        called = False
+        if self._regions is not None:
+            for part, piece, call in self._regions.flush():
+                self._emit(part, piece, call)
+            called = self._regions.calls > 0
+        if self._tokens:
+            self._emit(self._deltas[-1].part if self._deltas else "content", "")
+        if reason == "stop" and stop is None and called:
+            reason = "tool"
+        return [*self._take(), Done(self.index, reason, self.usage, stop)]
+
+    def _token(self, id: int, score: Score | None) -> Token:
+        return token(self._tokenizer, id, score, self._alternatives)
+
+
+def token(tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0) -> Token:
+    """A token as a client may see it, with at most so many alternatives."""
+    made = Token(id, tokenizer.token_text(id), tokenizer.token_bytes(id))
+    if score is not None:
+        made.logprob, made.rank = score.logprob, score.rank
+        made.top = [
+            Token(other, tokenizer.token_text(other), tokenizer.token_bytes(other), logprob, place)
+            for place, (other, logprob) in enumerate(
+                zip(score.top_ids[:alternatives], score.top, strict=False), start=1
+            )
+        ]
+    return made
+
+
+def scored(
+    tokenizer: Tokenizer,
+    prompt: int,
+    token_ids: Sequence[int],
+    scores: Sequence[Score | None] | None = None,
+    alternatives: int = 0,
+) -> Scored:
+    """Prompt number ``prompt`` as tokens, for echo and prompt log-probabilities."""
+    aligned = scores if scores is not None else [None] * len(token_ids)
+    return Scored(
+        prompt, [token(tokenizer, id, score, alternatives) for id, score in zip(token_ids, aligned, strict=True)]
+    )

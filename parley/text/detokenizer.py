@@ -1,0 +1,112 @@
+"""Token ids to text as they arrive: never half a character, never a character twice.
+
+The pieces given out, concatenated, are the text that the ids add behind the prompt. Cost is constant per token.
+
+Two ways, chosen by the tokenizer. ``Detokenizer`` concatenates the tokens' bytes through an incremental UTF-8 decoder,
+which cannot drift. For the few tokenizers whose tokens change with their neighbours, ``_Window`` decodes the last few
+tokens again and gives out what is new.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Collection, Iterable, Sequence
+
+from .tokenizer import Tokenizer
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
+CHARACTER = 4  # bytes of the longest character in UTF-8
+
+
+class Detokenizer:
+    """Text of one growing sequence of ids.
+
+    ``prompt_ids`` are the context: at its end a word may go on or a character be half written. ``keep`` are special
+    tokens to show although ``skip_special`` hides the others (the marks that a parser behind this one needs).
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special: bool = True,
+        keep: Collection[int] = (),
+    ):
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids.difference(keep) if skip_special else frozenset()
+        self._decoder = _utf8("replace")
+        self._window = None if tokenizer.by_piece else _Window(tokenizer, self._visible_tail(prompt_ids, WINDOW))
+        self._begun = self._window is not None or self._prime(prompt_ids)
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that is certain now that these ids have come; may be empty, and may hold earlier ids' text."""
+        if self._window is not None:
+            return "".join([self._window.push(id) for id in ids if id not in self._hidden])
+        data = b"".join([self._bytes(id) for id in ids if id not in self._hidden])
+        return self._decoder.decode(data) if data else ""
+
+    def flush(self) -> str:
+        """What was held back when no more ids come: U+FFFD for a character that was never finished."""
+        return self._window.flush() if self._window is not None else self._decoder.decode(b"", final=True)
+
+    def _bytes(self, id: int) -> bytes:
+        if self._begun:
+            return self._tokenizer.token_bytes(id)
+        self._begun = True
+        return self._tokenizer.first_bytes(id)
+
+    def _prime(self, prompt_ids: Sequence[int]) -> bool:
+        """Take over a character that the prompt left unfinished. False if nothing of the prompt is visible."""
+        tail = self._visible_tail(prompt_ids, CHARACTER)
+        self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tail)))
+        return bool(tail)
+
+    def _visible_tail(self, ids: Sequence[int], count: int) -> list[int]:
+        tail: list[int] = []
+        for id in reversed(ids):
+            if id not in self._hidden:
+                tail.append(id)
+                if len(tail) == count:
+                    break
+        return tail[::-1]
+
+
+WINDOW = 6  # tokens of context that decide how a token is written
+PATIENCE = 8  # tokens after which a U+FFFD at the end is taken for a real one
+
+
+class _Window:
+    """Decode the tokens since ``_start`` anew for each token; text of those before ``_read`` was given out."""
+
+    def __init__(self, tokenizer: Tokenizer, context: list[int]):
+        self._decode = tokenizer.decode
+        self._ids = context
+        self._text = self._decode(context, False)  # of the ids whose text was given out
+        self._waiting = 0  # ids at the end whose text was not
+
+    def push(self, id: int) -> str:
+        self._ids.append(id)
+        self._waiting += 1
+        text = self._decode(self._ids, False)
+        if text.endswith("\ufffd") and self._waiting < PATIENCE:
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        return self._advance(self._decode(self._ids, False)) if self._waiting else ""
+
+    def _advance(self, text: str) -> str:
+        same = 0 if text.startswith(self._text) else _common(text, self._text)
+        new = text[same or len(self._text) :]
+        self._ids = self._ids[-max(WINDOW, self._waiting) :]
+        self._text = self._decode(self._ids, False)
+        self._waiting = 0
+        return new
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the common beginning."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return min(len(one), len(other))

@@ -1,0 +1,327 @@
+"""The model's chat template: a conversation becomes the text that the model was trained on.
+
+Templates are Jinja programs that come with the model, so they run sandboxed and on a budget: no attribute that leads
+out, no change of what they are given, a deadline that is checked in every turn of every loop and at every call, and a
+limit on the output. What the budget cannot see is a single operation that takes long or much memory (joining, doubling
+or padding a string); such a template can hurt the process, but only who provides the model can write one: a request
+cannot bring its own.
+
+Rendering follows Transformers' ``apply_chat_template``. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sized
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from parley.errors import BadRequest, Invalid, excerpt
+from parley.types import Chat, Message
+
+from .tokenizer import BadTokenizer, Tokenizer, read_json
+
+MAX_CHARACTERS = 64 << 20  # of rendered text; far beyond any context
+MAX_SECONDS = 10.0
+CONTINUE = "<|parley-continues-here|> "  # marks where the last turn ends while it is rendered
+
+# Options of the call that renders, which a request must not reach through the template's variables.
+RESERVED = {
+    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize",
+    "chat_template", "return_tensors", "return_dict", "return_assistant_tokens_mask", "padding", "truncation",
+    "max_length", "tokenizer_kwargs", "sanitize_control_tokens", "self", "loop", "caller", "varargs", "kwargs",
+}  # fmt: skip
+
+
+class _Refused(jinja2.TemplateError):
+    """The template itself called raise_exception."""
+
+
+class _Exhausted(jinja2.TemplateError):
+    pass
+
+
+class _Budget(threading.local):
+    """When the rendering in this thread has to be done (monotonic seconds)."""
+
+    deadline = float("inf")
+
+    def check(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise _Exhausted(f"rendering took longer than {MAX_SECONDS:g} seconds")
+
+
+_budget = _Budget()
+
+
+class _Paced:
+    """What a loop runs over, with a look at the clock in every turn."""
+
+    def __init__(self, items: Iterable[Any]):
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            _budget.check()
+            yield item
+
+
+class _PacedSized(_Paced):
+    _items: Any
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@jinja2.pass_context  # keeps the compiler from applying it to constants once and for all
+def _pace(_: Any, items: Any) -> _Paced:
+    return (_PacedSized if isinstance(items, Sized) else _Paced)(items)
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what a model is trained on; in a prompt it means nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  # declared so by the base class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Names(Namespace):
+    """``namespace()``, without names that begin with an underscore."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"the name {name!r} may not be set")
+        super().__setitem__(name, value)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["*", "**"])
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "__pace", [], [], None, None)
+        return tree
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        _budget.check()
+        return super().call(*args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) < 2**32 and abs(right) < 64):
+            raise _Exhausted("a power is too large")
+        if operator == "*":
+            for many, times in ((left, right), (right, left)):
+                if isinstance(many, Sized) and isinstance(times, int) and len(many) * times > MAX_CHARACTERS:
+                    raise _Exhausted("a repeated text is too long")
+        return super().call_binop(context, operator, left, right)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if indent is not None and not 0 <= int(indent) <= 16:
+        raise _Exhausted("the indent is too wide")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: Any) -> None:
+    raise _Refused(str(message))
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters.update({"tojson": _tojson, "__pace": _pace})
+    del environment.globals["lipsum"]
+    environment.globals.update(
+        raise_exception=_refuse,
+        strftime_now=lambda format: datetime.now().strftime(format),
+        namespace=_Names,
+        dict=lambda *args, **kwargs: dict(*args, **kwargs),
+    )
+    return environment
+
+
+class ChatTemplate:
+    """The chat templates of one model: "default", and "tool_use" where tools have one of their own.
+
+    ``names`` are the special tokens that templates refer to. Raises BadTokenizer when a template is not valid Jinja.
+    """
+
+    def __init__(self, sources: dict[str, str], names: dict[str, str] | None = None):
+        self.sources = sources
+        self._names = names or {}
+        self._environment = _environment()
+        try:
+            self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
+        except jinja2.TemplateError as error:
+            raise BadTokenizer(f"The model's chat template is not valid: {error}") from error
+
+    @classmethod
+    def load(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
+        """The templates of a model folder, none at all if it has none. Raises BadTokenizer."""
+        return cls(_read_sources(Path(folder)), tokenizer.names)
+
+    @property
+    def text(self) -> str:
+        """All sources together, to look for marks in."""
+        return "\n".join(self.sources.values())
+
+    def render(self, chat: Chat) -> str:
+        """The prompt's text. It holds BOS and the like itself: encode it with ``special=False``.
+
+        Raises BadRequest when there is no template or it refuses the conversation, Invalid for a reserved option.
+        """
+        options = self._options(chat)
+        name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
+        if template is None:
+            raise BadRequest(
+                "This model has no chat template, so it cannot chat; send a plain prompt to a completions route.",
+                field="messages",
+            )
+        if not chat.messages:
+            raise BadRequest("A conversation needs at least one message.", field="messages")
+        messages = [_as_dict(message) for message in chat.messages]
+        if chat.continue_final:
+            _mark(messages[-1], self.sources[name])
+        values = {
+            **self._names,
+            **options,
+            "messages": messages,
+            "tools": chat.tools or None,
+            "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final,
+        }
+        values.setdefault("documents", None)
+        text = _run(template, values)
+        return _cut(text, chat.messages[-1].content or "") if chat.continue_final else text
+
+    def _options(self, chat: Chat) -> dict[str, Any]:
+        for name in chat.options:
+            taken = name in RESERVED or name in self._names or name in self._environment.globals
+            if taken or not name.isidentifier() or name.startswith("_"):
+                raise Invalid(
+                    f"chat_template_kwargs cannot set {excerpt(name)}: that name is reserved.",
+                    field="chat_template_kwargs",
+                )
+        return chat.options
+
+
+def _read_sources(folder: Path) -> dict[str, str]:
+    """Files come before tokenizer_config.json, as in Transformers."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    try:
+        sources = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    except (OSError, ValueError) as error:
+        raise BadTokenizer(f"The model's chat template cannot be read: {error}") from error
+    if sources:
+        return sources
+    written = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(written, str):
+        return {"default": written}
+    if isinstance(written, list):
+        return {entry["name"]: entry["template"] for entry in written if isinstance(entry, dict) and len(entry) >= 2}
+    return {}
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    """A message as templates know it: what is None is absent; arguments are an object where they are one."""
+    reasoning = message.reasoning
+    value = {
+        "role": message.role,
+        "content": message.content,
+        "name": message.name,
+        "reasoning_content": reasoning,
+        "reasoning": reasoning,
+        "thinking": reasoning,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+        or None,
+    }
+    return {key: entry for key, entry in value.items() if entry is not None}
+
+
+def _arguments(text: str) -> Any:
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _mark(message: dict[str, Any], source: str) -> None:
+    if "content" not in message or "content" not in source:
+        raise BadRequest("The final message has no content to continue.", field="continue_final_message")
+    message["content"] += CONTINUE
+
+
+def _cut(text: str, content: str) -> str:
+    """End the rendered text where the final message's content ends, also where the template trims that."""
+    bare = CONTINUE.strip()
+    at = text.rfind(bare)
+    if at < 0 or content.strip() not in text:
+        raise BadRequest(
+            "The final message cannot be continued: the model's chat template does not keep it as it is.",
+            field="continue_final_message",
+        )
+    return text[:at] if text.startswith(CONTINUE, at) else text[:at].rstrip()
+
+
+def _run(template: jinja2.Template, values: dict[str, Any]) -> str:
+    parts: list[str] = []
+    size = 0
+    _budget.deadline = time.monotonic() + MAX_SECONDS
+    try:
+        for part in template.generate(values):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_CHARACTERS:
+                raise _Exhausted(f"the text is longer than {MAX_CHARACTERS} characters")
+            _budget.check()
+    except _Refused as error:
+        raise BadRequest(str(error), field="messages") from error
+    except RecursionError as error:
+        raise BadRequest(
+            "The conversation is nested too deeply for the model's chat template.", field="messages"
+        ) from error
+    except (
+        Exception
+    ) as error:  # a template is a program: it can raise anything for a conversation that it did not foresee
+        raise BadRequest(
+            f"The model's chat template cannot render this conversation: {excerpt(str(error), 200)}", field="messages"
+        ) from error
+    finally:
+        _budget.deadline = float("inf")
+    return "".join(parts)

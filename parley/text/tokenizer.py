@@ -1,0 +1,235 @@
+"""Text to token ids and back, from a model folder in Hugging Face format.
+
+Runs on the ``tokenizers`` library alone: what Transformers would add on top (tokens and flags of tokenizer_config.json,
+the model's end tokens) is read here from the same files. A folder without tokenizer.json is refused, because converting
+it would need Transformers and with it torch.
+
+Special tokens written inside a text are parsed as such, in prompts and in template output alike, as every server
+does: a client that must not forge turns of a conversation has to clean its users' text.
+
+Nothing here knows of requests, streams or templates. All methods may be called from several threads at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from .pieces import compile_decoder
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+UNLIMITED = 10**9  # a larger model_max_length means that nobody set one
+
+
+class BadTokenizer(Exception):
+    """The folder's tokenizer cannot be used. The message is one sentence for a person."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty when there is no such file. Raises BadTokenizer."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadTokenizer(f"{path.name} of the model cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise BadTokenizer(f"{path.name} of the model does not hold a JSON object.")
+    return value
+
+
+class Tokenizer:
+    """A loaded tokenizer.
+
+    ``eos_ids``: ids that end an answer. ``names``: texts of the named special tokens ("bos_token": "<s>", …), as chat
+    templates read them. ``max_length``: tokens the model was made for, None if the folder does not say.
+    ``vocab_size``: one more than the highest id.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        names: dict[str, str] | None = None,
+        eos_ids: Iterable[int] = (),
+        max_length: int | None = None,
+    ):
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.names = names or {}
+        self.max_length = max_length
+        self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
+        self.eos_ids = frozenset(id for id in eos_ids if 0 <= id < self.vocab_size)
+        self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
+        self._piece = compile_decoder(state)
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are met; one entry per token of the vocabulary at most
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """The tokenizer of a model folder. Raises BadTokenizer."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise BadTokenizer(_missing(folder))
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for whatever is wrong in the file
+            raise BadTokenizer(f"tokenizer.json of the model cannot be read: {error}") from error
+        config = read_json(folder / "tokenizer_config.json")
+        named = _special_names({**read_json(folder / "special_tokens_map.json"), **config})
+        _add_tokens(backend, config, named)
+        names = {key: _content(value) for key, value in named.items()}
+        _set_ends(backend, config, names)
+        ends = _end_ids(folder)
+        eos = backend.token_to_id(names.get("eos_token", ""))
+        if eos is not None:
+            ends.add(eos)
+        limit = config.get("model_max_length")
+        limit = int(limit) if isinstance(limit, int | float) and 0 < limit < UNLIMITED else None
+        return cls(backend, names, ends, limit)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text. ``special`` adds the marks that the model expects around a plain text, such as BOS."""
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except TypeError:  # half of a surrogate pair, which JSON can carry but no text can
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            return self.backend.encode(whole, add_special_tokens=special).ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of the ids. Broken UTF-8 becomes U+FFFD, one for each broken sequence; ids that no token has give "".
+
+        Where byte tokens (``<0xE2>``) do not spell UTF-8, the library would turn their whole run into U+FFFD; here the
+        valid characters of the run remain, so that a text can be streamed character by character.
+        """
+        hidden = self.special_ids if skip_special else frozenset()
+        shown = [id for id in ids if id not in hidden]
+        if self._piece is None:
+            return self.backend.decode([id for id in shown if id < self.vocab_size], skip_special_tokens=False)
+        data = b"".join(map(self.token_bytes, shown[1:]))
+        return ((self.first_bytes(shown[0]) if shown else b"") + data).decode("utf-8", "replace")
+
+    @property
+    def by_piece(self) -> bool:
+        """Whether a text is the concatenation of its tokens' bytes. If not, tokens change with their neighbours."""
+        return self._piece is not None
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes that a token adds inside a text, possibly part of a character; none for an id without a token."""
+        data = self._bytes.get(id)
+        if data is None:
+            data = self._bytes[id] = self._spell(id)
+        return data
+
+    def first_bytes(self, id: int) -> bytes:
+        """The bytes of a token that begins a text: SentencePiece drops the blank there."""
+        token = self.token_str(id)
+        return b"" if token is None or self._piece is None else self._piece[1](token)
+
+    def token_text(self, id: int) -> str:
+        """Text of one token on its own; U+FFFD stands for bytes that are only part of a character."""
+        return self.token_bytes(id).decode("utf-8", "replace")
+
+    def token_str(self, id: int) -> str | None:
+        """The token as the vocabulary writes it (``Ġthe``, ``▁the``), None for an id that no token has."""
+        return self.backend.id_to_token(id) if 0 <= id < self.vocab_size else None
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token as the vocabulary writes it."""
+        return self.backend.token_to_id(token)
+
+    def is_special(self, id: int) -> bool:
+        """Whether the token is a mark of the model rather than text."""
+        return id in self.special_ids
+
+    def _spell(self, id: int) -> bytes:
+        token = self.token_str(id)
+        if token is None:
+            return b""
+        if self._piece is None:
+            return self.backend.decode([id], skip_special_tokens=False).encode()
+        return self._piece[0](token)
+
+
+def _missing(folder: Path) -> str:
+    if not folder.is_dir():
+        return "The model folder does not exist."
+    slow = [
+        name for name in ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt") if (folder / name).is_file()
+    ]
+    if slow:
+        return (
+            f"The model folder has no tokenizer.json, only {', '.join(slow)}; save it once with Transformers "
+            "(AutoTokenizer.from_pretrained(folder).save_pretrained(folder)) to get one."
+        )
+    return "The model folder has no tokenizer.json."
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _is_token(token: Any) -> bool:
+    return bool(isinstance(token, str) and token) or (isinstance(token, dict) and isinstance(token.get("content"), str))
+
+
+def _special_names(config: dict[str, Any]) -> dict[str, Any]:
+    """The named special tokens, as texts or descriptions."""
+    names = [*NAMED, *(key for key in config if key.endswith("_token") and key not in NAMED)]
+    return {key: config[key] for key in names if _is_token(config.get(key))}
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, Any]) -> None:
+    """Tokens that only tokenizer_config.json knows, and the special flag of those that it names."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = config.get("added_tokens_decoder")
+    listed = listed if isinstance(listed, dict) else {}
+    for _, token in sorted(listed.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0):
+        if _is_token(token) and token["content"] not in known:
+            _add(backend, token)
+            known.add(token["content"])
+    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
+    extra = list(extra.values()) if isinstance(extra, dict) else extra
+    for token in [*named.values(), *(token for token in extra if _is_token(token))]:
+        if _content(token) not in known:
+            _add(backend, {**(token if isinstance(token, dict) else {"content": token}), "special": True})
+            known.add(_content(token))
+
+
+def _add(backend: tokenizers.Tokenizer, token: dict[str, Any]) -> None:
+    options = {key: bool(token[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in token}
+    special = bool(token.get("special"))
+    added = AddedToken(token["content"], special=special, **({"normalized": not special} | options))
+    (backend.add_special_tokens if special else backend.add_tokens)([added])
+
+
+def _set_ends(backend: tokenizers.Tokenizer, config: dict[str, Any], names: dict[str, str]) -> None:
+    """An explicit add_bos_token or add_eos_token overrides what tokenizer.json would add around a text."""
+    if not {"add_bos_token", "add_eos_token"} & config.keys():
+        return
+    bos = names.get("bos_token") if config.get("add_bos_token") else None
+    eos = names.get("eos_token") if config.get("add_eos_token") else None
+    marks = [(mark, backend.token_to_id(mark)) for mark in (bos, eos) if mark]
+    before, after = ([bos] if bos else []), ([eos] if eos else [])
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A:0", *after, *(f"{mark}:1" for mark in before), "$B:1", *(f"{mark}:1" for mark in after)],
+        special_tokens=marks,
+    )
+
+
+def _end_ids(folder: Path) -> set[int]:
+    """End tokens by id: generation_config.json, or config.json where that says nothing. One id or a list of them."""
+    config = read_json(folder / "config.json")
+    for source in (read_json(folder / "generation_config.json"), config, config.get("text_config")):
+        value = source.get("eos_token_id") if isinstance(source, dict) else None
+        ids = {id for id in (value if isinstance(value, list) else [value]) if type(id) is int}
+        if ids:
+            return ids
+    return set()
