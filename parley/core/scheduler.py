@@ -113,6 +113,17 @@ class Scheduler:
                 left -= count
         return step
 
+    def preempt(self) -> Sequence:
+        """Send the youngest running sequence back to the front of the queue, without slot and pages."""
+        sequence = next(reversed(self.running))
+        self._stop(sequence)
+        sequence.status = Status.WAITING
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.waiting[sequence] = None
+        self.waiting.move_to_end(sequence, last=False)
+        return sequence
+
     def abandon(self, step: Step) -> None:
         """The step was not computed: nobody may find its pages. Its sequences are to be removed by the caller."""
         for block in step.hashed:
@@ -151,14 +162,6 @@ class Scheduler:
         self.pool.drop(sequence.blocks)
         sequence.blocks.clear()
         sequence.computed = 0
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._stop(sequence)
-        sequence.status = Status.WAITING
-        sequence.preemptions += 1
-        self.preemptions += 1
-        self.waiting[sequence] = None
-        self.waiting.move_to_end(sequence, last=False)
 
     def _find(self, sequence: Sequence) -> list[int]:
         """Pages in the cache that continue what the sequence has computed, in order.
@@ -201,9 +204,7 @@ class Scheduler:
         """
         need = pages(sequence.computed + count) - len(sequence.blocks)
         while self.pool.free < need:
-            youngest = next(reversed(self.running))
-            self._preempt(youngest)
-            if youngest is sequence:
+            if self.preempt() is sequence:
                 return False
         for _ in range(need):
             block = self.pool.take()

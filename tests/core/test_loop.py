@@ -22,11 +22,11 @@ def works(draw: st.DrawFn, number: int, longest: int) -> Work:
     return Work(
         id=f"w{number}",
         token_ids=tokens[:longest],
-        max_tokens=draw(st.sampled_from([0, 1, 2, 5, 20, 45])),
+        max_tokens=draw(st.sampled_from([0, 1, 5, 20, 45, 60, 90])),
         seed=draw(st.sampled_from([0, 1, 2**64 - 1])),
         n=draw(st.sampled_from([1, 1, 1, 2, 3])),
         min_tokens=draw(st.sampled_from([0, 0, 3])),
-        stop_ids=draw(st.sampled_from([[], [5], [5, 6, 7, 8, 9]])),
+        stop_ids=draw(st.sampled_from([[], [], [5], [5, 6, 7]])),
         logprobs=draw(st.sampled_from([-1, 0, 2])),
         prompt_logprobs=draw(st.sampled_from([-1, -1, 0])),
         salt=draw(st.sampled_from(["", "", "pepper"])),
@@ -42,14 +42,16 @@ class Plan:
     budgets: list[int]
     prefix_cache: bool
     works: list[Work]
-    actions: list[tuple[str, int]]  # ("add", work) ("step", times) ("cancel", choice number) ("fail", 0 or 1)
+    actions: list[
+        tuple[str, int]
+    ]  # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
 
 
 @st.composite
 def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
-    blocks = draw(st.sampled_from([6, 8, 9, 12, 20, 40]))
-    requests = [draw(works(number, blocks * 16)) for number in range(draw(st.integers(1, 6)))]
-    kinds = ["step", "step"] + ["cancel"] * cancels + ["fail"] * failures
+    blocks = draw(st.sampled_from([6, 7, 8, 9, 12, 30]))
+    requests = [draw(works(number, blocks * 16)) for number in range(draw(st.integers(2, 6)))]
+    kinds = ["step", "step", "preempt"] + ["cancel"] * cancels + ["fail"] * failures
     actions: list[tuple[str, int]] = []
     for number in range(len(requests)):
         actions.append(("add", number))
@@ -60,8 +62,8 @@ def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
         actions.append((draw(st.sampled_from(kinds)), draw(st.integers(0, 20))))
     return Plan(
         blocks=blocks,
-        slots=draw(st.integers(1, 6)),
-        budgets=draw(st.lists(st.sampled_from([1, 5, 16, 23, 32, 64, 500]), min_size=1, max_size=4)),
+        slots=draw(st.sampled_from([1, 2, 4, 8, 8])),
+        budgets=draw(st.lists(st.sampled_from([1, 5, 16, 23, 32, 64, 500, 500]), min_size=1, max_size=4)),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
         works=requests,
         actions=actions,
@@ -81,6 +83,10 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
         elif kind == "step":
             for _ in range(value):
                 bench.step()
+        elif kind == "preempt":
+            for _ in range(min(value % 3, len(bench.loop.scheduler.running))):
+                bench.loop.scheduler.preempt()
+            bench.loop.scheduler.check()
         elif kind == "fail":
             bench.runner.fail_next = "midway" if value % 2 else "before"
             bench.step()
@@ -270,6 +276,28 @@ def test_a_preempted_sequence_resumes_from_the_cache() -> None:
     assert bench.runner.computed < everything + bench.stats.preemptions * 40
     for number in range(2):
         same(bench.result(f"w{number}"), alone(Work(f"w{number}", prompt(number, 0, 40), max_tokens=60)))
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_preemption_at_any_step_changes_nothing(prefix_cache: bool) -> None:
+    """Of one sequence or all, in the middle of the prompt (being scored, too) or of the output."""
+    requests = [
+        Work("scored", prompt(0, 48, 20), max_tokens=12, prompt_logprobs=0, logprobs=0),
+        Work("plain", prompt(1, 48, 9), max_tokens=12, n=2),
+    ]
+    expected = [alone(work, index) for work in requests for index in range(work.n)]
+    for moment in range(40):
+        for count in (1, 3):
+            bench = Bench(budgets=(16,), prefix_cache=prefix_cache)
+            for work in requests:
+                bench.loop.add(work)
+            for _ in range(moment):
+                bench.step()
+            for _ in range(min(count, len(bench.loop.scheduler.running))):
+                bench.loop.scheduler.preempt()
+            bench.drain()
+            for result in expected:
+                same(bench.result(result.id, result.index), result)
 
 
 def test_the_context_ends_a_choice_where_the_pool_does() -> None:
