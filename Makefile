@@ -2,6 +2,7 @@
 # make serve   the built-in model on http://127.0.0.1:8000        ARGS="--port 9000" passes flags on
 # make test    every test                                         ARGS="-k chat -x" passes flags on
 # make lint    formatter, linter and type checker
+# make format and make docs rewrite what make lint and the tests would complain about
 # make bench   measure a server that runs                         ARGS="--concurrency 1,8,32"
 
 VENV := .venv
@@ -12,7 +13,7 @@ STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test lint format bench clean
+.PHONY: setup serve test lint format docs bench clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -41,6 +42,9 @@ lint: setup
 format: setup
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
+
+docs: setup
+	@$(VENV)/bin/python docs/reference.py
 
 bench: setup
 	@$(VENV)/bin/parley bench $(ARGS)

@@ -37,13 +37,22 @@ def resolve(model: str | None, report: Report = lambda stage, fraction: None) ->
     ``model`` is a folder, a hub name (``owner/name``, optionally ``@revision``), or None or "parley-demo" for the
     built-in one. A complete entry of the Hugging Face cache is used as it is, without asking the network.
     """
+    folder = find(model)
+    if folder is None:
+        assert model is not None  # only a hub name can be elsewhere
+        folder = _download(model, report)
+    return checked(folder, model or BUILT_IN)
+
+
+def find(model: str | None) -> Path | None:
+    """Where a model lies on this machine, whole or not; None for a hub name that the cache does not have whole."""
     if not model or model == BUILT_IN:
         from parley import demo
 
-        return checked(Path(demo.folder()), BUILT_IN)
+        return Path(demo.folder())
     if _is_path(model):
-        return checked(Path(model).expanduser().resolve(), model)
-    return checked(_snapshot(model, report), model)
+        return Path(model).expanduser().resolve()
+    return _cached(model)
 
 
 def checked(folder: Path, model: str) -> Path:
@@ -89,8 +98,26 @@ def _is_path(model: str) -> bool:
     return model.startswith((".", "/", "~")) or Path(model).exists() or not NAME.fullmatch(model.partition("@")[0])
 
 
-def _snapshot(model: str, report: Report) -> Path:
-    """The folder of a hub name in the cache, downloaded if it is not there or not whole."""
+def _wanted(model: str) -> tuple[str, dict[str, Any]]:
+    """A hub name, and what to ask the hub for: weights and text files of the top folder, in the revision if named."""
+    name, _, revision = model.partition("@")
+    # Other formats of the same weights live in sub-folders.
+    return name, {"revision": revision or None, "allow_patterns": WANTED, "ignore_patterns": ["*/*"]}
+
+
+def _cached(model: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    name, wanted = _wanted(model)
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True, **wanted))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    return None if missing(folder) else folder
+
+
+def _download(model: str, report: Report) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -101,47 +128,36 @@ def _snapshot(model: str, report: Report) -> Path:
         RevisionNotFoundError,
     )
 
-    name, _, revision = model.partition("@")
-    request: dict[str, Any] = {
-        "revision": revision or None,
-        "allow_patterns": WANTED,
-        "ignore_patterns": ["*/*"],  # other formats of the same weights live in sub-folders
-    }
-    try:
-        cached = Path(snapshot_download(name, local_files_only=True, **request))
-        if not missing(cached):
-            return cached
-    except (LocalEntryNotFoundError, HFValidationError):
-        pass
+    name, wanted = _wanted(model)
     report("downloading", 0.0)
     try:
-        return Path(snapshot_download(name, tqdm_class=_bar(report), **request))
+        return Path(snapshot_download(name, tqdm_class=_bar(report), **wanted))
     except GatedRepoError:
         why = "the hub gives it only to those who accepted its terms; accept them there and set HF_TOKEN"
     except RepositoryNotFoundError:
         why = "the hub knows no such model (a private one needs HF_TOKEN)"
     except RevisionNotFoundError:
-        why = f"the hub has no revision {revision} of it"
+        why = "the hub has no such revision of it"
     except HFValidationError:
         why = "it is neither a folder nor a name that the hub could have"
     except LocalEntryNotFoundError:
-        why = "it is not in the cache and the hub cannot be reached; copy it here and give its folder"
+        why = "it is neither a folder nor in the Hugging Face cache, and the hub cannot be reached; copy it here"
     except HfHubHTTPError as error:
         why = f"the hub answered with status {error.response.status_code}; try again later"
-    except OSError as error:
-        why = f"the download failed ({error.strerror or type(error).__name__}); check disk and network, and try again"
+    except Exception as error:  # of disk or network; the hub's library has those of its HTTP client come through
+        what = getattr(error, "strerror", None) or type(error).__name__
+        why = f"the download failed ({what}); check disk and network, and try again"
     raise ModelMissing(f"{model} cannot be served: {why}.")
 
 
 def _bar(report: Report) -> type:
     """A class with tqdm's interface that reports the share of bytes instead of drawing."""
-    from tqdm import tqdm
+    from huggingface_hub.utils import tqdm
 
     lock = threading.Lock()
 
-    class Bar(tqdm):  # type: ignore[type-arg]
+    class Bar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any):
-            kwargs.pop("name", None)
             super().__init__(*args, **kwargs | {"disable": True})
             self.bytes = kwargs.get("unit") == "B"
             self.total, self.seen = kwargs.get("total") or 0, kwargs.get("initial") or 0

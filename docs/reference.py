@@ -1,0 +1,70 @@
+"""Writes docs/configuration.md from the table of options: ``python docs/reference.py`` (or ``make docs``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from parley.config import SERVE
+from parley.options import Option
+
+ESCAPED = r"\|"  # a bar inside a cell
+PAGE = Path(__file__).with_name("configuration.md")
+
+INTRODUCTION = """\
+# Configuration of `parley serve`
+
+<!-- Made by docs/reference.py from parley/config.py; change it there. -->
+
+Every option has three spellings: a flag (`--kv-memory 4GB`), an environment variable (`PARLEY_KV_MEMORY=4GB`) and a
+key of a TOML file (`kv-memory = "4GB"`), which `--config FILE` or `PARLEY_CONFIG` names. A flag wins over a variable,
+a variable over the file, the file over the default. `parley serve --show-config` prints every value and where it came
+from.
+
+A word that parley does not know is refused with exit code 2 and the nearest known one; an unknown `PARLEY_` variable
+only gives a warning.
+
+* SIZE is a number of bytes, or one with `KB MB GB TB` (powers of 1000) or `KiB MiB GiB TiB` (powers of 1024).
+* TIME is a number of seconds, or one with `ms`, `s`, `m` or `h`.
+* A switch is `--name` or `--no-name` as a flag, `true` or `false` elsewhere.
+* A repeatable option takes several values: the flag again and again, commas, or an array in TOML.
+* Keys in a file may stand at the top or under a table named as the headings below, such as `[server]`. Underscores
+  are as good as hyphens.
+* Do not give API keys as flags where others can list processes: use `PARLEY_API_KEY` or `--api-key-file`.
+
+```toml
+model = "./my-model"
+
+[engine]
+kv-memory = "4GiB"
+
+[server]
+host = "0.0.0.0"
+api-key-file = "/etc/parley/keys"
+```
+"""
+
+
+def table(section: str, options: list[Option]) -> str:
+    """One section as a Markdown table."""
+    rows = [f"\n## {section}\n", "| Flag | Variable | Default | What it does |", "|---|---|---|---|"]
+    for option in options:
+        flag = option.name.upper() if option.positional else f"{option.flag} {option.kind.metavar}".rstrip()
+        if option.is_switch and option.default:
+            flag = f"--no-{option.name}"
+        default = option.unset or ("" if option.default in (None, []) else option.show(option.default))
+        about = option.help + (" Repeatable." if option.many else "")
+        variable = f"`{option.key}`" if option.variable else ""
+        rows.append(f"| `{flag.replace('|', ESCAPED)}` | {variable} | {default} | {about} |")
+    return "\n".join(rows)
+
+
+def page() -> str:
+    """The whole page."""
+    shown = [option for option in SERVE if not option.hidden]
+    sections = dict.fromkeys(option.section for option in shown)
+    tables = [table(section, [option for option in shown if option.section == section]) for section in sections]
+    return INTRODUCTION + "\n".join(tables) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

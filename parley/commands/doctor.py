@@ -1,0 +1,238 @@
+"""``parley doctor``: would ``parley serve`` with these options work here? Looks, and changes nothing.
+
+Every check is a function that yields findings; none may raise. What is looked at is listed in ``CHECKS``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from parley import hub
+from parley.commands.serve import keys_of
+from parley.config import DTYPES, SERVE
+from parley.options import Config, ConfigError
+
+OPTIONS = SERVE
+USAGE = """\
+usage: parley doctor [MODEL] [options of serve]
+
+Checks this machine, the installation and the model for what `parley serve` with the same options needs.
+Exit code 1 if it would fail."""
+
+Level = Literal["ok", "warn", "fail"]
+COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
+PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
+SPARE = 1 << 30  # bytes that a server needs beside weights and KV cache
+
+
+class Finding(NamedTuple):
+    """One line: how it stands, what was looked at, what was seen, and what to do about it."""
+
+    level: Level
+    subject: str
+    seen: str
+    hint: str = ""
+
+
+def run(config: Config) -> int:
+    worst = 0
+    for check in CHECKS:
+        for finding in check(config):
+            print(line(finding, sys.stdout.isatty()), flush=True)
+            worst |= finding.level == "fail"
+    return worst
+
+
+def line(finding: Finding, colour: bool) -> str:
+    """A finding as text."""
+    level = f"{finding.level:<4}"
+    level = f"{COLOURS[finding.level]}{level}\x1b[0m" if colour else level
+    return f"{level}  {finding.subject:<11}  {finding.seen}" + (f"\n{'':19}-> {finding.hint}" if finding.hint else "")
+
+
+def python(config: Config) -> Iterator[Finding]:
+    level: Level = "ok" if sys.version_info >= (3, 11) else "fail"
+    yield Finding(level, "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def torch(config: Config) -> Iterator[Finding]:
+    """In a process of its own: a broken torch may end its process rather than raise."""
+    try:
+        answer = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=True)
+        version, threads, cuda = answer.stdout.split()
+    except (OSError, subprocess.SubprocessError, ValueError):
+        yield Finding(
+            "fail", "torch", "cannot be imported", "Install parley again: pip install --force-reinstall torch"
+        )
+        return
+    yield Finding("ok", "torch", f"{version}, {threads} threads, {'CUDA' if cuda == 'True' else 'CPU only'}")
+    if config["device"].startswith("cuda") and cuda != "True":
+        yield Finding("fail", "device", f"{config['device']} is not available", "Leave out --device to run on the CPU.")
+
+
+def packages(config: Config) -> Iterator[Finding]:
+    """Against the lock file in a checkout, else against what the package asks for."""
+    lock = Path(__file__).parents[2] / "requirements.lock"
+    try:
+        lines = lock.read_text("utf-8").splitlines() if lock.is_file() else importlib.metadata.requires("parley") or []
+    except (OSError, importlib.metadata.PackageNotFoundError) as error:
+        yield Finding("warn", "packages", f"nothing to compare with ({type(error).__name__})")
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    wrong, count = [], 0
+    for text in lines:
+        try:
+            wanted = Requirement(text.partition("#")[0])
+        except InvalidRequirement:
+            continue
+        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        count += 1
+        try:
+            have = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            have = ""
+        if not have or not wanted.specifier.contains(have, prereleases=True):
+            wrong.append(f"{wanted.name} {have or 'is missing'} (wanted {wanted.specifier})")
+    if wrong:
+        yield Finding("warn", "packages", "; ".join(wrong[:5]), "make setup installs the versions that are tested.")
+    else:
+        yield Finding("ok", "packages", f"{count} as {'locked' if lock.is_file() else 'required'}")
+
+
+def processor(config: Config) -> Iterator[Finding]:
+    try:
+        info = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        yield Finding("warn", "processor", f"{os.cpu_count()} cores of an unknown kind")
+        return
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.M)
+    flags = set(found[1].split()) if found else set()
+    useful = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd") if name in flags]
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+    if flags & {"avx512_bf16", "amx_bf16", "bf16"} or config["dtype"] == "fp32":
+        yield Finding("ok", "processor", f"{cores}, {', '.join(useful) or 'no vector extensions'}")
+    else:
+        yield Finding(
+            "warn", "processor", f"{cores}, no bf16 arithmetic", "bf16 is emulated; --dtype fp32 may be faster."
+        )
+
+
+def model(config: Config) -> Iterator[Finding]:
+    name = config["model"] or hub.BUILT_IN
+    folder = hub.find(config["model"])
+    if folder is None:
+        yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
+        return
+    if lacking := hub.missing(folder):
+        yield Finding("fail", "model", f"{name}: {lacking}", "Give a folder in Hugging Face format.")
+        return
+    weights = sorted(folder.glob("*.safetensors"))
+    if broken := [file.name for file in weights if not _whole(file)]:
+        yield Finding("fail", "model", f"{name}: {broken[0]} is not whole", "Copy or download it again.")
+        return
+    size = sum(file.stat().st_size for file in weights)
+    yield Finding("ok", "model", f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_about(size)}")
+    yield from _tokenizer(folder)
+    yield from _memory(config, folder, size)
+
+
+def _whole(file: Path) -> bool:
+    """Whether a weight file's header fits its length."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy"):
+            return True
+    except (SafetensorError, OSError):
+        return False
+
+
+def _tokenizer(folder: Path) -> Iterator[Finding]:
+    from tokenizers import Tokenizer
+
+    try:
+        size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    except Exception as error:  # the library raises plain Exception
+        yield Finding("fail", "tokenizer", f"tokenizer.json cannot be read ({str(error)[:80]})", "Download it again.")
+        return
+    yield Finding("ok", "tokenizer", f"{size} tokens")
+    try:
+        settings = (folder / "tokenizer_config.json").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        settings = ""
+    if not (folder / "chat_template.jinja").is_file() and '"chat_template"' not in settings:
+        yield Finding("warn", "template", "the model has no chat template", "It completes text, but cannot chat.")
+
+
+def _memory(config: Config, folder: Path, weights: int) -> Iterator[Finding]:
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"), re.M)
+        free = int(found[1]) * 1024 if found else None
+    except OSError:
+        free = None
+    if free is None:
+        yield Finding("warn", "memory", "how much is free is unknown")
+        return
+    chosen = DTYPES[config["dtype"]]
+    wide = (hub.dtype(folder) if chosen == "auto" else chosen) == "float32"
+    need = weights * (2 if wide and hub.dtype(folder) != "float32" else 1) + SPARE + (config["kv-memory"] or 0)
+    seen = f"{_about(free)} free, about {_about(need)} needed"
+    seen += "" if config["kv-memory"] else " beside the KV cache"
+    if need > free:
+        yield Finding("fail", "memory", seen, "Take a smaller model or --kv-memory, or end other programs.")
+    else:
+        yield Finding("ok", "memory", seen)
+
+
+def network(config: Config) -> Iterator[Finding]:
+    host, port = config["host"], config["port"]
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        hint = "Choose another with --port, or --port 0." if port else "Check --host."
+        yield Finding("fail", "port", f"{host}:{port}: {error.strerror or 'no such address'}", hint)
+    else:
+        yield Finding("ok", "port", f"{host}:{port} is free")
+    try:
+        keys = len(config["api-key"]) + len(keys_of(config["api-key-file"]))
+    except ConfigError as error:
+        yield Finding("fail", "keys", str(error))
+        return
+    if not keys and host not in ("127.0.0.1", "::1", "localhost"):
+        yield Finding("warn", "keys", f"none, and {host} can be reached from outside", "Set PARLEY_API_KEY.")
+    else:
+        yield Finding("ok", "keys", f"{keys} set" if keys else "none needed on this machine alone")
+
+
+def files(config: Config) -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1024:
+        yield Finding("warn", "open files", f"at most {soft}", f"Every client needs one: ulimit -n {min(hard, 4096)}")
+    else:
+        yield Finding("ok", "open files", f"at most {soft}")
+
+
+def _about(count: int) -> str:
+    """Bytes, rounded for reading."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+CHECKS = (python, torch, packages, processor, model, network, files)

@@ -1,0 +1,278 @@
+"""Where values come from, what they may be, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import runpy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parley import config
+from parley.config import CLIENT, SERVE, VARIABLES, settings
+from parley.kinds import Kind, choice, duration, integer, number, show_size, size, switch, text
+from parley.options import ConfigError, Option, explain, nearest, read_file, resolve, show
+
+TABLE = [
+    Option("alpha", integer(-5, 500), "A number.", 1, section="one", variable=True),
+    Option("beta-two", text(), "Some text.", section="one", variable=True),
+    Option("gamma", switch(), "On or off.", False, section="two", variable=True),
+    Option("delta", switch(), "On unless told.", True, section="two", variable=True),
+    Option("many", text(), "Several.", section="two", many=True, variable=True),
+    Option("size", size(), "Bytes.", section="two", variable=True),
+    Option("config", text("FILE"), "File.", section="two", variable=True),
+]
+WORDS = st.text("abcdefghij", min_size=1, max_size=6)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "alpha": st.integers(-5, 500),
+    "beta-two": WORDS,
+    "gamma": st.booleans(),
+    "delta": st.booleans(),
+    "many": st.lists(WORDS, min_size=1, max_size=3),
+    "size": st.integers(0, 1 << 50),
+}
+LAYER = st.fixed_dictionaries({}, optional=VALUES)
+
+
+def as_text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_flags(layer: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in layer.items():
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            words += [word for item in value for word in (f"--{name}", item)]
+        else:
+            words += [f"--{name}", str(value)] if len(words) % 2 else [f"--{name}={value}"]
+    return words
+
+
+@given(flags=LAYER, variables=LAYER, file=LAYER, sections=st.booleans())
+def test_the_highest_source_wins_for_every_option(tmp_path_factory, flags, variables, file, sections):
+    path = tmp_path_factory.mktemp("config") / "p.toml"
+    lines = [f"{name.replace('-', '_')} = {as_toml(value)}" for name, value in file.items()]
+    if sections:
+        lines = [
+            line
+            for part in ("one", "two")
+            for line in [f"[{part}]", *(f"{n} = {as_toml(v)}" for n, v in file.items() if section(n) == part)]
+        ]
+    path.write_text("\n".join(lines))
+    environment = {f"PARLEY_{name.upper().replace('-', '_')}": as_text(value) for name, value in variables.items()}
+    found = resolve(TABLE, [*as_flags(flags), "--config", str(path)], environment)
+    for option in TABLE[:-1]:
+        layers = [(flags, "--"), (variables, "PARLEY_"), (file, str(path))]
+        value, source = next(
+            ((layer[option.name], source) for layer, source in layers if option.name in layer),
+            ([] if option.many else option.default, "default"),
+        )
+        assert found[option.name] == value, option.name
+        assert found.source(option.name).startswith(source)
+        assert found.given(option.name) == (source != "default")
+    assert not found.warnings
+
+
+def section(name: str) -> str:
+    return next(option.section for option in TABLE if option.name == name)
+
+
+def test_the_file_may_be_named_by_a_variable_and_a_flag_names_it_better(tmp_path):
+    (tmp_path / "a.toml").write_text("alpha = 2")
+    (tmp_path / "b.toml").write_text("alpha = 3")
+    environment = {"PARLEY_CONFIG": str(tmp_path / "a.toml")}
+    assert resolve(TABLE, [], environment)["alpha"] == 2
+    assert resolve(TABLE, ["--config", str(tmp_path / "b.toml")], environment)["alpha"] == 3
+
+
+def test_an_empty_variable_is_not_set():
+    assert resolve(TABLE, [], {"PARLEY_ALPHA": "", "PARLEY_BETA_TWO": ""})["alpha"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--alhpa", "3"], "Unknown flag --alhpa. Did you mean --alpha?"),
+        (["--no-gama"], "Unknown flag --no-gama. Did you mean --no-gamma?"),
+        (["--qqqq"], "Unknown flag --qqqq."),
+        (["--no-alpha"], "Unknown flag --no-alpha. Did you mean --alpha?"),
+        (["--alpha"], "--alpha needs a value (N)."),
+        (["--alpha", "--gamma"], "--alpha needs a value (N)."),
+        (["--gamma=yes"], "--gamma takes no value; write --gamma or --no-gamma."),
+        (["--alpha", "x"], "--alpha: 'x' is not a whole number from -5 to 500."),
+        (["--alpha", "501"], "--alpha: '501' is not a whole number from -5 to 500."),
+        (["--beta-two="], "--beta-two: '' is not text."),
+        (["--size", "4G"], "--size: '4G' is not a size of at least 0, such as 512MiB, 4GB or a number of bytes."),
+        (["beta"], "Unexpected argument 'beta'."),
+        (["--config", "/does/not/exist"], "The file /does/not/exist cannot be read: No such file or directory."),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_sentence(words, message):
+    with pytest.raises(ConfigError) as error:
+        resolve(TABLE, words, {})
+    assert str(error.value).startswith(message)
+
+
+def test_a_negative_number_is_a_value_and_not_a_flag():
+    assert resolve(TABLE, ["--alpha", "-3"], {})["alpha"] == -3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("alhpa = 1", "unknown key alhpa. Did you mean alpha?"),
+        ("[oen]\nalpha = 1", "unknown key oen. Did you mean one?"),
+        ("[two]\nalpha = 1", "unknown key alpha in [two]. It belongs in [one]."),
+        ("alpha = 1\n[one]\nalpha = 2", "alpha is given twice"),
+        ("alpha = true", "True is not a whole number from -5 to 500."),
+        ("alpha = 1.5", "1.5 is not a whole number from -5 to 500."),
+        ("gamma = 1", "1 is not true or false."),
+        ("beta_two = 5", "5 is not text."),
+        ("beta_two = ['a']", "['a'] is not text."),
+        ("many = [1]", "1 is not text."),
+        ("config = 'x'", "unknown key config."),
+        ("alpha = ", "is not valid TOML"),
+        ("alpha = " + "[" * 5000, "is not valid TOML"),
+        ("alpha = " + "9" * 5000, "is not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name(tmp_path, content, message):
+    path = tmp_path / "p.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as error:
+        resolve(TABLE, ["--config", str(path)], {})
+    assert str(path) in str(error.value) and message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "p.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_file(TABLE, str(tmp_path / "p.toml"))
+
+
+def test_a_wrong_variable_is_refused_and_an_unknown_one_only_mentioned():
+    with pytest.raises(ConfigError, match="PARLEY_ALPHA: 'x' is not"):
+        resolve(TABLE, [], {"PARLEY_ALPHA": "x"})
+    found = resolve(TABLE, [], {"PARLEY_ALHPA": "1", "PARLEY_OTHER": "1", "HOME": "/"}, ["PARLEY_OTHER"])
+    assert found.warnings == ["Unknown variable PARLEY_ALHPA. Did you mean PARLEY_ALPHA?"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "value"),
+    [
+        (size(), "4GB", 4_000_000_000),
+        (size(), "512MiB", 512 << 20),
+        (size(), "1.5gib", 3 << 29),
+        (size(), "10 kb", 10_000),
+        (size(), "7", 7),
+        (size(), 7, 7),
+        (duration(), "30", 30.0),
+        (duration(), "500ms", 0.5),
+        (duration(), "2m", 120.0),
+        (duration(), "1h", 3600.0),
+        (duration(), 1.5, 1.5),
+        (number(0, 1), "0.25", 0.25),
+        (number(0, 1), 1, 1.0),
+        (integer(1), "8", 8),
+        (switch(), "On", True),
+        (switch(), "0", False),
+        (choice("a", "b"), "b", "b"),
+    ],
+)
+def test_a_kind_reads_what_people_write(kind: Kind, raw, value):
+    assert kind.read(raw) == value
+    assert kind.read(kind.show(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "raws"),
+    [
+        (size(10), ["", "9", "-1", "4X", "1e9", "0x10", "GB", True, 1.5, None, [], "9" * 400]),
+        (duration(), ["", "-1", "1d", "nan", True, None, float("nan"), float("inf"), 1e300]),
+        (number(0, 1), ["", "nan", "inf", "2", "-0.1", True, None, [], 10**400]),
+        (integer(1, 9), ["", "0", "10", "1.0", 2.0, True, None, "9" * 5000]),
+        (switch(), ["", "maybe", 1, 0, None]),
+        (choice("a"), ["", "A", 1, [], None]),
+        (text(), ["", 1, None, [], {}]),
+    ],
+)
+def test_a_kind_refuses_everything_else(kind: Kind, raws):
+    for raw in raws:
+        with pytest.raises(ValueError):
+            kind.read(raw)
+
+
+@given(st.integers(0, 10**18 - 1))
+def test_a_size_reads_back_as_it_is_shown(count):
+    assert size().read(show_size(count)) == count
+
+
+def test_no_two_options_share_a_flag_and_the_help_names_every_one():
+    for table in (SERVE, CLIENT):
+        assert len({option.name for option in table}) == len(table)
+        help = explain(table)
+        for option in table:
+            assert option.hidden or option.name in help.replace("[no-]", "") or option.name.upper() in help
+    assert all(len(line) <= 110 for line in explain(SERVE).splitlines())
+
+
+def test_show_config_gives_each_value_its_source_and_hides_keys():
+    found = resolve(SERVE, ["--port", "9"], {"PARLEY_API_KEY": "sesame,other", "PARLEY_DTYPE": "fp32"}, VARIABLES)
+    shown = {line.split()[0]: line for line in show(SERVE, found).splitlines()}
+    assert shown["port"].split()[1:] == ["9", "--port"]
+    assert shown["dtype"].split()[1:] == ["fp32", "PARLEY_DTYPE"]
+    assert shown["host"].split()[1:] == ["127.0.0.1", "default"]
+    assert shown["api-key"].endswith("PARLEY_API_KEY")
+    assert "sesame" not in "".join(shown.values())
+    assert set(shown) == {option.name for option in SERVE if not option.hidden}
+
+
+def test_a_wrong_key_is_not_printed():
+    with pytest.raises(ConfigError) as error:
+        resolve(SERVE, ["--api-key", "secret,,x"], {})
+    assert "secret" not in str(error.value)
+
+
+def test_what_is_shown_as_toml_is_read_back(tmp_path):
+    """Every default that is a value can be written into a file as it is shown, and changes nothing."""
+    default = resolve(SERVE, [], {})
+    rows = [(o, o.show(default[o.name])) for o in SERVE if o.variable and default[o.name] not in (None, [])]
+    path = tmp_path / "p.toml"
+    path.write_text("\n".join(f'{option.name} = "{value}"' for option, value in rows))
+    assert tomllib.loads(path.read_text())
+    found = resolve(SERVE, ["--config", str(path)], {})
+    assert {o.name: found[o.name] for o, _ in rows} == {o.name: default[o.name] for o, _ in rows}
+
+
+def test_settings_carry_the_engines_options():
+    flags = ["--dtype", "fp32", "--kv-memory", "64MiB", "--max-model-len", "99", "--no-prefix-cache", "--threads", "1"]
+    made = settings(resolve(SERVE, [*flags, "--max-batch", "3", "--step-ms", "7", "--no-lowering"], {}), "/folder")
+    assert (made.model, made.dtype, made.kv_memory, made.max_model_len) == ("/folder", "float32", 64 << 20, 99)
+    assert (made.prefix_cache, made.threads, made.max_batch, made.step_ms, made.lowering) == (False, 1, 3, 7.0, False)
+
+
+def test_defaults_of_settings_are_those_of_the_engine():
+    from parley.types import Settings
+
+    assert settings(resolve(SERVE, [], {}), "m") == Settings(model="m")
+
+
+def test_the_reference_page_is_made_from_the_table():
+    script = runpy.run_path(str(Path(config.__file__).parents[1] / "docs" / "reference.py"))
+    page = script["PAGE"].read_text("utf-8")
+    assert page == script["page"](), "docs/configuration.md is old: make docs"
+    assert all(option.help in page for option in SERVE if not option.hidden)
+
+
+def test_nearest_is_silent_about_words_that_are_far_away():
+    assert nearest("zzzz", ["alpha"]) == ""
