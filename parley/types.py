@@ -106,6 +106,7 @@ class Want(msgspec.Struct, frozen=True):
     echo: bool = False
     usage: bool = False  # a usage record in the stream
     skip_special: bool = True  # leave special tokens out of the text
+    ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
 
 
 class Request(msgspec.Struct, kw_only=True):
