@@ -56,6 +56,7 @@ class ChatReply(Reply):
                 prompt_logprobs=shared.prompt_logprobs(body, stream),
                 usage=shared.include_usage(body, stream),
                 skip_special=body.boolean("skip_special_tokens", True),
+                ids=body.boolean("return_token_ids", False),
             ),
             n=shared.choices(body, 1),
             stream=stream,
@@ -64,7 +65,7 @@ class ChatReply(Reply):
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
         self._reasons = body.boolean("include_reasoning", True)
         self._parallel = body.boolean("parallel_tool_calls", True)
-        self._ids = body.boolean("return_token_ids", False)
+        self._ids = self.request.want.ids
         self._id_names = body.boolean("return_tokens_as_token_ids", False)
         self._head = head
         self._choices = [Choice() for _ in range(self.request.n)]

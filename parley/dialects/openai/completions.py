@@ -116,13 +116,14 @@ class CompletionReply(Reply):
                 echo=echo,
                 usage=shared.include_usage(body, stream),
                 skip_special=body.boolean("skip_special_tokens", True),
+                ids=body.boolean("return_token_ids", False),
             ),
             n=n,
             stream=stream,
             salt=body.string("cache_salt", "", cap=128),
         )
         id_names = body.boolean("return_tokens_as_token_ids", False)
-        self._ids = body.boolean("return_token_ids", False)
+        self._ids = self.request.want.ids
         self._head = head
         self._choices = [
             Choice(None if logprobs is None else Logprobs(logprobs, id_names)) for _ in range(n * len(prompts))

@@ -1,0 +1,100 @@
+"""Who may call: API keys, and the two headers by which a browser can be turned against a server on its own machine.
+
+Keys are kept and compared as SHA-256 digests, all of them every time, so that the time of a refusal tells nothing about
+a key. The file knows headers and nothing of routes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from parley.errors import Forbidden, Unauthorized
+
+KEY_HEADERS = (b"api-key", b"x-api-key")
+
+
+def is_loopback(host: str) -> bool:
+    """Does only this machine reach a server that listens there?"""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+class Keys:
+    """The keys that let a client in. Without any, everybody is let in."""
+
+    def __init__(self, keys: Iterable[str]):
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def check(self, headers: dict[bytes, bytes]) -> None:
+        """Raise Unauthorized unless the headers carry a key."""
+        if not self._digests:
+            return
+        key = presented(headers)
+        if not key:
+            raise Unauthorized(
+                "You did not provide an API key. Send it in the header 'Authorization: Bearer KEY'.", code=""
+            )
+        digest = _digest(key)
+        known = False
+        for candidate in self._digests:
+            known |= hmac.compare_digest(digest, candidate)
+        if not known:
+            raise Unauthorized(f"Incorrect API key provided: {mask(key)}.")
+
+
+def presented(headers: dict[bytes, bytes]) -> bytes:
+    """The key that a client sent, empty if none."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer" and key.strip():
+        return key.strip()
+    return next((headers[name].strip() for name in KEY_HEADERS if headers.get(name)), b"")
+
+
+def mask(key: bytes) -> str:
+    """Enough of a key to recognise it by, and no more."""
+    text = "".join(chr(byte) if 0x21 <= byte <= 0x7E else "?" for byte in key[:512])
+    return f"{text[:3]}…{text[-4:]}" if len(text) >= 16 else "…"
+
+
+class Gate:
+    """Refuses what a foreign web page makes a browser send.
+
+    ``Host`` is checked when listening on a loopback address, against DNS rebinding. ``Origin`` is checked when there
+    are no keys, for then a browser's mere presence on this machine would be the permission.
+    """
+
+    def __init__(self, host: str, hosts: Iterable[str], origins: Iterable[str], keys: Keys):
+        self._hosts = {name.lower() for name in hosts}
+        self._origins = set(origins)
+        self._loopback = is_loopback(host)
+        self._check_origin = not keys and "*" not in self._origins
+
+    def check(self, headers: dict[bytes, bytes]) -> None:
+        """Raises Forbidden."""
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        name = _hostname(host)
+        if self._loopback and host and not is_loopback(name) and name not in self._hosts:
+            raise Forbidden("The Host header names another machine. Allow it with --allow-host if that is intended.")
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if self._check_origin and origin and origin not in self._origins and urlsplit(origin).netloc.lower() != host:
+            raise Forbidden("Web pages of other origins may not call this server. Allow one with --cors.")
+
+
+def _hostname(host: str) -> str:
+    """The name in a Host header, without port and brackets."""
+    if host.startswith("["):
+        return host[1 : host.find("]")]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,138 @@
+"""The routes beside generation: models, tokens, health, metrics. One function per kind of route."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from parley import __version__
+from parley.dialects.dialect import Detokenize, Kind, Route, Tokenize, Tokenized
+from parley.errors import Invalid, NotFound
+from parley.server.life import generate
+from parley.server.metrics import CONTENT_TYPE
+from parley.server.respond import Exchange
+from parley.server.service import Service
+from parley.types import Chat, Text
+
+Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
+
+# Paths of the server itself, the same whatever APIs it speaks.
+OPERATIONS = (
+    Route("GET", "/health", "health"),
+    Route("GET", "/health/live", "live"),
+    Route("GET", "/health/ready", "ready"),
+    Route("GET", "/metrics", "metrics"),
+)
+OPEN: frozenset[Kind] = frozenset({"live", "ready"})  # for probes, which have no key
+
+
+async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
+    service.require()
+    body = await exchange.body()
+    assert route.read is not None and route.write is not None
+    wish: Tokenize = route.read(body)
+    service.resolve(wish.model)
+    prompt = wish.prompt
+    if isinstance(prompt, Chat):
+        exchange.names = {"prompt": "messages"}
+    size = len(prompt.text) if isinstance(prompt, Text) else len(body)
+    ids = (await service.off_loop(size, lambda: service.language.prepare(prompt))).token_ids
+    strings = [service.language.tokenizer.token_str(id) or "" for id in ids] if wish.strings else None
+    await exchange.answer(route.write(Tokenized(ids, strings, service.info.max_model_len)))
+
+
+async def detokenize(service: Service, route: Route, exchange: Exchange) -> None:
+    service.require()
+    body = await exchange.body()
+    assert route.read is not None and route.write is not None
+    wish: Detokenize = route.read(body)
+    service.resolve(wish.model)
+    vocabulary = service.language.tokenizer.vocab_size
+    if wish.ids and max(wish.ids) >= vocabulary:
+        raise Invalid(f"Token id {max(wish.ids)} is not in the vocabulary of {vocabulary} tokens.", field="tokens")
+    text = await service.off_loop(4 * len(wish.ids), lambda: service.language.tokenizer.decode(wish.ids, False))
+    await exchange.answer(route.write(text))
+
+
+async def models(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.write is not None
+    await exchange.answer(route.write([service.card(name) for name in service.names]))
+
+
+async def model(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.write is not None
+    name = service.resolve(exchange.scope["path_params"]["model"])
+    await exchange.answer(route.write(service.card(name)))
+
+
+async def tokenizer(service: Service, route: Route, exchange: Exchange) -> None:
+    """The tokenizer's configuration and the chat template, as evaluation tools ask for them."""
+    assert route.write is not None
+    if not service.options.tokenizer_info:
+        raise NotFound("The tokenizer's configuration is not served; --tokenizer-info would serve it.")
+    config: dict[str, Any] = {}
+    path = Path(service.settings.model) / "tokenizer_config.json"
+    if path.is_file():
+        config = msgspec.json.decode(path.read_bytes())
+    await exchange.answer(route.write(config | {"chat_template": service.language.template.text or None}))
+
+
+async def version(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.write is not None
+    await exchange.answer(route.write(__version__))
+
+
+async def load(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.write is not None
+    await exchange.answer(route.write(len(service.open)))
+
+
+async def health(service: Service, route: Route, exchange: Exchange) -> None:
+    service.require()
+    await exchange.answer(b"")
+
+
+async def live(service: Service, route: Route, exchange: Exchange) -> None:
+    await exchange.answer(b'{"status":"live"}')
+
+
+async def ready(service: Service, route: Route, exchange: Exchange) -> None:
+    refusal = service.refusal()
+    if refusal is None:
+        await exchange.answer(b'{"status":"ready"}')
+        return
+    progress = service.engine.progress
+    state: dict[str, Any] = {"status": service.phase, "message": refusal.message}
+    if service.phase in ("loading", "restarting"):
+        state |= {"stage": progress.stage, "progress": round(progress.fraction, 4)}
+    after = (b"retry-after", b"%d" % max(1, round(refusal.retry_after)))
+    await exchange.answer(msgspec.json.encode(state), 503, extra=(after,))
+
+
+async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
+    page = service.metrics.text(
+        service.engine.stats,
+        ready=service.refusal() is None,
+        progress=1.0 if service.engine.state == "ready" else service.engine.progress.fraction,
+        open=len(service.open),
+    )
+    await exchange.answer(page.encode(), type=CONTENT_TYPE)
+
+
+HANDLERS: dict[Kind, Handle] = {
+    "generate": generate,
+    "tokenize": tokenize,
+    "detokenize": detokenize,
+    "models": models,
+    "model": model,
+    "tokenizer": tokenizer,
+    "version": version,
+    "load": load,
+    "health": health,
+    "live": live,
+    "ready": ready,
+    "metrics": metrics,
+}

@@ -1,0 +1,167 @@
+"""One HTTP exchange: the body in, the answer out, and the news that the client has left.
+
+A client is watched in every phase, also while nothing is sent; the frameworks' own responders notice its leaving only
+when they write. The headers of a stream go out with its first bytes, so that everything that fails before that is an
+HTTP status. Knows nothing of engines, and of an API only its name for headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from parley.dialects.dialect import Dialect
+from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge
+from parley.server.limits import ABORT, inflate
+from parley.server.options import ServerOptions
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
+JSON = b"application/json"
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class ClientGone(Exception):
+    """The client closed the connection, or stopped reading."""
+
+
+@dataclass
+class Note:
+    """What the access log says of a request beside method, path, status and time."""
+
+    model: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    first_token: float | None = None  # seconds
+    finish: str = ""
+
+
+@dataclass
+class Exchange:
+    """``names`` translate the fields of errors; ``dialect`` words them."""
+
+    scope: Scope
+    receive: Receive
+    raw_send: Send
+    options: ServerOptions
+    dialect: Dialect
+    names: Mapping[str, str] = field(default_factory=dict)
+    note: Note = field(default_factory=Note)
+    status: int = 0  # 0: nothing was sent yet
+    complete: bool = False
+
+    def __post_init__(self) -> None:
+        self.arrived = time.perf_counter()
+        self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
+        self.unique = secrets.token_hex(16)
+        given = self.headers.get(b"x-request-id", b"")
+        self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
+
+    async def body(self) -> bytes:
+        """The whole request body, decompressed. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
+        limit = self.options.body_limit
+        announced = self.headers.get(b"content-length", b"")
+        if announced.isdigit() and int(announced) > limit:
+            raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self.options.body_timeout):
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    if size > limit:
+                        raise TooLarge(f"The body is larger than the limit of {limit} bytes.")
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise TimedOut(f"The body did not come within {self.options.body_timeout:g} seconds.") from None
+        body = b"".join(chunks)
+        coding = self.headers.get(b"content-encoding", b"")
+        return await asyncio.to_thread(inflate, body, coding, limit) if coding else body
+
+    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, but stop it the moment the client leaves: then ClientGone is raised."""
+        task = asyncio.ensure_future(work)
+        watch = asyncio.create_task(self._departure())
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            task.result()
+        finally:
+            task.cancel()
+            watch.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+    async def _departure(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(self, body: bytes, status: int = 200, type: bytes = JSON, extra: Headers = ()) -> None:
+        """Send an answer in one piece."""
+        await self._start(status, [(b"content-type", type), (b"content-length", b"%d" % len(body)), *extra])
+        await self._body(body, last=True)
+
+    async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
+        """Send a part of a stream, behind the headers if it is the first."""
+        if not self.status:
+            await self._start(
+                200,
+                [
+                    (b"content-type", media_type.encode()),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                ],
+            )
+        await self._body(data, last=last)
+
+    async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
+        """Send an error as the whole answer."""
+        status, body = self.dialect.error(self.translate(error))
+        after = getattr(error, "retry_after", None)
+        if after is not None:
+            extra += ((b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000)))
+        if status == 401:
+            extra += ((b"www-authenticate", b"Bearer"),)
+        await self.answer(body, status, extra=extra)
+
+    def translate(self, error: ParleyError) -> ParleyError:
+        """The error with its neutral field under the API's own name."""
+        if isinstance(error, BadRequest) and error.field is not None:
+            error.field = self.names.get(error.field, error.field)
+        return error
+
+    def abort(self) -> None:
+        """Close the connection at once, dropping what is unsent."""
+        abort = self.scope.get(ABORT)
+        if abort is not None:
+            abort()
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        headers.append((b"x-request-id", self.id.encode()))
+        headers += self.dialect.headers(time.perf_counter() - self.arrived)
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _body(self, data: bytes, *, last: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        self.complete = last
+
+    async def _send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self.options.write_timeout):
+                await self.raw_send(message)
+        except TimeoutError:
+            self.abort()
+            raise ClientGone from None

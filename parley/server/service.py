@@ -1,0 +1,149 @@
+"""What all requests of a server share: the engine, the language, names, places in the queue, and whether it serves now.
+
+Knows no HTTP. Its states follow one another: loading, serving (with the engine's own restarts in between), draining.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from parley import __version__
+from parley.dialects.dialect import Card
+from parley.engine.protocol import Engine
+from parley.errors import NotReady, Overloaded, ParleyError, UnknownModel, excerpt
+from parley.server.metrics import Metrics
+from parley.server.options import ServerOptions
+from parley.text import Language
+from parley.types import ModelInfo, Settings
+
+if TYPE_CHECKING:
+    from parley.server.life import Generation
+
+T = TypeVar("T")
+
+LARGE = 64 << 10  # bytes or characters from which work on a text leaves the event loop
+GRACE = 2.0  # seconds for the last events of aborted requests to be written
+
+
+class Service:
+    """``load`` makes it serve, ``drain`` ends that. ``held`` places are taken of ``places``; a place is one choice."""
+
+    def __init__(self, options: ServerOptions, settings: Settings, engine: Engine):
+        self.options = options
+        self.settings = settings
+        self.engine = engine
+        self.names = options.names or (Path(settings.model).name or "model",)
+        self.created = int(time.time())
+        self.metrics = Metrics(self.names[0])
+        self.fingerprint = ""
+        self.places = settings.max_batch + options.max_queue
+        self.held = 0
+        self.open: set[Generation] = set()
+        self.draining = False
+        self._language: Language | None = None
+
+    async def load(self) -> ModelInfo:
+        """Load tokenizer and model side by side. Raises EngineFailed, BadTokenizer."""
+        language = asyncio.create_task(asyncio.to_thread(Language.load, self.settings.model))
+        try:
+            await self.engine.start()
+            self._language = await language
+            info = await self.engine.ready()
+        finally:
+            language.cancel()
+        identity = f"{__version__} {info.architecture} {info.parameters} {info.dtype} {info.device}"
+        self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
+        return info
+
+    @property
+    def language(self) -> Language:
+        """Raises NotReady before it is loaded."""
+        if self._language is None:
+            raise NotReady("The model is still loading.")
+        return self._language
+
+    @property
+    def info(self) -> ModelInfo:
+        """Raises NotReady before it is loaded."""
+        if self.engine.info is None:
+            raise NotReady("The model is still loading.")
+        return self.engine.info
+
+    def refusal(self) -> NotReady | None:
+        """Why requests cannot be taken now, None if they can."""
+        if self.draining:
+            return NotReady("The server is shutting down.", retry_after=5)
+        engine = self.engine
+        match engine.state:
+            case "ready" if self._language is not None:
+                return None
+            case "restarting":
+                return NotReady("The engine stopped and is being restarted.", retry_after=2)
+            case "failed" | "closed":
+                return NotReady("The engine has stopped, so nothing can be answered.", retry_after=10)
+            case _:
+                done = f"{engine.progress.fraction:.0%}"
+                return NotReady(f"The model is still loading ({done}, {engine.progress.stage}).", retry_after=1)
+
+    def require(self) -> None:
+        """Raise NotReady unless requests are taken."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+
+    @property
+    def phase(self) -> str:
+        """One word for the state."""
+        if self.draining:
+            return "draining"
+        return "loading" if self.engine.state in ("idle", "ready") and self.refusal() else self.engine.state
+
+    def resolve(self, model: str) -> str:
+        """The served name that a client means; none given means the main one. Raises UnknownModel."""
+        if not model:
+            return self.names[0]
+        if model not in self.names:
+            raise UnknownModel(
+                f"The model {excerpt(model)} does not exist. Served here: {', '.join(self.names)}.", field="model"
+            )
+        return model
+
+    def card(self, name: str) -> Card:
+        info = self.engine.info
+        return Card(name, self.created, info.max_model_len if info is not None else None)
+
+    def hold(self, choices: int) -> None:
+        """Take places. A request is let in whole as long as one place is free. Raises Overloaded."""
+        if self.held >= self.places:
+            self.metrics.rejected.add(value="queue_full")
+            raise Overloaded(f"{self.held} answers are being made or waited for, as many as may be. Try again later.")
+        self.held += choices
+
+    async def off_loop(self, size: int, work: Callable[[], T]) -> T:
+        """Do the work, in a thread if its input is large."""
+        return await asyncio.to_thread(work) if size > LARGE else work()
+
+    async def drain(self) -> None:
+        """Take no more requests; let the open ones end for a while, then end them with an error."""
+        self.draining = True
+        if await self._settled(self.options.drain):
+            return
+        for generation in list(self.open):
+            generation.abort(NotReady("The server is shutting down and could not finish this answer.", retry_after=5))
+        await self._settled(GRACE)
+
+    async def _settled(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self.open and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return not self.open
+
+
+def internal(error: BaseException) -> ParleyError:
+    """What a client is told of an error that nobody foresaw."""
+    return ParleyError("The server had an error while it processed the request.")
