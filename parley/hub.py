@@ -7,6 +7,7 @@ thread, so nothing here imports torch; ``huggingface_hub`` is imported only for 
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def checked(folder: Path, model: str) -> Path:
 
 def missing(folder: Path) -> str:
     """What keeps a folder from being a model, as a clause; empty when nothing does."""
-    if not folder.exists():
+    if not os.path.exists(folder):  # unlike Path.exists, never raises, whatever the name
         return "there is no such folder"
     if not folder.is_dir():
         return "it is a file; name the folder that contains it"
@@ -95,7 +96,7 @@ def dtype(folder: Path) -> str:
 
 def _is_path(model: str) -> bool:
     """Whether a name means a folder: it looks like a path, or one of that name is here."""
-    return model.startswith((".", "/", "~")) or Path(model).exists() or not NAME.fullmatch(model.partition("@")[0])
+    return model.startswith((".", "/", "~")) or os.path.exists(model) or not NAME.fullmatch(model.partition("@")[0])
 
 
 def _wanted(model: str) -> tuple[str, dict[str, Any]]:
@@ -140,8 +141,9 @@ def _download(model: str, report: Report) -> Path:
         why = "the hub has no such revision of it"
     except HFValidationError:
         why = "it is neither a folder nor a name that the hub could have"
-    except LocalEntryNotFoundError:
-        why = "it is neither a folder nor in the Hugging Face cache, and the hub cannot be reached; copy it here"
+    except LocalEntryNotFoundError as error:
+        state = "has a fault" if isinstance(error.__cause__, HfHubHTTPError) else "cannot be reached"
+        why = f"it is neither a folder nor in the Hugging Face cache, and the hub {state}; copy it here or try again"
     except HfHubHTTPError as error:
         why = f"the hub answered with status {error.response.status_code}; try again later"
     except Exception as error:  # of disk or network; the hub's library has those of its HTTP client come through

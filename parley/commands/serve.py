@@ -42,6 +42,9 @@ def server_options(config: Config) -> ServerOptions:
         drain=config["drain"],
         body_limit=config["body-limit"],
         cors=tuple(config["cors-origin"]),
+        hosts=tuple(config["allow-host"]),
+        ping_interval=config["ping"],
+        tokenizer_info=config["tokenizer-info"],
         access_log=not config["quiet"],
         log_format=config["log-format"],
     )

@@ -1,0 +1,113 @@
+"""The command line from outside: exit codes, what is printed where, and what is imported to print it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from parley import __version__
+from parley.cli import COMMANDS, main
+
+HEAVY = {"torch", "transformers", "starlette", "uvicorn", "tokenizers", "huggingface_hub", "msgspec", "numpy", "jinja2"}
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PARLEY_")}
+    return subprocess.run(
+        [sys.executable, "-m", "parley", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment | variables,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def imported_by(code: str) -> set[str]:
+    """Top-level modules that a statement loads in a fresh interpreter."""
+    script = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return {name.partition(".")[0] for name in done.stderr.split()}
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+def test_help_fits_a_screen_and_names_every_command(words):
+    done = run(*words)
+    assert done.returncode == 0 and not done.stderr
+    assert len(done.stdout.splitlines()) <= 24
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "version"])
+def test_every_command_explains_itself(name):
+    done = run(name, "--help")
+    assert done.returncode == 0 and not done.stderr
+    assert done.stdout.startswith(f"usage: parley {name}")
+    assert run("help", name).stdout == done.stdout
+
+
+def test_version_is_the_packages():
+    for word in ("version", "--version", "-V"):
+        assert run(word).stdout == f"parley {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "call", [["--help"], ["serve", "--help"], ["chat", "--help"], ["bench", "--help"], ["serve", "--show-config"]]
+)
+def test_help_loads_nothing_heavy(call):
+    assert not imported_by(f"from parley.cli import main; main({call!r})") & HEAVY
+
+
+def test_importing_parley_loads_neither_torch_nor_transformers():
+    assert not imported_by("import parley") & {"torch", "transformers"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("serv",), "Unknown command serv. Did you mean serve?"),
+        (("--serve",), "Unknown flag --serve. Did you mean serve?"),
+        (("serve", "--prot", "1"), "Unknown flag --prot. Did you mean --port?"),
+        (("serve", "--port", "99999"), "--port: '99999' is not a whole number from 0 to 65535."),
+        (("serve", "--dtype", "fp16"), "--dtype: 'fp16' is not one of bf16, fp32, auto."),
+        (("serve", "--api-key-file", "/does/not/exist"), "--api-key-file: /does/not/exist cannot be read"),
+        (("chat", "--url", "ftp://x"), "--url: 'ftp://x' is not a URL such as http://127.0.0.1:8000."),
+        (("chat", "model", "--url", "http://x"), "MODEL starts a server of its own"),
+        (("bench", "--shared-prefix", "9", "--prompt-len", "8"), "--shared-prefix must be at most --prompt-len"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_a_sentence(words, said):
+    done = run(*words)
+    assert done.returncode == 2 and not done.stdout
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_unknown_variable_is_a_warning():
+    done = run("serve", "--show-config", PARLEY_PROT="1")
+    assert done.returncode == 0
+    assert "Unknown variable PARLEY_PROT. Did you mean PARLEY_PORT?" in done.stderr
+
+
+def test_no_server_is_one_sentence_and_1():
+    for command in (("chat", "-q", "hello"), ("bench",)):
+        done = run(*command, "--url", "http://127.0.0.1:9")
+        assert done.returncode == 1
+        assert done.stderr.startswith("parley: No server answers at http://127.0.0.1:9")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_leaves_is_no_error(capfd):
+    script = f"{sys.executable} -m parley serve --show-config | true"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+def test_ctrl_c_is_an_exit_code_and_no_traceback(monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("parley.commands.bench.run", interrupted)
+    assert main(["bench"]) == 130

@@ -1,0 +1,207 @@
+"""Where a model is looked for, and what is said when it is not there. The hub is a small server of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from parley import hub
+
+COMMIT = "a" * 40
+FILES = {
+    "config.json": b'{"dtype": "float32"}',
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors": bytes(range(256)) * 4000,
+    "pytorch_model.bin": b"not wanted",
+    "original/model.safetensors": b"not wanted",
+    "README.md": b"not wanted",
+}
+FETCHED = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
+
+SCRIPT = """
+import json, sys
+from parley import hub
+seen = []
+try:
+    found = str(hub.resolve(sys.argv[1], lambda stage, fraction: seen.append([stage, fraction])))
+except hub.ModelMissing as error:
+    found = "missing: " + str(error)
+print(json.dumps([found, seen, sorted({"torch", "transformers"} & set(sys.modules))]))
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers for the model owner/model as the hub does; ``owner/gated`` is refused, anything else unknown."""
+
+    protocol_version = "HTTP/1.1"
+    asked: list[str]
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def _answer(self, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        type(self).asked.append(path)
+        status, headers, data = 200, {}, b""
+        if path.startswith(f"/owner/model/resolve/{COMMIT}/"):
+            data = FILES[path.removeprefix(f"/owner/model/resolve/{COMMIT}/")]
+            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        elif path == f"/api/models/owner/model/tree/{COMMIT}":
+            sums = {name: hashlib.sha1(data).hexdigest() for name, data in FILES.items()}
+            tree = [{"type": "file", "path": n, "size": len(d), "oid": sums[n]} for n, d in FILES.items()]
+            data = json.dumps(tree).encode()
+        elif path == "/api/models/owner/model/revision/main":
+            data = json.dumps({"id": "owner/model", "sha": COMMIT, "siblings": []}).encode()
+        elif path.startswith("/api/models/owner/model/"):
+            status, headers = 404, {"X-Error-Code": "RevisionNotFound"}
+        elif path.startswith("/api/models/owner/gated"):
+            status, headers = 403, {"X-Error-Code": "GatedRepo"}
+        elif path.startswith("/api/models/owner/broken"):
+            status = 500
+        else:
+            status, headers = 404, {"X-Error-Code": "RepoNotFound"}
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data)), "Content-Type": "application/json"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+
+@pytest.fixture
+def served() -> Iterator[ThreadingHTTPServer]:
+    Hub.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def look(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, list[list]]:
+    """Resolve in a process of its own, for the hub's library reads its variables when it is imported."""
+    environment = os.environ | {
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "NO_PROXY": "127.0.0.1",
+        **variables,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, model], capture_output=True, text=True, env=environment, timeout=60, check=True
+    )
+    found, seen, heavy = json.loads(done.stdout)
+    assert not heavy
+    return found, seen
+
+
+def test_a_hub_name_is_downloaded_once_with_progress_and_then_found_without_a_network(tmp_path, served):
+    found, seen = look("owner/model", tmp_path, served.server_port)
+    folder = Path(found)
+    assert sorted(path.name for path in folder.iterdir()) == FETCHED
+    assert all((folder / name).read_bytes() == FILES[name] for name in FETCHED)
+    assert seen[0] == ["downloading", 0.0] and seen[-1] == ["downloading", 1.0]
+    asked = len(Hub.asked)
+    assert look("owner/model", tmp_path, served.server_port) == (found, [])
+    assert look("owner/model", tmp_path) == (found, [])
+    assert look("owner/model", tmp_path, HF_HUB_OFFLINE="1") == (found, [])
+    assert len(Hub.asked) == asked
+
+
+def test_a_cache_entry_that_lost_a_file_is_completed(tmp_path, served):
+    folder = Path(look("owner/model", tmp_path, served.server_port)[0])
+    (folder / "model.safetensors").unlink()
+    shutil.rmtree(tmp_path / "hub" / "models--owner--model" / "trees")
+    assert look("owner/model", tmp_path)[0].startswith("missing: owner/model cannot be served")
+    assert look("owner/model", tmp_path, served.server_port)[0] == str(folder)
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("owner/none", "the hub knows no such model"),
+        ("owner/gated", "those who accepted its terms"),
+        ("owner/model@other", "the hub has no such revision"),
+        ("owner/broken", "the hub has a fault"),
+    ],
+)
+def test_what_the_hub_says_no_to_is_one_sentence(tmp_path, served, model, why):
+    found, _ = look(model, tmp_path, served.server_port)
+    assert found.startswith(f"missing: {model} cannot be served: ") and why in found
+    assert "\n" not in found and "127.0.0.1" not in found
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_without_a_network_an_unknown_name_is_one_sentence(tmp_path, offline):
+    found, _ = look("owner/model", tmp_path, HF_HUB_OFFLINE=offline)
+    assert "the hub cannot be reached" in found and "\n" not in found
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path):
+    for name in FETCHED:
+        (tmp_path / name).write_bytes(FILES[name])
+    assert hub.resolve(str(tmp_path)) == tmp_path.resolve()
+    assert hub.dtype(tmp_path) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("absent", "why"),
+    [
+        ("config.json", "its folder has no config.json"),
+        ("tokenizer.json", "its folder has no tokenizer.json"),
+        ("model.safetensors", "its folder has no *.safetensors weights"),
+    ],
+)
+def test_a_folder_that_lacks_something_is_refused_by_its_name(tmp_path, absent, why):
+    for name in FETCHED:
+        if name != absent:
+            (tmp_path / name).write_bytes(FILES[name])
+    with pytest.raises(hub.ModelMissing, match="cannot be served") as error:
+        hub.resolve(str(tmp_path))
+    assert why in str(error.value)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes(FILES[name])
+    shards = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(enumerate(shards))}))
+    (tmp_path / shards[0]).write_bytes(b"")
+    assert hub.missing(tmp_path) == f"2 of its 3 weight files are missing, first {shards[1]}"
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    assert hub.missing(tmp_path) == "its model.safetensors.index.json cannot be read"
+
+
+@pytest.mark.parametrize(
+    "model", ["/does/not/exist", "./nothing", "~/nothing-of-that-name", "a b", "a/b/c", "..", "x" * 5000]
+)
+def test_what_cannot_be_a_hub_name_is_a_folder(model):
+    with pytest.raises(hub.ModelMissing):
+        hub.resolve(model)
+
+
+def test_the_served_name_is_the_hubs_or_the_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    assert hub.served_name(None) == hub.served_name("parley-demo") == "parley-demo"
+    assert hub.served_name("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+    assert hub.served_name("./tiny/") == hub.served_name("tiny") == hub.served_name(str(tmp_path / "tiny")) == "tiny"
