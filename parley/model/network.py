@@ -47,6 +47,12 @@ class Batch:
 class Pages(Protocol):
     """The KV cache of one model, in pages of BLOCK_SIZE tokens; the layout inside a page is the kernels' own affair."""
 
+    def pool(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pages of keys and of values of one layer, for kernels that write them themselves."""
+
+    def places(self, layer: int, batch: Batch) -> torch.Tensor:
+        """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""
+
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> None:
         """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slots``."""
 

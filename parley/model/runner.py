@@ -32,6 +32,14 @@ class Runner:
         self.device = pages.device
         self.sampler = Sampler(network.vocab_size, slots, self.device)
 
+    @torch.inference_mode()
+    def warm(self) -> None:
+        """One forward pass over page 0, before any page is in use: libraries set up here what they set up once."""
+        place = torch.arange(min(BLOCK_SIZE, self.max_model_len), device=self.device)
+        self.pages.clear([0])
+        batch = Batch(torch.zeros_like(place), place, place, [Span(0, len(place), len(place), [0])])
+        self.network.logits(self.network.hidden(batch, self.pages)[-1:])
+
     def admit(self, sequence: Sequence) -> None:
         """Write the sequence's sampling parameters and token counts into its slot."""
         self.sampler.admit(sequence.slot, sequence)
@@ -83,13 +91,13 @@ class Runner:
             return
         last = torch.tensor([spans[i].first + spans[i].count - 1 for i in drawn], device=self.device)
         logits = self.network.logits(hidden.index_select(0, last))
-        finite = _finite(logits)
-        if not all(finite):
-            for i, fine in zip(drawn, finite, strict=True):
-                if not fine:
+        sound = _sound(logits)
+        if not all(sound):
+            for i, good in zip(drawn, sound, strict=True):
+                if not good:
                     results[i].error = BROKEN
-            drawn = [i for i, fine in zip(drawn, finite, strict=True) if fine]
-            logits = logits[torch.tensor(finite, device=self.device)]
+            drawn = [i for i, good in zip(drawn, sound, strict=True) if good]
+            logits = logits[torch.tensor(sound, device=self.device)]
         if drawn:
             sequences = [rows[i].sequence for i in drawn]
             slots = [sequence.slot for sequence in sequences]
@@ -103,17 +111,18 @@ class Runner:
         sequence = row.sequence
         first = max(row.score_from, row.start)
         end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
+        tops = max(0, sequence.work.prompt_logprobs)
         scores: list[Score] = []
         for at in range(first, end, SCORE_ROWS):
             upto = min(at + SCORE_ROWS, end)
             logits = self.network.logits(hidden[at - row.start : upto - row.start])
-            if not all(_finite(logits)):
+            if not all(_sound(logits)):
                 result.error = BROKEN
                 return
-            scores += score(logits, sequence.tokens[at + 1 : upto + 1], max(0, sequence.work.prompt_logprobs))
+            scores += score(logits, sequence.tokens[at + 1 : upto + 1], tops)
         result.prompt_scores = scores
 
 
-def _finite(logits: torch.Tensor) -> list[bool]:
-    """Whether each row is free of NaN and +inf (-inf is a probability of zero); the sum carries both."""
-    return (torch.isfinite(logits.amax(-1)) & ~torch.isnan(logits.sum(-1))).tolist()
+def _sound(logits: torch.Tensor) -> list[bool]:
+    """Whether each row's largest logit is a finite number. A NaN anywhere makes it NaN; -inf is merely impossible."""
+    return torch.isfinite(logits.amax(-1)).tolist()

@@ -5,7 +5,17 @@ change per machine. The torch forms also run on an accelerator.
 """
 
 from parley.native.torch_attention import Group, attend, places, plan, write
-from parley.native.torch_kernels import Packed, add_rms_norm, argmax, embed, linear, pack, rms_norm, rope, silu_mul
+from parley.native.torch_kernels import (
+    Packed,
+    add_rms_norm,
+    argmax,
+    embed,
+    linear,
+    pack,
+    rms_norm,
+    rope_write,
+    silu_mul,
+)
 
 Plan = list[Group]
 
@@ -21,7 +31,7 @@ __all__ = [
     "places",
     "plan",
     "rms_norm",
-    "rope",
+    "rope_write",
     "silu_mul",
     "write",
 ]

@@ -97,7 +97,7 @@ def _group(
     for i, tile in enumerate(tiles):
         pages = tile.table[tile.start // BLOCK_SIZE : -(-(tile.start + tile.length) // BLOCK_SIZE)]
         table[i, : len(pages)] = pages
-    pages = table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
+    index = table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
 
     token, count, position, start = (
         np.array([getattr(tile, name) for tile in tiles])[:, None] for name in ("token", "count", "position", "start")
@@ -119,7 +119,7 @@ def _group(
         keys,
         None if whole else torch.from_numpy(take).to(device),
         None if whole else torch.from_numpy(put).to(device),
-        torch.from_numpy(pages.reshape(-1)).to(device),
+        torch.from_numpy(index.reshape(-1)).to(device),
         torch.from_numpy(mask).to(device),
     )
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from parley.native.torch_attention import write
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -49,15 +51,38 @@ def add_rms_norm(
     return F.rms_norm(residual, weight.shape, weight, eps), residual
 
 
-def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [T, heads, dim] by tables [T, 1, rotary], float32; dimensions beyond ``rotary`` pass through.
+def rope_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    places: torch.Tensor,
+    *,
+    head_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Rotate the queries and keys in qkv [T, (heads + 2 * kv_heads) * dim], store keys and values: [T, heads, dim].
 
-    Dimension i turns with i + rotary / 2. ``sin`` carries the sign of the rotation: its first half is negative.
+    cos and sin are float32 [T, 1, rotary]: dimension i turns with i + rotary / 2, those beyond ``rotary`` stay as they
+    are, and the first half of sin is negative. ``head_norm`` float32 [heads + kv_heads, dim]: weights of an RMS norm of
+    each head before it is rotated. ``keys`` and ``values`` are pages, ``places`` as in ``write``.
     """
+    kv_heads, dim = keys.shape[1], keys.shape[-1]
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
+    wide = qkv[:, : heads + kv_heads].float()
+    if head_norm is not None:
+        wide = F.rms_norm(wide, (dim,), None, eps).mul_(head_norm)
     rotary = cos.shape[-1]
-    wide = x[..., :rotary].float()
-    turned = (wide * cos).add_(wide.roll(rotary // 2, -1).mul_(sin)).to(x.dtype)
-    return turned if rotary == x.shape[-1] else torch.cat((turned, x[..., rotary:]), -1)
+    turning = wide[..., :rotary]
+    turned = (turning * cos).add_(turning.roll(rotary // 2, -1).mul_(sin))
+    if rotary < dim:
+        turned = torch.cat((turned, wide[..., rotary:]), -1)
+    turned = turned.to(qkv.dtype)
+    write(turned[:, heads:], keys, places)
+    write(qkv[:, heads + kv_heads :], values, places)
+    return turned[:, :heads]
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

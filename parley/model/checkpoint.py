@@ -1,0 +1,184 @@
+"""Reads a model folder in Hugging Face format: config.json and safetensors, nothing else and never pickle.
+
+Files are mapped, not read: a tensor is a view of the file until it is copied. It must not know what a tensor means.
+Every message names the file or tensor that is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
+
+
+class LoadError(Exception):
+    """The model cannot be loaded. The message is one sentence for a person."""
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json. Raises LoadError."""
+    if not folder.is_dir():
+        raise LoadError(f"There is no model folder {folder}.")
+    config = _read_json(folder / "config.json", "so it is no model folder in Hugging Face format")
+    if not isinstance(config.get("model_type"), str):
+        raise LoadError(f"{folder / 'config.json'} does not name a model_type, so the architecture is unknown.")
+    return config
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies: byte range ``start .. end`` of a mapped file."""
+
+    file: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Checkpoint:
+    """The tensors of a folder, by name. Raises LoadError for anything that is not as the format says."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._maps: list[mmap.mmap] = []
+        self._entries: dict[str, Entry] = {}
+        for path in _files(folder):
+            self._open(path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(entry.shape) for entry in self._entries.values())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name).shape
+
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """A view of the file. Raises LoadError if the tensor is missing or has another shape than the config wants."""
+        entry = self._entry(name)
+        if entry.shape != shape:
+            raise LoadError(f"Tensor {name} has shape {list(entry.shape)}; the config asks for {list(shape)}.")
+        count = math.prod(entry.shape)
+        if not count:
+            raise LoadError(f"Tensor {name} is empty.")
+        data = torch.frombuffer(self._maps[entry.file], dtype=entry.dtype, count=count, offset=entry.start)
+        return data.view(entry.shape)
+
+    def drop(self, *names: str) -> None:
+        """These tensors were copied: their pages of the file need not stay in this process's memory."""
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        for name in names:
+            if entry := self._entries.get(name):
+                # Only whole pages, and neighbours on a shared page can always be read from the file again.
+                start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
+                self._maps[entry.file].madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+
+    def _entry(self, name: str) -> Entry:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise LoadError(f"The checkpoint has no tensor {name}.")
+        return entry
+
+    def _open(self, path: Path) -> None:
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                head = file.read(8)
+                if len(head) < 8:
+                    raise LoadError(f"{path.name} is too short to be a safetensors file.")
+                (length,) = struct.unpack("<Q", head)
+                if length > min(size - 8, HEADER_LIMIT):
+                    raise LoadError(f"{path.name} is not a safetensors file, or was cut off.")
+                header = json.loads(file.read(length))
+                # A private mapping: torch wants memory that it could write to, and nothing is ever written.
+                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (ValueError, RecursionError):
+            raise LoadError(f"The header of {path.name} is not valid JSON; the file is damaged.") from None
+        except OSError as error:
+            raise LoadError(f"{path.name} cannot be read: {error.strerror}.") from None
+        self._maps.append(view)
+        if not isinstance(header, dict):
+            raise LoadError(f"The header of {path.name} is not an object; the file is damaged.")
+        for name, fields in header.items():
+            if name != "__metadata__":
+                self._add(name, fields, path.name, 8 + length, size)
+
+    def _add(self, name: str, fields: Any, file: str, base: int, size: int) -> None:
+        try:
+            dtype, shape = fields["dtype"], tuple(fields["shape"])
+            start, end = fields["data_offsets"]
+            sound = all(type(number) is int and number >= 0 for number in (start, end, *shape))
+        except (TypeError, KeyError, ValueError):
+            sound = False
+        if not sound:
+            raise LoadError(f"The header of {file} describes tensor {name} wrongly; the file is damaged.")
+        if name in self._entries:
+            raise LoadError(f"Tensor {name} is in {file} and in another file of the checkpoint.")
+        if dtype not in DTYPES:
+            # Buffers of other kinds may lie around; what the model needs is checked when it is asked for.
+            return
+        if end - start != math.prod(shape) * DTYPES[dtype].itemsize or base + end > size:
+            raise LoadError(
+                f"The data of tensor {name} in {file} is cut off or has the wrong size; the file is damaged."
+            )
+        if (base + start) % DTYPES[dtype].itemsize:
+            raise LoadError(f"Tensor {name} in {file} does not begin at a multiple of its item size.")
+        self._entries[name] = Entry(len(self._maps) - 1, DTYPES[dtype], shape, base + start, base + end)
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    if not index.is_file():
+        others = sorted(path.name for path in folder.glob("*.safetensors"))
+        also = f" (there is {others[0]})" if others else ""
+        raise LoadError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{also}.")
+    weights = _read_json(index, "though it was there a moment ago").get("weight_map")
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+        raise LoadError(f"{index.name} has no weight_map from tensor to file names.")
+    names = sorted(set(weights.values()))
+    for name in names:
+        if os.path.basename(name) != name or not name.endswith(".safetensors"):
+            raise LoadError(f"{index.name} names {name}, which is not a safetensors file of the same folder.")
+        if not (folder / name).is_file():
+            raise LoadError(f"{name} is named by {index.name} but missing; was the download completed?")
+    return [folder / name for name in names]
+
+
+def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise LoadError(f"{path.parent} has no {path.name}, {otherwise}.") from None
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise LoadError(f"{path} is not valid JSON.") from None
+    if not isinstance(content, dict):
+        raise LoadError(f"{path} does not hold a JSON object.")
+    return content

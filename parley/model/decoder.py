@@ -1,0 +1,93 @@
+"""The fused decoder of Llama-shaped models: few operators per layer, all of them kernels of the table.
+
+Query, key and value are one linear, gate and up are one, and a residual addition is part of the norm that follows it.
+It must not know files or configs; it is given packed weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from parley import native
+from parley.model.network import Batch, LayerKV, Pages
+from parley.model.shape import Shape
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one layer. ``head_norm`` [heads + kv_heads, dim]: norm of queries and keys, if the model has one."""
+
+    input_norm: torch.Tensor
+    qkv: native.Packed
+    head_norm: torch.Tensor | None
+    output: native.Packed
+    post_norm: torch.Tensor
+    gate_up: native.Packed
+    down: native.Packed
+    window: int | None
+
+
+class Decoder:
+    """``network.Network`` of one Llama-shaped model."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        embedding: torch.Tensor,
+        blocks: list[Layer],
+        norm: torch.Tensor,
+        head: native.Packed,
+        max_len: int,
+    ):
+        self.shape = shape
+        self.vocab_size = shape.vocab
+        self.layers = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim) for _ in blocks]
+        self.blocks = blocks
+        self._embedding = embedding
+        self._norm = norm
+        self._head = head
+        self._scale = shape.head_dim**-0.5
+        # A table, for an angle's cosine must not depend on where in a vector it is computed.
+        angles = torch.outer(torch.arange(max_len).float(), shape.rope.inverse_frequencies())
+        self._angles = torch.stack((angles.cos(), angles.sin()), 1).to(embedding.device)  # [max_len, 2, rotary / 2]
+
+    def select(self, blocks: list[int]) -> Decoder:
+        """A decoder of some of the layers, which shares the weights."""
+        part = object.__new__(Decoder)
+        part.__dict__.update(self.__dict__)
+        part.blocks = [self.blocks[i] for i in blocks]
+        part.layers = [self.layers[i] for i in blocks]
+        return part
+
+    def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
+        """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""
+        shape = self.shape
+        cos, sin = self._angles.index_select(0, batch.positions)[:, None].unbind(2)
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        residual = native.embed(batch.token_ids, self._embedding)
+        x = native.rms_norm(residual, self.blocks[0].input_norm, shape.eps)
+        following = [block.input_norm for block in self.blocks[1:]] + [self._norm]
+        for i, (block, norm) in enumerate(zip(self.blocks, following, strict=True)):
+            keys, values = pages.pool(i)
+            queries = native.rope_write(
+                native.linear(x, block.qkv),
+                cos,
+                sin,
+                keys,
+                values,
+                pages.places(i, batch),
+                head_norm=block.head_norm,
+                eps=shape.eps,
+            )
+            attended = pages.attend(i, queries, batch, scale=self._scale, window=block.window)
+            x = native.linear(attended.view(-1, shape.heads * shape.head_dim), block.output)
+            x, residual = native.add_rms_norm(x, residual, block.post_norm, shape.eps)
+            x = native.linear(native.silu_mul(native.linear(x, block.gate_up)), block.down)
+            x, residual = native.add_rms_norm(x, residual, norm, shape.eps)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of some hidden rows: float32 [rows, vocab_size]."""
+        return native.linear(hidden, self._head).float()

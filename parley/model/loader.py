@@ -1,0 +1,189 @@
+"""From settings to a runner: read the config, choose the way to run the model, size the KV cache.
+
+Nothing here knows a kernel. Messages of LoadError are sentences for the person who started the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.checkpoint import Checkpoint, LoadError, read_config
+from parley.model.kv import PagedKV
+from parley.model.lowering import TOLERANCE, deviation, lower
+from parley.model.network import Network
+from parley.model.runner import Runner
+from parley.model.shape import Unfit, read_shape
+from parley.types import ModelInfo, Settings
+
+__all__ = ["LoadError", "load"]
+
+log = logging.getLogger("parley.engine")
+
+Report = Callable[[str, float], None]
+
+SHARE = 0.4  # of the memory that is free once the weights are there, for the KV cache
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+}
+# What config.json calls the length of the context, most common first.
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+FALLBACK_LENGTH = 2048
+
+
+def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
+    """Load the model that the settings name. ``progress(stage, fraction)`` goes from 0 to 1. Raises LoadError."""
+    progress("reading the config", 0.0)
+    folder = Path(settings.model)
+    config = read_config(folder)
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise LoadError(f"The checkpoint is quantised ({method}), which is not supported; use the unquantised model.")
+    dtype = _dtype(settings.dtype, config)
+    device = _device(settings.device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    length = _length(config, settings.max_model_len)
+
+    def weights(fraction: float) -> None:
+        progress("loading the weights", 0.05 + 0.85 * fraction)
+
+    try:
+        network, parameters = None, 0
+        if settings.lowering:
+            network, parameters = _lower(folder, config, dtype, device, length, weights)
+        lowered = network is not None
+        if network is None:
+            from parley.model.foreign import load_foreign
+
+            network = load_foreign(folder, dtype, device, weights)
+            parameters = getattr(network, "parameters", 0)
+    except MemoryError:
+        raise LoadError("There is not enough memory for the model's weights.") from None
+    except RuntimeError as error:
+        if "alloc" in str(error) or "out of memory" in str(error):
+            raise LoadError("There is not enough memory for the model's weights.") from None
+        raise
+
+    progress("reserving the KV cache", 0.92)
+    blocks = _blocks(network, dtype, device, length, settings)
+    if blocks * BLOCK_SIZE < length:
+        length = blocks * BLOCK_SIZE
+        log.info("The context is reduced to %d tokens, which is what the KV cache holds.", length)
+    pages = PagedKV(network.layers, blocks, dtype, device)
+    runner = Runner(network, pages, max_model_len=length, slots=settings.max_batch)
+    progress("warming up", 0.96)
+    runner.warm()
+    progress("ready", 1.0)
+    names = config.get("architectures")
+    return runner, ModelInfo(
+        architecture=str(names[0]) if isinstance(names, list) and names else config["model_type"],
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        parameters=parameters,
+        vocab_size=network.vocab_size,
+        max_model_len=length,
+        weights_bytes=parameters * dtype.itemsize,
+        kv_bytes=blocks * PagedKV.page_bytes(network.layers, dtype),
+        kv_blocks=blocks,
+        block_size=BLOCK_SIZE,
+        lowered=lowered,
+    )
+
+
+def _lower(
+    folder: Path,
+    config: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    length: int,
+    progress: Callable[[float], None],
+) -> tuple[Network | None, int]:
+    """The fused decoder and its number of parameters, or None where the model has to run through Transformers."""
+    try:
+        shape = read_shape(config)
+        checkpoint = Checkpoint(folder)
+        decoder = lower(checkpoint, shape, dtype, device, length, progress)
+    except Unfit as reason:
+        log.info("The model runs through Transformers: %s.", reason)
+        return None, 0
+    error = deviation(decoder, checkpoint)
+    if not error <= TOLERANCE[dtype]:
+        log.warning("The fused decoder is off by %.2g and is not used; the model runs through Transformers.", error)
+        return None, 0
+    return decoder, checkpoint.parameters
+
+
+def _dtype(name: str, config: dict[str, Any]) -> torch.dtype:
+    if name == "auto":
+        own = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        return torch.float32 if own in ("float32", "float64") else torch.bfloat16
+    if name not in DTYPES:
+        raise LoadError(f"dtype {name} is unknown; it can be auto, bfloat16 or float32.")
+    return DTYPES[name]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise LoadError(f"device {name} is unknown; it can be cpu or cuda.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise LoadError(f"device {name} is not supported; it can be cpu or cuda.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LoadError("device cuda was asked for, but torch finds no usable GPU.")
+    return device
+
+
+def _length(config: dict[str, Any], wanted: int | None) -> int:
+    """The context in tokens: what the model was made for, or less if so wanted."""
+    own = next((config[name] for name in LENGTHS if type(config.get(name)) is int and config[name] > 0), None)
+    if wanted is None:
+        return own or FALLBACK_LENGTH
+    if wanted < 1:
+        raise LoadError(f"max_model_len is {wanted}; it must be at least 1.")
+    if own is not None and wanted > own:
+        raise LoadError(f"max_model_len is {wanted}, but the model was made for at most {own} tokens.")
+    return wanted
+
+
+def _blocks(network: Network, dtype: torch.dtype, device: torch.device, length: int, settings: Settings) -> int:
+    """Pages of the KV cache: what memory allows, never more than a full batch of full contexts could use."""
+    page = PagedKV.page_bytes(network.layers, dtype)
+    useful = settings.max_batch * -(-length // BLOCK_SIZE)
+    if settings.kv_memory is not None:
+        blocks = min(useful, settings.kv_memory // page)
+        if blocks < 1:
+            raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page}.")
+        return blocks
+    free = _free(device)
+    blocks = min(useful, int(free * SHARE) // page)
+    if blocks < 1:
+        raise LoadError(f"Only {free >> 20} MiB of memory are free, too little for a KV cache.")
+    return blocks
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of memory that this process may still take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) << 10
+        # A container may have less than the machine.
+        group = Path("/sys/fs/cgroup")
+        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # not Linux, no limit ("max"), or another version of cgroups
+    return free

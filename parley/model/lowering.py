@@ -1,0 +1,224 @@
+"""Turns a checkpoint of a Llama-shaped model into the fused decoder, and proves by numbers that it is the same model.
+
+Weights are merged and packed straight from the mapped files, one layer after another, so that no second copy of the
+model is ever held. The proof is a plain forward pass in float32, written from the definitions, on the unmerged weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import torch
+import torch.nn.functional as F
+
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.checkpoint import Checkpoint
+from parley.model.decoder import Decoder, Layer
+from parley.model.kv import PagedKV
+from parley.model.network import Batch, Span
+from parley.model.shape import Shape, Unfit
+
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+IGNORED = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed
+
+PROBE = 24  # tokens of the proof
+ALL = 50_000_000  # parameters up to which the proof runs all of them, else the first and the last
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
+
+
+def lower(
+    checkpoint: Checkpoint,
+    shape: Shape,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_len: int,
+    progress: Callable[[float], None],
+) -> Decoder:
+    """Pack the checkpoint. Raises Unfit if it holds tensors that the shape has no use for, LoadError if any is missing."""
+    names = _Names(checkpoint, shape, dtype, device)
+    used = {EMBEDDING, NORM, HEAD}
+    for i in range(shape.layers):
+        used.update(names.of(i))
+    for name in checkpoint.names:
+        if name not in used and not IGNORED.search(name):
+            raise Unfit(f"it has a tensor {name}")
+
+    blocks: list[Layer | None] = [None] * shape.layers
+    steps = shape.layers + 2
+    with ThreadPoolExecutor(min(4, torch.get_num_threads()), "pack") as pool:
+        jobs = {pool.submit(names.layer, i): i for i in range(shape.layers)}
+        try:
+            for done, job in enumerate(as_completed(jobs), 1):
+                blocks[jobs[job]] = job.result()
+                progress(done / steps)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    norm = names.copy(NORM, shape.hidden)
+    # The table is read by row and the head by column, so a tied weight is kept in both layouts where they differ.
+    embedding = names.copy(EMBEDDING, shape.vocab, shape.hidden)
+    progress((steps - 1) / steps)
+    if shape.tied:
+        head = native.pack(embedding)
+    else:
+        head = native.pack(names.copy(HEAD, shape.vocab, shape.hidden))
+        checkpoint.drop(HEAD)
+    checkpoint.drop(EMBEDDING)
+    progress(1.0)
+    return Decoder(shape, embedding, [block for block in blocks if block], norm, head, max_len)
+
+
+class _Names:
+    """Reads and merges a layer's tensors by the names that Hugging Face checkpoints have."""
+
+    def __init__(self, checkpoint: Checkpoint, shape: Shape, dtype: torch.dtype, device: torch.device):
+        self.checkpoint, self.shape, self.dtype, self.device = checkpoint, shape, dtype, device
+
+    def parts(self, layer: int) -> dict[str, list[tuple[str, int, int, bool]]]:
+        """The linears of a layer: (name, out, in, bias) of each part, in the order in which they are merged."""
+        s, prefix = self.shape, f"model.layers.{layer}."
+        q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+        attn, mlp = prefix + "self_attn.", prefix + "mlp."
+        if s.merged:
+            qkv = [(attn + "qkv_proj", q + 2 * kv, s.hidden, s.qkv_bias)]
+            gate_up = [(mlp + "gate_up_proj", 2 * s.intermediate, s.hidden, s.mlp_bias)]
+        else:
+            qkv = [(attn + f"{n}_proj", size, s.hidden, s.qkv_bias) for n, size in (("q", q), ("k", kv), ("v", kv))]
+            gate_up = [(mlp + f"{n}_proj", s.intermediate, s.hidden, s.mlp_bias) for n in ("gate", "up")]
+        return {
+            "qkv": qkv,
+            "output": [(attn + "o_proj", s.hidden, q, s.o_bias)],
+            "gate_up": gate_up,
+            "down": [(mlp + "down_proj", s.hidden, s.intermediate, s.mlp_bias)],
+        }
+
+    def norms(self, layer: int) -> list[str]:
+        prefix = f"model.layers.{layer}."
+        heads = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if self.shape.qk_norm else []
+        return [prefix + name for name in ("input_layernorm.weight", "post_attention_layernorm.weight", *heads)]
+
+    def of(self, layer: int) -> list[str]:
+        """All tensor names of a layer."""
+        names = self.norms(layer)
+        for parts in self.parts(layer).values():
+            for name, _, _, bias in parts:
+                names += [name + ".weight"] + [name + ".bias"] * bias
+        return names
+
+    def copy(self, name: str, *sizes: int) -> torch.Tensor:
+        return self.checkpoint.tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
+
+    def layer(self, index: int) -> Layer:
+        s = self.shape
+        packed = {key: self._pack(parts) for key, parts in self.parts(index).items()}
+        norms = self.norms(index)
+        head_norm = None
+        if s.qk_norm:
+            q, k = (self.copy(name, s.head_dim) for name in norms[2:])
+            head_norm = torch.cat((q.expand(s.heads, -1), k.expand(s.kv_heads, -1))).float()
+        layer = Layer(
+            input_norm=self.copy(norms[0], s.hidden),
+            head_norm=head_norm,
+            post_norm=self.copy(norms[1], s.hidden),
+            window=s.windows[index],
+            **packed,
+        )
+        self.checkpoint.drop(*self.of(index))
+        return layer
+
+    def _pack(self, parts: list[tuple[str, int, int, bool]]) -> native.Packed:
+        weights = [self.checkpoint.tensor(name + ".weight", out, into) for name, out, into, _ in parts]
+        merged = torch.empty(
+            sum(len(part) for part in weights), weights[0].shape[1], dtype=self.dtype, device=self.device
+        )
+        torch.cat(weights, out=merged) if weights[0].dtype == self.dtype else _fill(merged, weights)
+        bias = None
+        if parts[0][3]:
+            bias = torch.cat([self.copy(name + ".bias", out) for name, out, _, _ in parts])
+        return native.pack(merged, bias)
+
+
+def _fill(merged: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    first = 0
+    for part in parts:
+        merged[first : first + len(part)] = part
+        first += len(part)
+
+
+@torch.inference_mode()
+def deviation(decoder: Decoder, checkpoint: Checkpoint) -> float:
+    """Relative error (L2) of the decoder's logits against ``reference`` for a few tokens."""
+    shape = decoder.shape
+    layers = list(range(shape.layers))
+    if checkpoint.parameters > ALL:
+        layers = sorted({0, shape.layers - 1})
+    token_ids = torch.linspace(0, shape.vocab - 1, PROBE).long()
+    expected = reference(checkpoint, shape, token_ids, layers)
+
+    part = decoder.select(layers)
+    device = decoder.blocks[0].input_norm.device
+    count = -(-PROBE // BLOCK_SIZE)
+    pages = PagedKV(part.layers, count, decoder.blocks[0].input_norm.dtype, device)
+    pages.clear(list(range(count)))
+    places = torch.arange(PROBE, device=device)
+    batch = Batch(token_ids.to(device), places, places, [Span(0, PROBE, PROBE, list(range(count)))])
+    got = part.logits(part.hidden(batch, pages)[-1:]).float().cpu()
+    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def reference(checkpoint: Checkpoint, shape: Shape, token_ids: torch.Tensor, layers: list[int]) -> torch.Tensor:
+    """Logits [1, vocab] after the last of some tokens, by the definitions, float32, with only the layers given."""
+    names = _Names(checkpoint, shape, torch.float32, torch.device("cpu"))
+    count = len(token_ids)
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        weight = checkpoint.tensor(name, x.shape[-1]).float()
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + shape.eps) * weight
+
+    def project(x: torch.Tensor, key: str, layer: int) -> list[torch.Tensor]:
+        results = []
+        for name, out, into, bias in names.parts(layer)[key]:
+            weight = checkpoint.tensor(name + ".weight", out, into).float()
+            results.append(F.linear(x, weight, checkpoint.tensor(name + ".bias", out).float() if bias else None))
+        return results
+
+    angles = torch.arange(count).float()[:, None, None] * shape.rope.inverse_frequencies()
+    cos, sin = angles.cos(), angles.sin()
+    half = shape.rope.rotary // 2
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
+
+    distance = torch.arange(count)[:, None] - torch.arange(count)
+    x = checkpoint.tensor(EMBEDDING, shape.vocab, shape.hidden)[token_ids].float()
+    for layer in layers:
+        norms = names.norms(layer)
+        sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
+        qkv = torch.cat(project(norm(x, norms[0]), "qkv", layer), -1).view(count, -1, shape.head_dim)
+        q, k, v = qkv.split(sizes, 1)
+        if shape.qk_norm:
+            q, k = norm(q, norms[2]), norm(k, norms[3])
+        q, k = rotate(q), rotate(k)
+        k, v = (each.repeat_interleave(shape.heads // shape.kv_heads, 1) for each in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * shape.head_dim**-0.5
+        seen = distance >= 0
+        window = shape.windows[layer]
+        if window is not None:
+            seen &= distance < window
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        attended = torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1)
+        x = x + project(attended, "output", layer)[0]
+        gate, up = torch.cat(project(norm(x, norms[1]), "gate_up", layer), -1).chunk(2, -1)
+        x = x + project(F.silu(gate) * up, "down", layer)[0]
+        checkpoint.drop(*names.of(layer))
+    last = norm(x[-1:], NORM)
+    name = EMBEDDING if shape.tied else HEAD
+    head = checkpoint.tensor(name, shape.vocab, shape.hidden)
+    # In pieces: the head in float32 would be twice the size of all that the proof may cost.
+    logits = torch.cat([F.linear(last, rows.float()) for rows in head.split(8192)], -1)
+    checkpoint.drop(name)
+    return logits

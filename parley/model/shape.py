@@ -1,0 +1,192 @@
+"""What a Llama-shaped model is, read from its config.json without importing Transformers (which takes seconds).
+
+Transformers fills missing fields with defaults of each model type; the same defaults stand here. A config that asks
+for anything this file does not know is declared unfit, never guessed at: such a model runs through Transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+class Unfit(Exception):
+    """The model cannot be lowered. The message says why, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding of the first ``rotary`` dimensions of a head.
+
+    ``kind`` default, linear (all frequencies divided by ``factor``), or llama3 (only the slow ones, see
+    ``inverse_frequencies``).
+    """
+
+    theta: float
+    rotary: int
+    kind: str = "default"
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+    def inverse_frequencies(self) -> torch.Tensor:
+        """Radians per token of each pair of dimensions: float32 [rotary / 2].
+
+        RoFormer (arXiv 2104.09864) section 3.4.2; linear: arXiv 2306.15595; llama3: the Llama 3.1 reference code.
+        """
+        exponents = torch.arange(0, self.rotary, 2, dtype=torch.int64).float() / self.rotary
+        inverse = 1.0 / (self.theta**exponents)
+        if self.kind == "linear":
+            return inverse / self.factor
+        if self.kind == "llama3":
+            turns = self.original * inverse / (2 * torch.pi)  # within the original context
+            smooth = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+            return (1 - smooth) * inverse / self.factor + smooth * inverse
+        return inverse
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes and variations of a Llama-shaped decoder. ``windows[i]``: sliding window of layer i, None for full."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope: Rope
+    windows: tuple[int | None, ...]
+    max_len: int
+    tied: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    merged: bool  # the checkpoint itself has qkv_proj and gate_up_proj
+
+    @property
+    def layers(self) -> int:
+        return len(self.windows)
+
+
+# What Transformers assumes where config.json is silent, and what is fixed for the type. "heads": as many as heads.
+_COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "num_key_value_heads": "heads",
+    "head_dim": None,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _COMMON | {"max_position_embeddings": 2048},
+    "mistral": _COMMON | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+    "qwen2": _COMMON | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768},
+    "qwen3": _COMMON
+    | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768, "head_dim": 128},
+    "phi3": _COMMON | {"rms_norm_eps": 1e-5, "sliding_window": None, "max_position_embeddings": 4096},
+}
+LOWERED = frozenset(_DEFAULTS)
+
+
+def read_shape(config: dict[str, Any]) -> Shape:
+    """The shape that a config describes. Raises Unfit."""
+    kind = config["model_type"]
+    if kind not in _DEFAULTS:
+        raise Unfit(f"model type {kind} has no fused decoder")
+    fields = _DEFAULTS[kind] | config
+    if fields["hidden_act"] != "silu":
+        raise Unfit(f"its activation is {fields['hidden_act']}")
+    hidden, heads, layers = (
+        _size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    if fields["num_key_value_heads"] in ("heads", None):
+        fields["num_key_value_heads"] = heads
+    kv_heads = _size(fields, "num_key_value_heads")
+    head_dim = hidden // heads if fields["head_dim"] is None else _size(fields, "head_dim")
+    if heads % kv_heads or head_dim % 2:
+        raise Unfit(f"{heads} heads of {head_dim} over {kv_heads} key/value heads do not divide")
+    return Shape(
+        vocab=_size(fields, "vocab_size"),
+        hidden=hidden,
+        intermediate=_size(fields, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=float(fields["rms_norm_eps"]),
+        rope=_rope(fields, head_dim),
+        windows=_windows(kind, fields, layers),
+        max_len=_size(fields, "max_position_embeddings"),
+        tied=bool(fields["tie_word_embeddings"]),
+        qkv_bias=kind == "qwen2" or (kind in ("llama", "qwen3") and bool(fields["attention_bias"])),
+        o_bias=kind in ("llama", "qwen3") and bool(fields["attention_bias"]),
+        mlp_bias=kind == "llama" and bool(fields["mlp_bias"]),
+        qk_norm=kind == "qwen3",
+        merged=kind == "phi3",
+    )
+
+
+def _size(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int or value < 1:
+        raise Unfit(f"its config gives {name} as {value!r}")
+    return value
+
+
+def _windows(kind: str, fields: dict[str, Any], layers: int) -> tuple[int | None, ...]:
+    window = fields.get("sliding_window")
+    if kind in ("qwen2", "qwen3"):
+        if not fields.get("use_sliding_window", False):
+            window = None
+        types = fields.get("layer_types")
+        if types is None:
+            first = fields.get("max_window_layers", 28)
+            types = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
+        if len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
+            raise Unfit("its layer_types are not one of full_attention and sliding_attention per layer")
+        windows = [window if type_ == "sliding_attention" else None for type_ in types]
+    elif kind == "llama" or window is None:
+        windows = [None] * layers
+    else:
+        windows = [window] * layers
+    if any(size is not None and (type(size) is not int or size < 1) for size in windows):
+        raise Unfit(f"its sliding_window is {window!r}")
+    return tuple(windows)
+
+
+def _rope(fields: dict[str, Any], head_dim: int) -> Rope:
+    given = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        raise Unfit("its rotary embedding differs between layers")
+    kind = given.get("rope_type") or given.get("type") or "default"
+    theta = given.get("rope_theta") or fields["rope_theta"]
+    partial = given.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
+    rotary = int(head_dim * partial)
+    if rotary < 2 or rotary % 2 or rotary > head_dim:
+        raise Unfit(f"it rotates {rotary} of {head_dim} dimensions")
+    try:
+        if kind == "default":
+            return Rope(float(theta), rotary)
+        if kind == "linear":
+            return Rope(float(theta), rotary, "linear", float(given["factor"]))
+        if kind == "llama3":
+            original = fields.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
+            return Rope(
+                float(theta),
+                rotary,
+                "llama3",
+                float(given["factor"]),
+                float(given["low_freq_factor"]),
+                float(given["high_freq_factor"]),
+                int(original or fields["max_position_embeddings"]),
+            )
+    except (KeyError, TypeError, ValueError):
+        raise Unfit(f"its {kind} rotary scaling is incomplete") from None
+    raise Unfit(f"its rotary scaling is {kind}")
