@@ -124,8 +124,8 @@ class Client:
 
 
 def reason(body: Any) -> str:
-    """The sentence in an error body of the OpenAI shape, empty when there is none."""
-    error = body.get("error") if isinstance(body, dict) else None
+    """The sentence in an error body of the OpenAI shape (or in that of a probe), empty when there is none."""
+    error = body.get("error", body) if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else ""
 

@@ -1,0 +1,45 @@
+"""``parley routes``: every path that a server answers, and whose API it belongs to, from the server's own tables."""
+
+from __future__ import annotations
+
+import json
+
+from parley.kinds import switch
+from parley.options import Config, Option
+
+USAGE = """\
+usage: parley routes [options]
+
+Lists the routes of a server: method, path, API, and the surface through which it is reached. "all" is the surface
+that serves every API at once; the others serve one API alone, below their prefix."""
+
+OPTIONS = [Option("json", switch(), "Print JSON, one line per route.", False)]
+
+
+def table() -> list[dict[str, str]]:
+    """One entry per route: method, path, api, surface."""
+    from parley.server.app import SURFACES
+    from parley.server.operations import OPERATIONS
+
+    routes = [(route, "", "parley") for route in OPERATIONS]
+    routes += [
+        (route, surface.prefix, surface.dialect.name) for surface in SURFACES for route in surface.dialect.routes
+    ]
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for route, prefix, api in routes:  # where two collide, the first one answers
+        row = {"method": route.method, "path": prefix + route.path, "api": api, "surface": prefix or "all"}
+        rows.setdefault((row["method"], row["path"]), row)
+    return list(rows.values())
+
+
+def run(config: Config) -> int:
+    rows = table()
+    if config["json"]:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    head = {name: name.upper() for name in rows[0]}
+    wide = {name: max(len(row[name]) for row in [head, *rows]) for name in head}
+    for row in [head, *rows]:
+        print("  ".join(row[name].ljust(wide[name]) for name in head).rstrip())
+    return 0
