@@ -1,0 +1,71 @@
+"""What `pip install .` would install: the command, the built-in model, and nothing that is not parley's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import parley
+from parley import demo
+
+ROOT = Path(parley.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    """A wheel made from a copy of what is under version control's eyes, so that no build output is left here."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "parley", source / "parley", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", source, source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return zipfile.ZipFile(next(source.glob("parley-*.whl")))
+
+
+def read(wheel: zipfile.ZipFile, ending: str) -> str:
+    return wheel.read(next(name for name in wheel.namelist() if name.endswith(ending))).decode()
+
+
+def test_the_wheel_holds_every_module_and_the_built_in_model(wheel):
+    names = set(wheel.namelist())
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "parley").rglob("*.py")}
+    assert modules <= names
+    assert "parley/py.typed" in names
+    model = {str(path.relative_to(ROOT)) for path in demo.folder().rglob("*") if path.is_file()}
+    assert {name for name in model if not name.endswith(".md")} <= names
+    assert {Path(name).name for name in model} >= {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def test_the_wheel_holds_nothing_else(wheel):
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {re.sub(r"-.*\.", ".", top) for top in tops} == {"parley", "parley.dist-info"}
+
+
+def test_the_wheel_gives_the_command_and_names_the_licence(wheel):
+    assert "parley = parley.cli:main" in read(wheel, "entry_points.txt")
+    assert "Apache License" in read(wheel, "licenses/LICENSE")
+    metadata = read(wheel, ".dist-info/METADATA")
+    assert f"Version: {parley.__version__}\n" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+
+
+def test_dependencies_are_few_and_locked(wheel):
+    wanted = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra)", read(wheel, ".dist-info/METADATA"), re.M)
+    assert len(wanted) <= 12
+    locked = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "requirements.lock").read_text(), re.M))
+    assert {name.lower().replace("_", "-") for name in wanted} <= set(locked)
+    assert locked["torch"] == "2.13.0"
+
+
+def test_lock_files_pin_everything_and_name_no_index():
+    for name in ("requirements.lock", "requirements-dev.lock"):
+        for line in (ROOT / name).read_text().splitlines():
+            assert line.startswith("#") or re.fullmatch(r"[\w-]+==[\w.]+", line), line
