@@ -164,7 +164,7 @@ SERVE: list[Option] = [
         section="server",
         variable=True,
     ),
-    Option("quiet", switch(), "Log warnings and errors only.", False, section="output", variable=True),
+    Option("quiet", switch(), "Log no line for each request.", False, section="output", variable=True),
     Option("log-format", choice("text", "json"), "How log lines look.", "text", section="output", variable=True),
     Option("config", text("FILE"), "TOML file with any of these options as keys.", section="output", variable=True),
     Option("show-config", switch(), "Print every value and where it came from, then end.", False, section="output"),

@@ -45,6 +45,7 @@ def server_options(config: Config) -> ServerOptions:
         hosts=tuple(config["allow-host"]),
         ping_interval=config["ping"],
         tokenizer_info=config["tokenizer-info"],
+        engine="scripted" if config["fake-engine"] else "thread" if config["in-process"] else "process",
         access_log=not config["quiet"],
         log_format=config["log-format"],
     )
