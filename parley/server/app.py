@@ -1,7 +1,7 @@
 """The ASGI application: which API is mounted where, who may enter, and how errors leave.
 
-Every request passes ``App.__call__``: limits of its head, origin, key, router. Whatever is raised on the way becomes the
-answer that the API's clients know. An API is added by a line in ``SURFACES``.
+Every request passes ``App.__call__``: limits of its head, origin, key, router. Whatever is raised on the way becomes
+the answer that the API's clients know. An API is added by a line in ``SURFACES``.
 """
 
 from __future__ import annotations

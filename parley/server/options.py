@@ -34,6 +34,7 @@ class ServerOptions:
     cors: tuple[str, ...] = ()  # origins that browsers may call from; "*" for all
     hosts: tuple[str, ...] = ()  # extra Host names; checked only when listening on a loopback address
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
+    engine: Literal["process", "thread", "scripted"] = "process"  # where the model runs; scripted: there is none
 
     access_log: bool = True
     log_format: Literal["text", "json"] = "text"

@@ -1,0 +1,81 @@
+"""What a person at the terminal is told: what runs where, how far loading is, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from parley import __version__
+from parley.dialects.dialect import Dialect
+from parley.server.auth import is_loopback
+from parley.server.options import ServerOptions
+from parley.types import ModelInfo, Progress, Settings
+
+
+def say(text: str) -> None:
+    """Print a line at once; a closed pipe is nobody's problem."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, flush=True)
+
+
+def address(options: ServerOptions, port: int) -> str:
+    """The server's root as a URL that works on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def opening(options: ServerOptions, settings: Settings, root: str, surfaces: Iterator[tuple[str, Dialect]]) -> str:
+    """The first lines: known before anything is loaded."""
+    lines = [
+        f"parley {__version__}",
+        f"  model    {', '.join(options.names) or settings.model} ({settings.dtype} on {settings.device})",
+    ]
+    lines += [f"  {dialect.title:<8} {root}{prefix}{dialect.base}" for prefix, dialect in surfaces]
+    lines.append(f"  health   {root}/health/ready")
+    if not is_loopback(options.host) and not options.api_keys:
+        lines.append(
+            f"  warning: everybody who reaches {options.host} may use this server; --api-key would ask for a key"
+        )
+    return "\n".join(lines)
+
+
+def ready(info: ModelInfo, seconds: float) -> str:
+    """The line after which requests are answered: with the memory plan."""
+    plan = [f"{info.architecture}, {_count(info.parameters)} parameters, {info.dtype} on {info.device}"]
+    if info.weights_bytes:
+        plan.append(f"weights {_bytes(info.weights_bytes)}")
+    if info.kv_bytes:
+        tokens = info.kv_blocks * info.block_size
+        plan.append(f"KV cache {_bytes(info.kv_bytes)} for {tokens:,} tokens")
+    plan.append(f"context {info.max_model_len:,} tokens")
+    return f"  memory   {'; '.join(plan)}\nready in {seconds:.1f} s"
+
+
+async def follow(progress: Callable[[], Progress]) -> Any:
+    """Show how loading goes on until cancelled; only on a terminal."""
+    if not sys.stderr.isatty():
+        return
+    try:
+        while True:
+            now = progress()
+            filled = round(24 * now.fraction)
+            sys.stderr.write(f"\r\x1b[K  {'█' * filled}{'·' * (24 - filled)} {now.fraction:4.0%} {now.stage}")
+            sys.stderr.flush()
+            await asyncio.sleep(0.1)
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

@@ -1,0 +1,211 @@
+"""From options to a running server and to its end: listen, load, serve, drain, close. Nothing survives the process.
+
+It listens first and loads after, so that probes get an answer from the first moment. The first signal drains, the
+second ends at once; the engine is closed whichever way it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import uvicorn
+import uvloop
+
+from parley import hub
+from parley.engine.fake import FAKE, FakeEngine
+from parley.engine.local import LocalEngine
+from parley.engine.protocol import Engine, EngineFailed
+from parley.engine.remote import RemoteEngine
+from parley.server import banner, logs
+from parley.server.app import SURFACES, build
+from parley.server.limits import Protocol
+from parley.server.options import ServerOptions
+from parley.server.service import Service
+from parley.text import BadTokenizer
+from parley.types import ModelInfo, Progress, Settings
+
+log = logging.getLogger("parley.server")
+
+BACKLOG = 2048
+FAILURES = (EngineFailed, BadTokenizer, hub.ModelMissing)
+
+
+def scripted(settings: Settings) -> Engine:
+    """An engine without a model, for any tokenizer's ids."""
+    return FakeEngine(info=msgspec.structs.replace(FAKE, vocab_size=1 << 24))
+
+
+ENGINES: dict[str, Callable[[Settings], Engine]] = {
+    "process": RemoteEngine,
+    "thread": LocalEngine,
+    "scripted": scripted,
+}
+
+
+def run(settings: Settings, options: ServerOptions) -> int:
+    """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
+    logs.set_up(options.log_format)
+    try:
+        sock = listen(options)
+    except OSError as error:
+        banner.say(f"parley: cannot listen on {options.host} port {options.port}: {error.strerror or error}.")
+        return 1
+    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Instance(settings, options, sock).live())
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A socket that accepts from now on. Raises OSError."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own idea of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Instance:
+    """One server process: an HTTP server and an engine."""
+
+    def __init__(self, settings: Settings, options: ServerOptions, sock: socket.socket):
+        self.settings = settings
+        self.options = options
+        self.engine: Engine = ENGINES[options.engine](settings)
+        self.service = Service(options, settings, self.engine)
+        self._sock = sock
+        self._signals: list[int] = []
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._server = Server(
+            uvicorn.Config(
+                build(self.service),
+                http=Protocol.bound(options),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=int(options.keep_alive),
+                timeout_graceful_shutdown=2,
+            )
+        )
+
+    async def live(self) -> int:
+        """From the first line to the exit code."""
+        started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, number)
+        port = self._sock.getsockname()[1]
+        root = banner.address(self.options, port)
+        surfaces = ((surface.prefix, surface.dialect) for surface in SURFACES)
+        banner.say(banner.opening(self.options, self.settings, root, surfaces))
+        serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
+        try:
+            failure = await self._until_stopped(serving, started)
+        finally:
+            await self._end(serving)
+        if failure:
+            banner.say(f"parley: {failure}")
+            return 1
+        return 128 + self._signals[1] if len(self._signals) > 1 else 0
+
+    async def _until_stopped(self, serving: asyncio.Task[None], started: float) -> str:
+        """Load, then serve. Empty after a signal, else what went wrong."""
+        stop = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self._load())
+        showing = asyncio.create_task(banner.follow(lambda: self.engine.progress))
+        watching = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait({stop, loading, serving}, return_when=asyncio.FIRST_COMPLETED)
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+            if loading.done():
+                try:
+                    info = loading.result()
+                except FAILURES as error:
+                    return str(error)
+                banner.say(banner.ready(info, time.monotonic() - started))
+                await asyncio.wait({stop, watching, serving}, return_when=asyncio.FIRST_COMPLETED)
+            return watching.result() if watching.done() else ""
+        finally:
+            tasks = (stop, loading, showing, watching)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load(self) -> ModelInfo:
+        self.settings.model = str(await self._find(self.settings.model))
+        return await self.service.load()
+
+    async def _find(self, model: str) -> object:
+        """The model's folder, fetched if need be, in a thread that does not keep the process from ending."""
+        if self.options.engine == "scripted":
+            return hub.find(model) or model
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[object] = loop.create_future()
+
+        def settle(result: object, error: Exception | None) -> None:
+            if not found.done():
+                found.set_result(result) if error is None else found.set_exception(error)
+
+        def report(stage: str, fraction: float) -> None:
+            self.engine.progress = Progress(stage, fraction / 2)  # the other half is loading
+
+        def look() -> None:
+            result, failure = None, None
+            try:
+                result = hub.resolve(model, report)
+            except Exception as error:
+                failure = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, result, failure)
+
+        threading.Thread(target=look, name="parley-hub", daemon=True).start()
+        return await found
+
+    async def _watch(self) -> str:
+        """Wait until the engine is lost for good, and say so: a server without one is of no use."""
+        while self.engine.state != "failed":
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)  # streams write their last event
+        return f"the engine ended for good: {self.engine.failure}"
+
+    def _signalled(self, number: int) -> None:
+        self._signals.append(number)
+        if self._stop.is_set():
+            self._force.set()
+            self._server.force_exit = True
+        else:
+            self._stop.set()
+            if self.service.open:
+                log.info(
+                    "Shutting down: %d running requests may take up to %g s. A second signal ends them now.",
+                    len(self.service.open),
+                    self.options.drain,
+                )
+
+    async def _end(self, serving: asyncio.Task[None]) -> None:
+        """Drain, stop listening, close the engine."""
+        force = asyncio.create_task(self._force.wait())
+        draining = asyncio.create_task(self.service.drain())
+        await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
+        self._server.should_exit = True
+        closing = asyncio.create_task(self.engine.close())
+        await asyncio.wait({serving, force}, return_when=asyncio.FIRST_COMPLETED)
+        await closing
+        for task in (force, draining, serving):
+            task.cancel()
+        await asyncio.gather(force, draining, serving, return_exceptions=True)
