@@ -25,6 +25,7 @@ EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_he
 IGNORED = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed
 
 PROBE = 24  # tokens of the proof
+OUTPUTS = 4096  # tokens of the vocabulary whose logits it compares
 ALL = 50_000_000  # parameters up to which the proof runs all of them, else the first and the last
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
 
@@ -37,7 +38,7 @@ def lower(
     max_len: int,
     progress: Callable[[float], None],
 ) -> Decoder:
-    """Pack the checkpoint. Raises Unfit if it holds tensors that the shape has no use for, LoadError if any is missing."""
+    """Pack the checkpoint. Raises Unfit if it holds tensors the shape has no use for, LoadError if it lacks any."""
     names = _Names(checkpoint, shape, dtype, device)
     used = {EMBEDDING, NORM, HEAD}
     for i in range(shape.layers):
@@ -156,7 +157,8 @@ def deviation(decoder: Decoder, checkpoint: Checkpoint) -> float:
     if checkpoint.parameters > ALL:
         layers = sorted({0, shape.layers - 1})
     token_ids = torch.linspace(0, shape.vocab - 1, PROBE).long()
-    expected = reference(checkpoint, shape, token_ids, layers)
+    outputs = torch.linspace(0, shape.vocab - 1, min(shape.vocab, OUTPUTS)).long()
+    expected = reference(checkpoint, shape, token_ids, outputs, layers)
 
     part = decoder.select(layers)
     device = decoder.blocks[0].input_norm.device
@@ -165,12 +167,17 @@ def deviation(decoder: Decoder, checkpoint: Checkpoint) -> float:
     pages.clear(list(range(count)))
     places = torch.arange(PROBE, device=device)
     batch = Batch(token_ids.to(device), places, places, [Span(0, PROBE, PROBE, list(range(count)))])
-    got = part.logits(part.hidden(batch, pages)[-1:]).float().cpu()
+    got = part.logits(part.hidden(batch, pages)[-1:])[:, outputs.to(device)].cpu()
     return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
-def reference(checkpoint: Checkpoint, shape: Shape, token_ids: torch.Tensor, layers: list[int]) -> torch.Tensor:
-    """Logits [1, vocab] after the last of some tokens, by the definitions, float32, with only the layers given."""
+def reference(
+    checkpoint: Checkpoint, shape: Shape, token_ids: torch.Tensor, outputs: torch.Tensor, layers: list[int]
+) -> torch.Tensor:
+    """Logits of some ``outputs`` after the last of some tokens, by the definitions, with only the layers given.
+
+    float32 [1, len(outputs)]. The whole vocabulary in float32 would cost more than all the rest of the start.
+    """
     names = _Names(checkpoint, shape, torch.float32, torch.device("cpu"))
     count = len(token_ids)
 
@@ -215,10 +222,7 @@ def reference(checkpoint: Checkpoint, shape: Shape, token_ids: torch.Tensor, lay
         gate, up = torch.cat(project(norm(x, norms[1]), "gate_up", layer), -1).chunk(2, -1)
         x = x + project(F.silu(gate) * up, "down", layer)[0]
         checkpoint.drop(*names.of(layer))
-    last = norm(x[-1:], NORM)
     name = EMBEDDING if shape.tied else HEAD
-    head = checkpoint.tensor(name, shape.vocab, shape.hidden)
-    # In pieces: the head in float32 would be twice the size of all that the proof may cost.
-    logits = torch.cat([F.linear(last, rows.float()) for rows in head.split(8192)], -1)
+    head = checkpoint.tensor(name, shape.vocab, shape.hidden)[outputs].float()
     checkpoint.drop(name)
-    return logits
+    return F.linear(norm(x[-1:], NORM), head)

@@ -191,7 +191,7 @@ def _attend(
         for first in range(CHUNK, length, CHUNK):
             result += torch.bmm(weights[..., first : first + CHUNK], value[:, first : first + CHUNK])
     result = result.to(queries.dtype).view(size, kv_heads, fold, rows, value_dim).permute(0, 3, 1, 2, 4)
-    return result.reshape(size * rows, heads, value_dim)
+    return result.contiguous().view(size * rows, heads, value_dim)
 
 
 def places(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
