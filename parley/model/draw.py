@@ -141,8 +141,8 @@ def _draw_wide(
 
 
 def _limit(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The mass that the kept tokens must reach, int64 [R]: at least the largest token's, at most all of it."""
-    return torch.minimum((total * top_p).ceil().long().clamp_(min=1), total)
+    """The mass that the kept tokens must reach, int64 [R]. Float64 has fewer digits than a sum, hence the minimum."""
+    return torch.minimum((total * top_p).ceil().long(), total)
 
 
 def _edge(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:

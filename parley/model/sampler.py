@@ -69,7 +69,7 @@ class Sampler:
         """Draw a token for each row, with its score if the slot wants log-probabilities.
 
         logits float32 [R, vocab] (left as they are); row i is token ``positions[i]`` of its output, counted from 0.
-        No row may be ``broken``: what is drawn from it, or raised because of it, is undefined.
+        Every row needs a largest logit that is a finite number; the caller takes out those that have none.
         """
         plans = [self._plan(slot) for slot in slots]
         edited = self._edit(logits, plans, positions)
@@ -87,13 +87,6 @@ class Sampler:
         for plan, token in zip(plans, chosen, strict=True):
             plan.edit.append(token)
         return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
-
-    def score(self, logits: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[Score]:
-        """Score given tokens, such as those of a prompt: row i of logits (float32 [N, vocab]) predicts token_ids[i].
-
-        ``tops[i]``: how many of the most likely tokens to list with it.
-        """
-        return score(logits, token_ids, tops)
 
     def _plan(self, slot: int) -> Plan:
         plan = self._plans[slot]
@@ -134,12 +127,8 @@ class Sampler:
         if rows:
             if len(rows) < len(logits):
                 logits = logits[torch.tensor(rows, device=self.device)]
-            found = score(logits, [tokens[row] for row in rows], [plans[row].logprobs for row in rows])
-            for row, value in zip(rows, found, strict=True):
-                scores[row] = value
+            found = score(logits, [tokens[row] for row in rows], max(plans[row].logprobs for row in rows))
+            for row, each in zip(rows, found, strict=True):
+                count = plans[row].logprobs
+                scores[row] = Score(each.logprob, each.rank, each.top_ids[:count], each.top[:count])
         return scores
-
-
-def broken(logits: torch.Tensor) -> list[bool]:
-    """For each row of float32 [R, vocab] whether it cannot be drawn from: NaN anywhere, +inf, or nothing but -inf."""
-    return (~logits.amax(-1).isfinite()).tolist()

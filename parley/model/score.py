@@ -10,8 +10,8 @@ from parley.model.draw import ROWS, SCALE, top, weigh
 from parley.types import Score
 
 
-def score(logits: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[Score]:
-    """Score token ``token_ids[i]`` under row i, with its ``tops[i]`` most likely tokens: float32 [N, V] -> N scores.
+def score(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[Score]:
+    """Score token ``token_ids[i]`` under row i, with the ``count`` most likely tokens: float32 [N, V] -> N scores.
 
     Natural logarithm of the softmax of the logits as they are. Equal logits are listed by id. The normaliser is a sum
     of integers (see ``draw``), so a score does not depend on what else is scored beside it.
@@ -19,24 +19,21 @@ def score(logits: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[S
     scores: list[Score] = []
     for first in range(0, len(token_ids), ROWS):
         rows = slice(first, first + ROWS)
-        scores += _score(logits[rows], token_ids[rows], tops[rows])
+        scores += _score(logits[rows], token_ids[rows], count)
     return scores
 
 
-def _score(logits: torch.Tensor, token_ids: list[int], tops: list[int]) -> list[Score]:
+def _score(logits: torch.Tensor, token_ids: list[int], count: int) -> list[Score]:
     peaks = logits.amax(-1, keepdim=True)
     totals = weigh(logits - peaks).sum(-1)
     chosen = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = (logits > chosen).sum(-1) + 1
-    count = max(tops)
-    ids, values = listing(logits, count) if count > 0 else ([[]] * len(tops), [[]] * len(tops))
+    rows = zip(peaks[:, 0].tolist(), totals.tolist(), chosen[:, 0].tolist(), ranks.tolist(), strict=True)
+    lists = zip(*listing(logits, count), strict=True) if count else [([], [])] * len(token_ids)
     scores = []
-    for row, (peak, total, logit, rank) in enumerate(
-        zip(peaks[:, 0].tolist(), totals.tolist(), chosen[:, 0].tolist(), ranks.tolist(), strict=True)
-    ):
+    for (peak, total, logit, rank), (ids, values) in zip(rows, lists, strict=True):
         norm = peak + math.log(total / SCALE)
-        best = [value - norm for value in values[row][: tops[row]]]
-        scores.append(Score(logit - norm, rank, ids[row][: tops[row]], best))
+        scores.append(Score(logit - norm, rank, ids, [value - norm for value in values]))
     return scores
 
 
