@@ -7,9 +7,8 @@ into outputs gives the same texts, tokens and usage. Knows no sockets and no eng
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from parley.types import CallDelta, Delta, Done, Event, Output, Reason, Request, Score, Scored, Token, Usage
+from parley.types import CallDelta, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
 from .detokenizer import Detokenizer
 from .prompt import Prepared
@@ -65,7 +64,7 @@ class Choice:
             if self._scanner is not None and self._scanner.matched is not None:
                 return self._end("stop", self._scanner.matched)
         if output.finish is None:
-            return self._take()
+            return list(self._deltas)
         stop = output.stop_id if output.stop_id in self._stop.ids else None
         return self._end(output.finish, stop)
 
@@ -84,49 +83,48 @@ class Choice:
     def _add(self, id: int, score: Score | None, silent: bool) -> None:
         self.usage.completion_tokens += 1
         if self._details:
-            self._tokens.append(self._token(id, score))
+            self._tokens.append(token(self._tokenizer, id, score, self._alternatives))
         thinking = self._regions is not None and self._regions.thinking
         piece = "" if silent else self._text.push((id,))
         if piece and self._scanner is not None:
             armed = self.usage.completion_tokens >= self._stop.min_tokens
             piece = self._scanner.push(piece, armed)
-        if piece:
-            self._say(piece)
+        self._say(piece)
         if thinking or (self._regions is not None and self._regions.thinking):
             self.usage.reasoning_tokens += 1
 
     def _say(self, text: str) -> None:
+        if not text:
+            return
         if self._regions is None:
             self._emit("content", text)
             return
         for part, piece, call in self._regions.push(text):
             self._emit(part, piece, call)
 
-    def _emit(self, part: Any, text: str, call: CallDelta | None = None) -> None:
-        """Append to the last delta where it goes on with the same part. A call's announcement stays alone."""
+    def _emit(self, part: Part, text: str, call: CallDelta | None = None) -> None:
+        """Append to the last delta where this goes on with it, else begin another."""
         last = self._deltas[-1] if self._deltas else None
-        same = last is not None and last.part == part
-        if same and call is None:
-            last.text += text  # type: ignore[union-attr]
-        elif same and call.name is None and last.call.name is None and last.call.index == call.index:  # type: ignore[union-attr]
-            last.call.arguments += call.arguments  # type: ignore[union-attr]
-        else:
+        if last is None or not _joins(last, part, call):
             last = Delta(self.index, text, part, call=call)
             self._deltas.append(last)
+        else:
+            last.text += text
+            if call is not None and last.call is not None:
+                last.call.arguments += call.arguments
         if self._tokens:
-            last.tokens += self._tokens  # type: ignore[union-attr]
+            last.tokens += self._tokens
             self._tokens = []
-
-    def _take(self) -> list[Event]:
-        return list(self._deltas)
 
     def _end(self, reason: Reason, stop: str | int | None) -> list[Event]:
         self.ended = True
-        if not isinstance(stop, str):
-            rest = self._text.flush()
-            if self._scanner is not None:
-                rest = self._scanner.push(rest) + self._scanner.flush()
-            self._say(rest)
+        if self._scanner is None:
+            self._say(self._text.flush())
+        elif self._scanner.matched is None:
+            self._say(self._scanner.push(self._text.flush()))
+            if self._scanner.matched is not None:
+                reason, stop = "stop", self._scanner.matched
+            self._say(self._scanner.flush())
         called = False
         if self._regions is not None:
             for part, piece, call in self._regions.flush():
@@ -136,10 +134,14 @@ class Choice:
             self._emit(self._deltas[-1].part if self._deltas else "content", "")
         if reason == "stop" and stop is None and called:
             reason = "tool"
-        return [*self._take(), Done(self.index, reason, self.usage, stop)]
+        return [*self._deltas, Done(self.index, reason, self.usage, stop)]
 
-    def _token(self, id: int, score: Score | None) -> Token:
-        return token(self._tokenizer, id, score, self._alternatives)
+
+def _joins(last: Delta, part: Part, call: CallDelta | None) -> bool:
+    """Whether new output goes on with what the last delta holds. The announcement of a call stays alone."""
+    if last.part != part or call is None:
+        return last.part == part
+    return call.name is None and last.call is not None and last.call.name is None and last.call.index == call.index
 
 
 def token(tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0) -> Token:

@@ -52,7 +52,7 @@ class Detokenizer:
     def _bytes(self, id: int) -> bytes:
         if self._begun:
             return self._tokenizer.token_bytes(id)
-        self._begun = True
+        self._begun = self._tokenizer.token_str(id) is not None
         return self._tokenizer.first_bytes(id)
 
     def _prime(self, prompt_ids: Sequence[int]) -> bool:

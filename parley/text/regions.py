@@ -12,7 +12,7 @@ Knows text only: no tokens, no requests.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -66,7 +66,7 @@ def begins_thinking(markup: Markup, prompt: str, continued: bool) -> bool:
 
 
 def new_call_id() -> str:
-    return "call_" + secrets.token_hex(12)
+    return "call_" + os.urandom(12).hex()
 
 
 class Regions:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from .pieces import compile_decoder
 
@@ -82,10 +82,10 @@ class Tokenizer:
         except Exception as error:  # the library raises plain Exception for whatever is wrong in the file
             raise BadTokenizer(f"tokenizer.json of the model cannot be read: {error}") from error
         config = read_json(folder / "tokenizer_config.json")
-        named = _special_names({**read_json(folder / "special_tokens_map.json"), **config})
+        listed = "added_tokens_decoder" in config  # written by a release that made the other file obsolete
+        named = _special_names(config if listed else config | read_json(folder / "special_tokens_map.json"))
         _add_tokens(backend, config, named)
         names = {key: _content(value) for key, value in named.items()}
-        _set_ends(backend, config, names)
         ends = _end_ids(folder)
         eos = backend.token_to_id(names.get("eos_token", ""))
         if eos is not None:
@@ -111,9 +111,12 @@ class Tokenizer:
         hidden = self.special_ids if skip_special else frozenset()
         shown = [id for id in ids if id not in hidden]
         if self._piece is None:
-            return self.backend.decode([id for id in shown if id < self.vocab_size], skip_special_tokens=False)
-        data = b"".join(map(self.token_bytes, shown[1:]))
-        return ((self.first_bytes(shown[0]) if shown else b"") + data).decode("utf-8", "replace")
+            return self.backend.decode([id for id in shown if 0 <= id < self.vocab_size], skip_special_tokens=False)
+        start = next((n for n, id in enumerate(shown) if self.token_str(id) is not None), None)
+        if start is None:
+            return ""
+        data = self.first_bytes(shown[start]) + b"".join(map(self.token_bytes, shown[start + 1 :]))
+        return data.decode("utf-8", "replace")
 
     @property
     def by_piece(self) -> bool:
@@ -207,21 +210,6 @@ def _add(backend: tokenizers.Tokenizer, token: dict[str, Any]) -> None:
     special = bool(token.get("special"))
     added = AddedToken(token["content"], special=special, **({"normalized": not special} | options))
     (backend.add_special_tokens if special else backend.add_tokens)([added])
-
-
-def _set_ends(backend: tokenizers.Tokenizer, config: dict[str, Any], names: dict[str, str]) -> None:
-    """An explicit add_bos_token or add_eos_token overrides what tokenizer.json would add around a text."""
-    if not {"add_bos_token", "add_eos_token"} & config.keys():
-        return
-    bos = names.get("bos_token") if config.get("add_bos_token") else None
-    eos = names.get("eos_token") if config.get("add_eos_token") else None
-    marks = [(mark, backend.token_to_id(mark)) for mark in (bos, eos) if mark]
-    before, after = ([bos] if bos else []), ([eos] if eos else [])
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*before, "$A", *after],
-        pair=[*before, "$A:0", *after, *(f"{mark}:1" for mark in before), "$B:1", *(f"{mark}:1" for mark in after)],
-        special_tokens=marks,
-    )
 
 
 def _end_ids(folder: Path) -> set[int]:

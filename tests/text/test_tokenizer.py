@@ -1,0 +1,153 @@
+"""Loading from folders as Transformers would, and what single tokens stand for."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_tokenizers import KINDS, TEXT, byte_fallback, byte_level, word_piece
+from tokenizers import processors
+
+from parley.text import BadTokenizer, Tokenizer
+
+
+def write(folder: Path, tokenizer: Tokenizer, **files: Any) -> Path:
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_loaded_from_a_folder_it_encodes_and_decodes_as_transformers(kind: str, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "special": True, "normalized": False},
+        "pad_token": "<pad>",
+        "additional_special_tokens": ["<extra>"],
+        "added_tokens_decoder": {"9000": {"content": "<more>", "special": False, "normalized": False}},
+        "model_max_length": 77,
+    }
+    write(tmp_path, KINDS[kind](), tokenizer_config=config)
+    ours = Tokenizer.load(tmp_path)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert ours.max_length == 77
+    for text in [*TEXT, "", "<s>Paris<extra> <more><pad></s>", " <think> x</think>\n<|im_end|>"]:
+        for special in (True, False):
+            ids = theirs(text, add_special_tokens=special)["input_ids"]
+            assert ours.encode(text, special) == ids
+        for skip in (True, False):
+            assert ours.decode(ids, skip) == theirs.decode(
+                ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+            )
+
+
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": False}])
+def test_marks_around_a_text_are_those_of_the_file(flags: dict[str, bool], tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer.load(write(tmp_path, byte_level())).backend
+    marks = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
+    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", None, marks)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **flags}
+    write(tmp_path, Tokenizer(backend), tokenizer_config=config)
+    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)("Paris")["input_ids"]
+    assert Tokenizer.load(tmp_path).encode("Paris") == expected
+    assert [expected[0], expected[-1]] == [id for _, id in marks]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, set()),
+        ({"config": {"eos_token_id": 5}}, {5}),
+        ({"config": {"eos_token_id": [5, 6]}}, {5, 6}),
+        ({"config": {"eos_token_id": 5}, "generation_config": {"eos_token_id": [7, 8]}}, {7, 8}),
+        ({"config": {"eos_token_id": 5}, "generation_config": {}}, {5}),
+        ({"config": {"text_config": {"eos_token_id": 5}}}, {5}),
+        ({"config": {"eos_token_id": None}}, set()),
+        ({"config": {"eos_token_id": [5, 10**6, -1, "6", True]}}, {5}),
+        ({"generation_config": {"eos_token_id": 5}, "tokenizer_config": {"eos_token": "</s>"}}, {5, "</s>"}),
+        ({"special_tokens_map": {"eos_token": {"content": "</s>"}}}, {"</s>"}),
+    ],
+)
+def test_end_tokens(files: dict[str, Any], expected: set[int | str], tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, byte_level(), **files))
+    assert tokenizer.eos_ids == {tokenizer.token_id(id) if isinstance(id, str) else id for id in expected}
+
+
+def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(BadTokenizer, match="does not exist"):
+        Tokenizer.load(tmp_path / "none")
+    with pytest.raises(BadTokenizer, match=r"no tokenizer\.json\.$"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    with pytest.raises(BadTokenizer, match=r"only tokenizer\.model; save it once"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BadTokenizer, match=r"tokenizer\.json of the model cannot be read"):
+        Tokenizer.load(tmp_path)
+    write(tmp_path, byte_level(), config=[])
+    with pytest.raises(BadTokenizer, match=r"config\.json of the model does not hold"):
+        Tokenizer.load(tmp_path)
+
+
+def test_limits_stored_with_a_tokenizer_do_not_cut_prompts(tmp_path: Path) -> None:
+    write(tmp_path, byte_level())
+    backend = Tokenizer.load(tmp_path).backend
+    backend.enable_truncation(2)
+    backend.enable_padding(length=5)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.load(tmp_path).encode("abc") == byte_level().encode("abc")
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+@given(st.text(max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_the_bytes_of_tokens_spell_the_text(kind: str, text: str) -> None:
+    tokenizer = KINDS[kind]()
+    ids = tokenizer.encode(text, special=False)
+    spelt = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert (
+        spelt == text if kind == "byte_level" else spelt.removeprefix(" ").replace("▁", " ") == text.replace("▁", " ")
+    )
+
+
+def test_single_tokens() -> None:
+    tokenizer = byte_level()
+    euro = tokenizer.encode("€", special=False)
+    assert b"".join(map(tokenizer.token_bytes, euro)) == "€".encode()
+    assert all(tokenizer.token_text(id) == "\ufffd" for id in euro if len(tokenizer.token_bytes(id)) == 1)
+    end = tokenizer.token_id("<|im_end|>")
+    assert end is not None
+    assert tokenizer.token_text(end) == "<|im_end|>" and tokenizer.is_special(end)
+    think = tokenizer.token_id("<think>")
+    assert think is not None and not tokenizer.is_special(think)
+    for missing in (-1, tokenizer.vocab_size, 2**40):
+        assert tokenizer.token_str(missing) is None and tokenizer.token_bytes(missing) == b""
+    assert tokenizer.token_id("no such token") is None
+    assert {byte_fallback().token_text(id)[0] for id in byte_fallback().encode("Paris", special=False)[:1]} == {" "}
+    pieces = [word_piece().token_text(id) for id in word_piece().encode("unbelievable", special=False)]
+    assert "".join(pieces) == " unbelievable"
+
+
+def test_half_a_surrogate_pair_is_encoded_as_a_replacement() -> None:
+    tokenizer = byte_level()
+    assert tokenizer.decode(tokenizer.encode("a\ud83cb")) == "a\ufffdb"
+    assert tokenizer.decode(tokenizer.encode("\ud83c\udf89")) == "🎉"
+
+
+def test_many_threads_at_once() -> None:
+    tokenizer = byte_level()
+    expected = [tokenizer.encode(text) for text in TEXT]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(tokenizer.encode, TEXT * 20)) == expected * 20
+        assert list(pool.map(tokenizer.decode, expected * 20)) == TEXT * 20
