@@ -1,3 +1,39 @@
-"""parley: one LLM inference server that every client already speaks to."""
+"""parley: one LLM inference server that every client already speaks to.
+
+The public names: ``LLM`` for scripts and notebooks, the neutral model of ``parley.types``, the errors of
+``parley.errors``. Importing this imports nothing heavy; each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parley.errors import ParleyError
+    from parley.llm import LLM, Answer, Completion
+    from parley.types import Chat, Event, Message, Request, Sampling, Settings, Stop, Text, Tokens, Want
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "parley.llm": ("LLM", "Answer", "Completion"),
+    "parley.errors": ("ParleyError",),
+    "parley.types": ("Chat", "Event", "Message", "Request", "Sampling", "Settings", "Stop", "Text", "Tokens", "Want"),
+}
+
+__all__ = [
+    "LLM", "Answer", "Chat", "Completion", "Event", "Message", "ParleyError", "Request", "Sampling", "Settings",
+    "Stop", "Text", "Tokens", "Want", "__version__",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'parley' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
