@@ -1,8 +1,8 @@
 """A model in a script or a notebook, without a server: ``LLM().generate("…")``, ``.chat([…])``, ``.stream(…)``.
 
-Options are read and answers made by what serves HTTP; only bytes and sockets are missing. An event loop in
-a thread of its own drives it all, so that the methods work from plain code, from notebooks (whose own loop is busy), and,
-in their ``a…`` forms, from any other loop.
+Options are read and answers made by what serves HTTP; only bytes and sockets are missing. An event loop in a thread of
+its own drives it all, so that the methods work from plain code, from notebooks (whose own loop is busy), and, in their
+``a…`` forms, from any other loop.
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ class Sequence:
 class Row:
     """Compute tokens ``start .. start + count`` of a sequence. ``sample``: draw the next token after the last of them.
 
-    ``score_from``: if not None, also give the log-probabilities of prompt tokens ``score_from .. start + count`` + 1
-    that this row's logits predict (position p predicts token p + 1), as far as they are prompt tokens.
+    ``score_from``: if not None, also give the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
+    prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
+    which is in this row.
     """
 
     sequence: Sequence

@@ -106,10 +106,10 @@ class Runner:
                 results[i].token, results[i].score = token, drawn_score
 
     def _score(self, row: Row, hidden: torch.Tensor, result: Sampled) -> None:
-        """Log-probabilities of the prompt tokens after positions ``score_from`` .. of this row."""
+        """Log-probabilities of the prompt tokens from number ``score_from`` on that this row predicts."""
         assert row.score_from is not None
         sequence = row.sequence
-        first = max(row.score_from, row.start)
+        first = row.score_from - 1  # position p predicts token p + 1
         end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
         tops = max(0, sequence.work.prompt_logprobs)
         scores: list[Score] = []
