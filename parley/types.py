@@ -313,10 +313,11 @@ class Accepted(msgspec.Struct):
 
 
 class Scored(msgspec.Struct):
-    """The prompt's tokens, with log-probabilities when they were asked for (the first has none)."""
+    """The prompt's tokens, with log-probabilities when they were asked for (the first has none), and its text."""
 
     prompt: int
     tokens: list[Token]
+    text: str = ""
 
 
 Part = Literal["content", "reasoning", "tool"]

@@ -269,15 +269,15 @@ class Fields:
         return value
 
     def _number(self, path: str, value: Any, low: float | None, high: float | None, open: bool) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
             raise self._words.mistyped(path, "a number", value)
-        # comparisons first: an integer beyond 10^308 has no float
-        if (low is not None and (value <= low if open else value < low)) or (high is not None and value > high):
+        # compared before it becomes a float: an integer beyond 10^308 has none
+        if not _within(value, low, high) or (open and value == low):
             raise self._words.outside(path, value, low, high, open=open)
         return float(value)
 
 
-def _within(value: int, low: int | None, high: int | None) -> bool:
+def _within(value: float, low: float | None, high: float | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
 

@@ -22,7 +22,7 @@ from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
-from parley.server.operations import HANDLERS, OPEN, OPERATIONS
+from parley.server.operations import HANDLERS, OPEN, OPERATIONS, PROBES
 from parley.server.respond import ClientGone, Exchange, Headers
 from parley.server.service import Service
 
@@ -56,6 +56,7 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
+        exchange.note.probe = self.route.kind in PROBES
         await HANDLERS[self.route.kind](self.service, self.route, exchange)
 
 

@@ -20,7 +20,7 @@ from parley.errors import ContextLength, EngineDied, EngineError, Invalid, Parle
 from parley.server.respond import Exchange, Note
 from parley.server.service import Service
 from parley.text import Choice, Prepared, Stops, scored
-from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Text, Usage, Work
+from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
 
 PING = b": ping\n\n"
 REASONS = {"stop": "stop", "tool": "stop", "length": "length", "cancel": "abort", "error": "error"}
@@ -235,7 +235,7 @@ class Generation:
         self.usage.prompt_tokens += len(ready.token_ids)
         self._fresh.append(Accepted(number, ready.token_ids))
         if want.echo and not due:
-            self._fresh.append(scored(tokenizer, number, ready.token_ids))
+            self._fresh.append(self._scored(self._parts[-1], None))
 
     # -- behind the engine
 
@@ -255,9 +255,7 @@ class Generation:
                 return events
             part.scores_due, part.held = False, []
             if scores is not None:
-                wanted = self._request.want.prompt_logprobs or 0
-                tokenizer = self._service.language.tokenizer
-                events.append(scored(tokenizer, part.number, part.prepared.token_ids, scores, wanted))
+                events.append(self._scored(part, scores))
         now = time.perf_counter()
         for output in outputs:
             if output.finish == "error":
@@ -272,6 +270,14 @@ class Generation:
             if choice.ended and output.finish is None:
                 part.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
         return events
+
+    def _scored(self, part: Part, scores: list[Score | None] | None) -> Scored:
+        want, tokenizer, ids = self._request.want, self._service.language.tokenizer, part.prepared.token_ids
+        event = scored(tokenizer, part.number, ids, scores, want.prompt_logprobs or 0)
+        if want.echo:
+            prompt = self._request.prompts[part.number]
+            event.text = prompt.text if isinstance(prompt, Text) else tokenizer.decode(ids, want.skip_special)
+        return event
 
     def _end(self, done: Done, index: int) -> None:
         self._left -= 1

@@ -61,6 +61,8 @@ class Json(logging.Formatter):
 def access(exchange: Exchange) -> None:
     """Log a request that has ended. Status 499: the client left before there was an answer."""
     note = exchange.note
+    if note.probe:
+        return
     fields = {
         "id": exchange.id,
         "method": exchange.scope["method"],

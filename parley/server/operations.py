@@ -26,7 +26,8 @@ OPERATIONS = (
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
 )
-OPEN: frozenset[Kind] = frozenset({"live", "ready"})  # for probes, which have no key
+OPEN: frozenset[Kind] = frozenset({"live", "ready"})  # to clients without a key
+PROBES: frozenset[Kind] = frozenset({"live", "ready", "health", "metrics", "load"})
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:

@@ -41,6 +41,7 @@ class Note:
     completion_tokens: int | None = None
     first_token: float | None = None  # seconds
     finish: str = ""
+    probe: bool = False  # asked every few seconds; not worth a line
 
 
 @dataclass

@@ -152,9 +152,8 @@ class CompletionReply(Reply):
                 case Accepted():
                     self._prompt_ids[event.prompt] = event.token_ids
                 case Scored() if self.request.want.echo:
-                    text = "".join(token.text for token in event.tokens)
                     for index in self._of(event.prompt):
-                        parts.append(self._piece(index, text, event.tokens, echoed=True))
+                        parts.append(self._piece(index, event.text, event.tokens, echoed=True))
         return b"".join(parts)
 
     def end(self, usage: Usage) -> bytes:
@@ -198,10 +197,9 @@ class CompletionReply(Reply):
                         self._prepend(event)
 
     def _prepend(self, event: Scored) -> None:
-        text = "".join(token.text for token in event.tokens)
         for index in self._of(event.prompt):
             choice = self._choices[index]
-            choice.text.append(text)
+            choice.text.append(event.text)
             if choice.logprobs is not None:
                 choice.logprobs.add(event.tokens)
 

@@ -1,0 +1,216 @@
+"""Reading members: what every dialect relies on."""
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parley.dialects.fields import MAX_DEPTH, Fields, decode
+from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType
+
+
+def refusal(read) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        read()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"7",
+        b'"text"',
+        b"{",
+        b'{"a":}',
+        b'{"a":1} {}',
+        b'{"a":NaN}',
+        b'{"a":1e999}',
+        b'{"a":-1e999}',
+        b'{"a":' + b"9" * 5000 + b"}",
+        b'{"a":"\\ud800"}',
+        b'{"a":"\\udc00"}',
+        b'{"\\ud800":1}',
+        b'{"a":"\xed\xa0\x80"}',
+        b"\xef\xbb\xbf{}",
+        '{"a":1}'.encode("utf-16"),
+        '{"a":1}'.encode("utf-16-be"),
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"\x00",
+        b"{'a':1}",
+    ],
+    ids=lambda body: repr(body[:16]),
+)
+def test_what_is_no_json_object_in_utf8_is_malformed(body):
+    assert isinstance(refusal(lambda: decode(body)), Malformed)
+
+
+def test_duplicate_members_are_allowed_and_the_last_counts():
+    assert decode(b'{"a":1,"a":2}').integer("a", 0) == 2
+
+
+def test_null_and_absence_mean_the_default():
+    fields = Fields({"x": None})
+    for name in ("x", "y"):
+        assert fields.integer(name, 7) == 7
+        assert fields.number(name, 0.5) == 0.5
+        assert fields.boolean(name, True) is True
+        assert fields.string(name, "s") == "s"
+        assert fields.strings(name, cap=1, longest=1) == []
+        assert fields.integers(name, cap=1, low=0, high=1) == []
+        assert fields.object(name) is None
+        assert fields.free(name) == {}
+        assert fields.weights(name, cap=1, low=0, high=1) == {}
+        assert list(fields.objects(name, cap=1)) == []
+
+
+TYPES = {"boolean": True, "integer": 3, "number": 2.5, "string": "s", "array": ["a"], "object": {"a": 1}}
+READERS = {
+    "boolean": lambda f: f.boolean("x", None),
+    "integer": lambda f: f.integer("x", None),
+    "number": lambda f: f.number("x", None),
+    "string": lambda f: f.string("x", None),
+    "array": lambda f: f.array("x", cap=9),
+    "object": lambda f: f.object("x"),
+}
+
+
+@pytest.mark.parametrize("wanted", READERS)
+@pytest.mark.parametrize("given", TYPES)
+def test_types_do_not_turn_into_one_another(wanted, given):
+    fields = Fields({"x": TYPES[given]}, "messages[0]")
+    if wanted == given or (wanted, given) == ("number", "integer"):
+        READERS[wanted](fields)
+        return
+    error = refusal(lambda: READERS[wanted](fields))
+    assert isinstance(error, WrongType)
+    assert error.field == "messages[0].x"
+    assert error.code == "invalid_type"
+
+
+def test_whole_floats_are_integers_and_others_are_not():
+    assert Fields({"x": 5.0}).integer("x", None) == 5
+    assert isinstance(refusal(lambda: Fields({"x": 5.5}).integer("x", None)), WrongType)
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (-1, "integer_below_min_value"),
+        (129, "integer_above_max_value"),
+        (2**31, "integer_above_max_value"),
+        (2**63, "integer_above_max_value"),
+        (2**64, "integer_above_max_value"),
+        (1e30, "integer_above_max_value"),
+        (-1e300, "integer_below_min_value"),
+        (10**400, "integer_above_max_value"),
+    ],
+)
+def test_integers_out_of_range(value, code):
+    error = refusal(lambda: Fields({"n": value}).integer("n", 1, 1, 128))
+    assert isinstance(error, Invalid)
+    assert (error.field, error.code) == ("n", code)
+    assert "at least 1 and at most 128" in error.message
+    assert len(error.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (-0.001, "decimal_below_min_value"),
+        (2.1, "decimal_above_max_value"),
+        (3, "integer_above_max_value"),
+        (1e308, "decimal_above_max_value"),
+        (10**400, "integer_above_max_value"),
+    ],
+)
+def test_numbers_out_of_range(value, code):
+    error = refusal(lambda: Fields({"t": value}).number("t", 1, 0, 2))
+    assert (error.field, error.code) == ("t", code)
+
+
+def test_an_open_bound_is_not_allowed_itself():
+    assert Fields({"p": 1e-300}).number("p", 1, 0, 2, open=True) == 1e-300
+    assert "greater than 0" in refusal(lambda: Fields({"p": 0}).number("p", 1, 0, 2, open=True)).message
+
+
+def test_lists_are_capped_and_their_members_named():
+    def strings(value):
+        return Fields({"stop": value}).strings("stop", cap=3, longest=4)
+
+    assert strings("a") == ["a"]
+    assert strings(["a", "bcde"]) == ["a", "bcde"]
+    assert refusal(lambda: strings(["a"] * 4)).code == "array_above_max_length"
+    assert refusal(lambda: strings(["a", 1])).field == "stop[1]"
+    assert refusal(lambda: strings(["a", ""])).code == "empty_string"
+    assert refusal(lambda: strings("")).code == "empty_string"
+    assert refusal(lambda: strings("abcde")).code == "string_above_max_length"
+
+
+def test_integers_name_the_one_that_is_wrong():
+    def integers(value):
+        return Fields({"ids": value}).integers("ids", cap=5, low=0, high=9)
+
+    assert integers([0, 9]) == [0, 9]
+    assert integers([1.0]) == [1]
+    assert refusal(lambda: integers([1, 10])).field == "ids[1]"
+    assert refusal(lambda: integers([True])).field == "ids[0]"
+    assert refusal(lambda: integers([1, -1])).code == "integer_below_min_value"
+    assert refusal(lambda: integers([1] * 6)).code == "array_above_max_length"
+
+
+def test_weights_are_token_ids_with_numbers():
+    def weights(value):
+        return Fields({"b": value}).weights("b", cap=2, low=-100, high=100)
+
+    assert weights({"12": -100, "0": 5.5}) == {12: -100.0, 0: 5.5}
+    for wrong in ({"x": 1}, {"-1": 1}, {"1.0": 1}, {"²": 1}, {"9" * 30: 1}, {"": 1}):
+        assert isinstance(refusal(lambda wrong=wrong: weights(wrong)), Invalid)
+    assert refusal(lambda: weights({"1": 101})).field == "b.1"
+    assert refusal(lambda: weights({"1": "x"})).code == "invalid_type"
+    assert refusal(lambda: weights({str(i): 1 for i in range(3)})).code == "object_above_max_length"
+
+
+def nested(depth: int) -> dict:
+    value: dict = {}
+    for _ in range(depth):
+        value = {"a": [value]}
+    return value
+
+
+def test_free_form_values_may_not_be_deep():
+    assert Fields({"s": nested(MAX_DEPTH // 2 - 1)}).free("s")
+    assert refusal(lambda: Fields({"s": nested(400)}).free("s")).field == "s"
+
+
+def test_unlisted_values_are_answered_with_the_list():
+    error = refusal(lambda: Fields({"role": "wizard"}, "messages[2]").string("role", "", allowed=("user", "tool")))
+    assert error.field == "messages[2].role"
+    assert "'user', 'tool'" in error.message
+
+
+def test_absence_of_what_is_required():
+    assert isinstance(Fields({}).missing("messages"), Missing)
+    assert Fields({}, "a[1]").missing("b").field == "a[1].b"
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats() | st.integers() | st.text() | st.none() | st.booleans()))
+def test_reading_gives_a_value_in_range_or_an_error_that_is_short(data):
+    for name in [*data, "absent"]:
+        for read in (
+            lambda name=name: Fields(data).number(name, 0.5, 0, 1),
+            lambda name=name: Fields(data).integer(name, 0, 0, 1),
+        ):
+            try:
+                value = read()
+            except BadRequest as error:
+                assert len(error.message) < 300
+                assert msgspec.json.encode(error.message)
+            else:
+                assert 0 <= value <= 1
+                assert not math.isnan(value)

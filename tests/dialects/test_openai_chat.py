@@ -1,0 +1,537 @@
+"""Chat completions: what bodies mean, and the exact bytes of the answers."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Head
+from parley.dialects.openai import DIALECT, chat
+from parley.errors import BadRequest, EngineError, NotReady, Overloaded, Unauthorized, Unsupported
+from parley.types import Accepted, CallDelta, Delta, Done, Message, Scored, Token, ToolCall, Usage
+
+HEAD = Head("0f", 1700000000, "fp_1")
+USER = [{"role": "user", "content": "Hi"}]
+USAGE = Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=4, reasoning_tokens=1)
+
+
+def read(**members: Any) -> chat.ChatReply:
+    body = {"model": "m", "messages": USER} | members
+    return chat.read(json.dumps(body).encode(), HEAD)
+
+
+def refused(**members: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        read(**members)
+    return caught.value
+
+
+def test_a_plain_body_is_all_defaults():
+    request = read().request
+    assert (request.id, request.model, request.n, request.stream) == ("0f", "m", 1, False)
+    (prompt,) = request.prompts
+    assert prompt.messages == [Message("user", "Hi")]
+    assert prompt.add_generation_prompt and not prompt.continue_final
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (1.0, 1.0, 0, None)
+    assert request.stop.max_tokens is None
+    assert request.want.logprobs is None and not request.want.usage
+
+
+def test_every_member_reaches_the_request():
+    request = read(
+        temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=2**64 - 1, repetition_penalty=1.1,
+        presence_penalty=-2, frequency_penalty=2, logit_bias={"5": -100}, stop=["a", "b"], stop_token_ids=[7],
+        max_tokens=5, max_completion_tokens=9, min_tokens=2, ignore_eos=True, include_stop_str_in_output=True,
+        logprobs=True, top_logprobs=3, stream=True, stream_options={"include_usage": True}, n=2,
+        skip_special_tokens=False, cache_salt="tenant",
+    ).request  # fmt: skip
+    sampling, stop, want = request.sampling, request.stop, request.want
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.1)
+    assert (sampling.seed, sampling.repetition_penalty) == (2**64 - 1, 1.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
+    assert sampling.logit_bias == {5: -100.0}
+    assert (stop.strings, stop.ids, stop.max_tokens, stop.min_tokens) == (["a", "b"], [7], 9, 2)
+    assert stop.ignore_eos and stop.include
+    assert (want.logprobs, want.usage, want.skip_special) == (3, True, False)
+    assert (request.n, request.stream, request.salt) == (2, True, "tenant")
+
+
+def test_explicit_null_is_the_same_as_absence():
+    names = [
+        "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "n", "stop",
+        "frequency_penalty", "logit_bias", "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens",
+        "ignore_eos", "logprobs", "top_logprobs", "stream", "stream_options", "response_format", "tools", "tool_choice",
+        "functions", "function_call", "reasoning_effort", "chat_template_kwargs", "user", "metadata", "audio",
+        "modalities", "model", "echo", "cache_salt", "prompt_logprobs", "best_of", "guided_json", "parallel_tool_calls",
+    ]  # fmt: skip
+    assert read(**dict.fromkeys(names)).request == read(model="").request
+
+
+def test_unknown_members_are_ignored():
+    assert read(frobnicate={"a": [1]}, user="me", metadata={"k": "v"}, store=True).request == read().request
+
+
+def test_minus_one_turns_top_k_off():
+    assert read(top_k=-1).request.sampling.top_k == 0
+
+
+def test_roles_parts_and_calls():
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+    (prompt,) = read(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Ann"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": [{"type": "text", "text": "4"}], "tool_call_id": "c1"},
+            {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": None},
+            {"role": "assistant", "content": "x", "reasoning": "hm"},
+            {"role": "assistant", "function_call": {"name": "g", "arguments": "{}"}},
+            {"role": "function", "name": "g", "content": "5"},
+        ]
+    ).request.prompts
+    assert prompt.messages == [
+        Message("system", "be brief"),
+        Message("user", "a\nb", "Ann"),
+        Message("assistant", None, tool_calls=[ToolCall("c1", "f", '{"x":1}')]),
+        Message("tool", "4", tool_call_id="c1"),
+        Message("assistant", "", reasoning="hm"),
+        Message("assistant", "x", reasoning="hm"),
+        Message("assistant", None, tool_calls=[ToolCall("", "g", "{}")]),
+        Message("tool", "5", "g"),
+    ]
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def test_tools_are_shown_unless_forbidden():
+    assert read(tools=[TOOL]).request.prompts[0].tools == [TOOL]
+    assert read(tools=[TOOL], tool_choice="auto").request.prompts[0].tools == [TOOL]
+    assert read(tools=[TOOL], tool_choice="none").request.prompts[0].tools == []
+    assert read(functions=[TOOL["function"]]).request.prompts[0].tools == [TOOL]
+
+
+def test_template_options():
+    def options(**members):
+        return read(**members).request.prompts[0].options
+
+    assert options(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
+    assert options(reasoning_effort="high") == {"reasoning_effort": "high", "enable_thinking": True}
+    assert options(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "k": 1}) == {
+        "reasoning_effort": "high",
+        "enable_thinking": False,
+        "k": 1,
+    }
+    assert options(enable_thinking=True) == {"enable_thinking": True}
+    for name in ("messages", "tokenize", "chat_template", "__class__", "add_generation_prompt"):
+        assert refused(chat_template_kwargs={name: 1}).field == "chat_template_kwargs"
+
+
+def test_continuing_the_last_turn():
+    messages = [*USER, {"role": "assistant", "content": "Once"}]
+    (prompt,) = read(messages=messages, continue_final_message=True).request.prompts
+    assert prompt.continue_final and not prompt.add_generation_prompt
+    assert refused(messages=messages, continue_final_message=True, add_generation_prompt=True)
+    assert refused(continue_final_message=True).field == "continue_final_message"
+
+
+CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": None}, "messages", "missing_required_parameter"),
+    ({"messages": []}, "messages", "empty_array"),
+    ({"messages": "hi"}, "messages", "invalid_type"),
+    ({"messages": ["hi"]}, "messages[0]", "invalid_type"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"role": 1, "content": "x"}]}, "messages[0].role", "invalid_type"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+    ({"messages": [{"role": "user", "content": [5]}]}, "messages[0].content[0]", "invalid_type"),
+    ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type", "missing_required_parameter"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text",
+     "missing_required_parameter"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+     "messages[0].content[0].type", "unsupported_value"),
+    ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages[0].content[0].type",
+     "invalid_value"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content", "missing_required_parameter"),
+    ({"messages": [{"role": "tool", "content": "4"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0].function",
+     "missing_required_parameter"),
+    ({"model": 5}, "model", "invalid_type"),
+    ({"temperature": 2.5}, "temperature", "decimal_above_max_value"),
+    ({"temperature": -1}, "temperature", "integer_below_min_value"),
+    ({"temperature": "hot"}, "temperature", "invalid_type"),
+    ({"temperature": True}, "temperature", "invalid_type"),
+    ({"top_p": 1.5}, "top_p", "decimal_above_max_value"),
+    ({"top_k": -2}, "top_k", "integer_below_min_value"),
+    ({"min_p": 1.5}, "min_p", "decimal_above_max_value"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "integer_below_min_value"),
+    ({"presence_penalty": 3}, "presence_penalty", "integer_above_max_value"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty", "decimal_below_min_value"),
+    ({"n": 0}, "n", "integer_below_min_value"),
+    ({"n": 129}, "n", "integer_above_max_value"),
+    ({"n": 2**63}, "n", "integer_above_max_value"),
+    ({"n": 1.5}, "n", "invalid_type"),
+    ({"n": 1e300}, "n", "integer_above_max_value"),
+    ({"seed": 2**64}, "seed", "integer_above_max_value"),
+    ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+    ({"max_completion_tokens": -1}, "max_completion_tokens", "integer_below_min_value"),
+    ({"max_tokens": 2**31}, "max_tokens", "integer_above_max_value"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+    ({"stop": 5}, "stop", "invalid_type"),
+    ({"stop": ["a"] * 1025}, "stop", "array_above_max_length"),
+    ({"stop": ["a" * 32_769]}, "stop[0]", "string_above_max_length"),
+    ({"stop": ["a", ""]}, "stop[1]", "empty_string"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "integer_below_min_value"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", "integer_above_max_value"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "object_above_max_length"),
+    ({"logprobs": 3}, "logprobs", "invalid_type"),
+    ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    ({"stream": True, "stream_options": 5}, "stream_options", "invalid_type"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
+    ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
+    ({"tools": [{}]}, "tools[0].type", "missing_required_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name",
+     "string_above_max_length"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 1}}]}, "tools[0].function.parameters",
+     "invalid_type"),
+    ({"tools": [TOOL] * 129}, "tools", "array_above_max_length"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+    ({"reasoning_effort": "heroic"}, "reasoning_effort", "invalid_value"),
+    ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+     "response_format.json_schema.name", "invalid_value"),
+    ({"n": 3, "best_of": 2}, "best_of", "invalid_value"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "field", "code"), CASES, ids=lambda value: str(value)[:60])
+def test_what_is_wrong_is_named(members, field, code):
+    error = refused(**members)
+    assert (error.field, error.code, error.status) == (field, code, 400)
+    assert field in error.message
+    assert len(error.message) < 400
+
+
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({"best_of": 2}, "best_of"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"guided_regex": "a+"}, "guided_regex"),
+    ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+    ({"response_format": {"type": "json_object"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
+     "response_format.type"),
+    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    ({"logits_processors": ["x"]}, "logits_processors"),
+    ({"bad_words": ["x"]}, "bad_words"),
+    ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"documents": [{"text": "a"}]}, "documents"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "field"), UNSUPPORTED, ids=lambda value: str(value)[:60])
+def test_what_is_not_available_is_refused_by_name(members, field):
+    error = refused(**members)
+    assert isinstance(error, Unsupported)
+    assert error.field == field
+    assert "available" in error.message
+
+
+def test_what_asks_for_nothing_passes():
+    read(best_of=1, use_beam_search=False, guided_json=None, bad_words=[], response_format={"type": "text"},
+         modalities=["text"], truncate_prompt_tokens=-1, logits_processors=[])  # fmt: skip
+
+
+# -- answers
+
+OPENING = (
+    b'{"id":"chatcmpl-0f","object":"chat.completion","created":1700000000,"model":"m","service_tier":"default",'
+    b'"system_fingerprint":"fp_1","choices":['
+)
+CHUNK = OPENING.replace(b"chat.completion", b"chat.completion.chunk")
+COUNTED = (
+    b'"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12,"prompt_tokens_details":{"cached_tokens":4,'
+    b'"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":1,"audio_tokens":0,'
+    b'"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}}'
+)
+
+
+def chunk(choice: bytes, tail: bytes = b"]}") -> bytes:
+    return b"data: " + CHUNK + choice + tail + b"\n\n"
+
+
+def role(index: int = 0) -> bytes:
+    return (
+        b'{"index":%d,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}'
+        % index
+    )
+
+
+def content(text: bytes, index: int = 0) -> bytes:
+    return b'{"index":%d,"delta":{"content":"%b"},"logprobs":null,"finish_reason":null}' % (index, text)
+
+
+def finish(reason: bytes, index: int = 0, stop: bytes = b"null") -> bytes:
+    return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b","stop_reason":%b}' % (index, reason, stop)
+
+
+def test_the_answer_in_one_piece():
+    reply = read()
+    reply.add([Accepted(0, [1, 2]), Delta(0, "Pa")])
+    reply.add([Delta(0, 'ris "é"'), Done(0, "stop", USAGE)])
+    assert reply.body(USAGE) == (
+        OPENING
+        + '{"index":0,"message":{"role":"assistant","content":"Paris \\"é\\"","refusal":null,"annotations":[],'
+        '"reasoning_content":null,"reasoning":null},"logprobs":null,"finish_reason":"stop","stop_reason":null}],'.encode()
+        + COUNTED
+    )
+
+
+def test_the_answer_as_a_stream():
+    reply = read(stream=True)
+    assert reply.chunk([Accepted(0, [1, 2])]) == b""
+    assert reply.chunk([Delta(0, "Pa")]) == chunk(role()) + chunk(content(b"Pa"))
+    assert reply.chunk([Delta(0, "r"), Delta(0, "is\n")]) == chunk(content(b"r")) + chunk(content(b"is\\n"))
+    assert reply.chunk([Delta(0, "")]) == b""
+    assert reply.chunk([Done(0, "length", USAGE)]) == chunk(finish(b"length"))
+    assert reply.end(USAGE) == b"data: [DONE]\n\n"
+
+
+def test_a_stream_with_usage_has_null_until_the_end():
+    reply = read(stream=True, stream_options={"include_usage": True})
+    tail = b'],"usage":null}'
+    assert reply.chunk([Delta(0, "a")]) == chunk(role(), tail) + chunk(content(b"a"), tail)
+    assert reply.chunk([Done(0, "stop", USAGE)]) == chunk(finish(b"stop"), tail)
+    assert reply.end(USAGE) == b"data: " + CHUNK + b"]," + COUNTED + b"\n\ndata: [DONE]\n\n"
+
+
+def test_an_empty_answer_still_has_its_role():
+    reply = read(stream=True)
+    assert reply.chunk([Done(0, "stop", USAGE)]) == chunk(role()) + chunk(finish(b"stop"))
+
+
+def test_choices_interleave_and_each_gets_role_and_end():
+    reply = read(stream=True, n=2)
+    data = reply.chunk([Delta(1, "b"), Delta(0, "a"), Done(1, "stop", USAGE, "###"), Done(0, "stop", USAGE, 7)])
+    assert data == b"".join(
+        map(chunk, [role(1), content(b"b", 1), role(0), content(b"a"), finish(b"stop", 1, b'"###"'),
+                    finish(b"stop", 0, b"7")])
+    )  # fmt: skip
+
+
+def test_choices_of_an_answer_are_in_order():
+    reply = read(n=2)
+    reply.add([Delta(1, "b"), Done(1, "length", USAGE), Delta(0, "a"), Done(0, "stop", USAGE)])
+    choices = json.loads(reply.body(USAGE))["choices"]
+    assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in choices] == [
+        (0, "a", "stop"),
+        (1, "b", "length"),
+    ]
+
+
+SPLIT = Token(5, "\ufffd", b"\xe2\x96", -0.25, 1, [Token(5, "\ufffd", b"\xe2\x96", -0.25, 1), Token(6, "x", b"x", -9)])
+
+
+def test_logprobs_have_bytes_and_alternatives():
+    expected = {
+        "content": [
+            {
+                "token": "\ufffd",
+                "logprob": -0.25,
+                "bytes": [0xE2, 0x96],
+                "top_logprobs": [
+                    {"token": "\ufffd", "logprob": -0.25, "bytes": [0xE2, 0x96]},
+                    {"token": "x", "logprob": -9, "bytes": [0x78]},
+                ],
+            }
+        ],
+        "refusal": None,
+    }
+    reply = read(logprobs=True, top_logprobs=2)
+    reply.add([Delta(0, "", tokens=[SPLIT]), Done(0, "stop", USAGE)])
+    assert json.loads(reply.body(USAGE))["choices"][0]["logprobs"] == expected
+    reply = read(logprobs=True, top_logprobs=2, stream=True)
+    chunks = frames(reply.chunk([Delta(0, "", tokens=[SPLIT])]))
+    assert chunks[1]["choices"][0] == {"index": 0, "delta": {}, "logprobs": expected, "finish_reason": None}
+
+
+def frames(data: bytes) -> list[dict[str, Any]]:
+    return [
+        json.loads(frame.removeprefix(b"data: ")) for frame in data.split(b"\n\n") if frame and b"[DONE]" not in frame
+    ]
+
+
+def test_impossible_tokens_are_minus_9999():
+    reply = read(logprobs=True)
+    tokens = [Token(1, "a", b"a", float("-inf"), 9), Token(2, "b", b"b", float("nan"), 9)]
+    reply.add([Delta(0, "ab", tokens=tokens), Done(0, "stop", USAGE)])
+    scored = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]["content"]
+    assert [entry["logprob"] for entry in scored] == [-9999.0, -9999.0]
+    assert scored[0]["top_logprobs"] == []
+
+
+def test_tokens_as_ids():
+    reply = read(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True)
+    reply.add([Accepted(0, [1, 2]), Delta(0, "a", tokens=[Token(791, "a", b"a", -1, 1)]), Done(0, "stop", USAGE)])
+    answer = json.loads(reply.body(USAGE))
+    assert answer["choices"][0]["logprobs"]["content"][0]["token"] == "token_id:791"
+    assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == ([1, 2], [791])
+    reply = read(stream=True, return_token_ids=True)
+    reply.chunk([Accepted(0, [1, 2])])
+    first, second = frames(reply.chunk([Delta(0, "a", tokens=[Token(791, "a", b"a")])]))
+    assert first["prompt_token_ids"] == [1, 2]
+    assert second["choices"][0]["token_ids"] == [791]
+
+
+CALLS = [
+    Delta(0, "Let me see."),
+    Delta(0, "", "tool", call=CallDelta(0, "call_1", "add", "")),
+    Delta(0, "", "tool", call=CallDelta(0, arguments='{"a":')),
+    Delta(0, "", "tool", call=CallDelta(0, arguments="1}")),
+    Delta(0, "", "tool", call=CallDelta(1, "call_2", "sub", "{}")),
+    Done(0, "tool", USAGE),
+]
+
+
+def test_tool_calls_in_one_piece():
+    reply = read(tools=[TOOL])
+    reply.add(CALLS)
+    choice = json.loads(reply.body(USAGE))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "Let me see."
+    assert choice["message"]["tool_calls"] == [
+        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
+        {"id": "call_2", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
+    ]
+
+
+def test_tool_calls_as_a_stream():
+    deltas = [c["choices"][0]["delta"] for c in frames(read(tools=[TOOL], stream=True).chunk(CALLS))]
+    add, sub = {"name": "add", "arguments": ""}, {"name": "sub", "arguments": "{}"}
+    assert deltas[2:] == [
+        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": add}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+        {"tool_calls": [{"index": 1, "id": "call_2", "type": "function", "function": sub}]},
+        {},
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_at_a_time(stream):
+    reply = read(tools=[TOOL], parallel_tool_calls=False, stream=stream)
+    if stream:
+        assert b"call_1" in (data := reply.chunk(CALLS)) and b"call_2" not in data
+        return
+    reply.add(CALLS[1:])
+    message = json.loads(reply.body(USAGE))["choices"][0]["message"]
+    assert [call["id"] for call in message["tool_calls"]] == ["call_1"]
+    assert message["content"] is None
+
+
+def test_the_old_form_of_calls():
+    reply = read(functions=[TOOL["function"]])
+    reply.add(CALLS[1:])
+    choice = json.loads(reply.body(USAGE))["choices"][0]
+    assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a":1}'}
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "function_call"
+    deltas = [
+        c["choices"][0]["delta"] for c in frames(read(functions=[TOOL["function"]], stream=True).chunk(CALLS[1:]))
+    ]
+    assert deltas[1:] == [
+        {"function_call": {"name": "add", "arguments": ""}},
+        {"function_call": {"arguments": '{"a":'}},
+        {"function_call": {"arguments": "1}"}},
+        {},
+    ]
+
+
+THOUGHT = [Delta(0, "hm", "reasoning"), Delta(0, "yes"), Done(0, "stop", USAGE)]
+
+
+def test_reasoning_goes_by_both_names():
+    reply = read()
+    reply.add(THOUGHT)
+    message = json.loads(reply.body(USAGE))["choices"][0]["message"]
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("hm", "hm", "yes")
+    deltas = [c["choices"][0]["delta"] for c in frames(read(stream=True).chunk(THOUGHT))]
+    assert deltas[1:] == [{"reasoning_content": "hm", "reasoning": "hm"}, {"content": "yes"}, {}]
+
+
+def test_reasoning_can_be_left_out():
+    reply = read(include_reasoning=False)
+    reply.add(THOUGHT)
+    assert json.loads(reply.body(USAGE))["choices"][0]["message"]["reasoning"] is None
+    assert b"hm" not in read(stream=True, include_reasoning=False).chunk(THOUGHT)
+
+
+def test_thinking_that_never_ends_leaves_no_content():
+    reply = read()
+    reply.add([Delta(0, "hm", "reasoning"), Done(0, "length", USAGE)])
+    assert json.loads(reply.body(USAGE))["choices"][0]["message"]["content"] is None
+
+
+def test_echo_repeats_the_answer_that_is_continued():
+    members = {"messages": [*USER, {"role": "assistant", "content": "Sure"}], "echo": True}
+    reply = read(**members)
+    reply.add([Delta(0, "!"), Done(0, "stop", USAGE)])
+    assert json.loads(reply.body(USAGE))["choices"][0]["message"]["content"] == "Sure!"
+    assert b'"content":"Sure"' in read(**members, stream=True).chunk([Delta(0, "!")])
+
+
+def test_scores_of_the_prompt():
+    reply = read(prompt_logprobs=1)
+    tokens = [Token(1, "a", b"a"), Token(2, "b", b"b", -0.5, 2, [Token(3, "c", b"c", -0.1, 1)])]
+    reply.add([Scored(0, tokens), Done(0, "stop", USAGE)])
+    assert json.loads(reply.body(USAGE))["prompt_logprobs"] == [
+        None,
+        {
+            "3": {"logprob": -0.1, "rank": 1, "decoded_token": "c"},
+            "2": {"logprob": -0.5, "rank": 2, "decoded_token": "b"},
+        },
+    ]
+
+
+# -- errors
+
+ERRORS: list[tuple[Callable[[], Exception], int, bytes]] = [
+    (lambda: refused(n=0), 400,
+     b'{"error":{"message":"Invalid \'n\': must be at least 1 and at most 128, but got 0.",'
+     b'"type":"invalid_request_error","param":"n","code":"integer_below_min_value"}}'),
+    (lambda: Unauthorized("Who?"), 401,
+     b'{"error":{"message":"Who?","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}'),
+    (lambda: Overloaded("Full."), 429,
+     b'{"error":{"message":"Full.","type":"requests","param":null,"code":"rate_limit_exceeded"}}'),
+    (lambda: EngineError("Broken."), 500,
+     b'{"error":{"message":"Broken.","type":"server_error","param":null,"code":null}}'),
+    (lambda: NotReady("Wait."), 503,
+     b'{"error":{"message":"Wait.","type":"service_unavailable","param":null,"code":null}}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "status", "body"), ERRORS)
+def test_errors_have_four_members(make, status, body):
+    assert DIALECT.error(make()) == (status, body)
+
+
+def test_a_stream_that_fails_says_so_and_ends():
+    assert read(stream=True).fail(EngineError("Broken.")) == (
+        b'data: {"error":{"message":"Broken.","type":"server_error","param":null,"code":null}}\n\ndata: [DONE]\n\n'
+    )

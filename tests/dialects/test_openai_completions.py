@@ -1,0 +1,246 @@
+"""Completions and the small routes: what bodies mean, and the exact bytes of the answers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Card, Head, Tokenized
+from parley.dialects.openai import completions, tokens
+from parley.errors import BadRequest, Unsupported
+from parley.types import Accepted, Chat, Delta, Done, Scored, Text, Token, Tokens, Usage
+
+HEAD = Head("0f", 1700000000, "fp_1")
+USAGE = Usage(prompt_tokens=2, completion_tokens=1)
+
+
+def read(prompt: Any = "Hi", **members: Any) -> completions.CompletionReply:
+    return completions.read(json.dumps({"model": "m", "prompt": prompt} | members).encode(), HEAD)
+
+
+def refused(prompt: Any = "Hi", **members: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        read(prompt, **members)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "neutral"),
+    [
+        ("a", [Text("a")]),
+        (["a", "b"], [Text("a"), Text("b")]),
+        ([1, 2], [Tokens([1, 2])]),
+        ([[1, 2], [3]], [Tokens([1, 2]), Tokens([3])]),
+    ],
+)
+def test_the_four_forms_of_a_prompt(prompt, neutral):
+    assert read(prompt).request.prompts == neutral
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        (None, "prompt"),
+        ("", "prompt"),
+        ([], "prompt"),
+        (5, "prompt"),
+        ({}, "prompt"),
+        ([[]], "prompt[0]"),
+        (["a", ""], "prompt[1]"),
+        (["a", 1], "prompt[1]"),
+        ([1, "a"], "prompt[1]"),
+        ([1, -1], "prompt[1]"),
+        ([1, 2**31], "prompt[1]"),
+        ([1.5], "prompt[0]"),
+        ([True], "prompt[0]"),
+        ([[1], "a"], "prompt[1]"),
+        ([[1], [2, None]], "prompt[1][1]"),
+        (["a"] * 1025, "prompt"),
+        ([None], "prompt[0]"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_wrong_prompts_are_named(prompt, field):
+    assert refused(prompt).field == field
+
+
+def test_special_tokens_can_be_left_out():
+    assert read("a", add_special_tokens=False).request.prompts == [Text("a", special=False)]
+
+
+def test_sixteen_tokens_unless_told():
+    assert read().request.stop.max_tokens == 16
+    assert read(max_tokens=None).request.stop.max_tokens == 16
+    assert read(max_tokens=99).request.stop.max_tokens == 99
+
+
+def test_zero_tokens_only_to_score_a_prompt():
+    assert read(max_tokens=0, echo=True).request.stop.max_tokens == 0
+    assert refused(max_tokens=0).field == "max_tokens"
+
+
+def test_echo_with_logprobs_wants_the_prompt_scored():
+    assert read(logprobs=2).request.want.prompt_logprobs is None
+    assert read(logprobs=2, echo=True).request.want.prompt_logprobs == 2
+    assert read(logprobs=2, echo=True, prompt_logprobs=5).request.want.prompt_logprobs == 5
+    assert read(echo=True).request.want.prompt_logprobs is None
+
+
+def test_choices_are_capped_over_all_prompts():
+    assert read(["a"] * 1024, n=2).request.n == 2
+    assert refused(["a"] * 1024, n=3).field == "n"
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"echo": "yes"}, "echo"),
+        ({"n": 0}, "n"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"suffix": 5}, "suffix"),
+    ],
+)
+def test_wrong_members_are_named(members, field):
+    assert refused(**members).field == field
+
+
+def test_a_suffix_is_not_available():
+    assert isinstance(refused(suffix="end"), Unsupported)
+    read(suffix="")
+
+
+OPENING = (
+    b'{"id":"cmpl-0f","object":"text_completion","created":1700000000,"model":"m","system_fingerprint":"fp_1",'
+    b'"choices":['
+)
+COUNTED = (
+    b'"usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0,'
+    b'"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":0,"audio_tokens":0,'
+    b'"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}}'
+)
+
+
+def test_the_answer_in_one_piece():
+    reply = read()
+    reply.add([Accepted(0, [1]), Delta(0, "a"), Delta(0, "b"), Done(0, "stop", USAGE, "###")])
+    assert reply.body(USAGE) == (
+        OPENING + b'{"index":0,"text":"ab","logprobs":null,"finish_reason":"stop","stop_reason":"###"}],' + COUNTED
+    )
+
+
+def test_the_answer_as_a_stream():
+    reply = read(["a", "b"], stream=True, stream_options={"include_usage": True})
+    data = reply.chunk([Accepted(0, [1]), Accepted(1, [2]), Delta(1, "x"), Delta(0, ""), Done(1, "length", USAGE)])
+    head, tail = b"data: " + OPENING, b'],"usage":null}\n\n'
+    piece = b'{"index":1,"text":"x","logprobs":null,"finish_reason":null}'
+    last = b'{"index":1,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null}'
+    assert data == head + piece + tail + head + last + tail
+    assert reply.end(USAGE) == b"data: " + OPENING + b"]," + COUNTED + b"\n\ndata: [DONE]\n\n"
+
+
+PROMPT = [
+    Token(1, "The", b"The"),
+    Token(2, " \ufffd", b" \xc3", -0.5, 2, [Token(9, "x", b"x", -0.1, 1)]),
+    Token(3, "\ufffd", b"\xa9", -0.25, 1, [Token(3, "\ufffd", b"\xa9", -0.25, 1)]),
+]
+OUTPUT = [Token(4, "!", b"!", -1.5, 1, [Token(4, "!", b"!", -1.5, 1)])]
+SCORED = {
+    "tokens": ["The", "bytes:\\x20\\xc3", "bytes:\\xa9", "!"],
+    "token_logprobs": [None, -0.5, -0.25, -1.5],
+    "top_logprobs": [None, {"x": -0.1, "bytes:\\x20\\xc3": -0.5}, {"bytes:\\xa9": -0.25}, {"!": -1.5}],
+    "text_offset": [0, 3, 4, 5],
+}
+
+
+def test_echo_and_scores_in_one_piece():
+    reply = read(echo=True, logprobs=1)
+    reply.add(
+        [Accepted(0, [1, 2, 3]), Scored(0, PROMPT, "The é"), Delta(0, "!", tokens=OUTPUT), Done(0, "length", USAGE)]
+    )
+    choice = json.loads(reply.body(USAGE))["choices"][0]
+    assert choice["logprobs"] == SCORED
+    assert choice["text"] == "The é!"
+
+
+def frames(data: bytes) -> list[dict[str, Any]]:
+    return [
+        json.loads(frame.removeprefix(b"data: ")) for frame in data.split(b"\n\n") if frame and b"[DONE]" not in frame
+    ]
+
+
+def test_echo_and_scores_as_a_stream_are_the_same():
+    reply = read(echo=True, logprobs=1, stream=True)
+    data = reply.chunk([Accepted(0, [1, 2, 3]), Scored(0, PROMPT, "The é")])
+    data += reply.chunk([Delta(0, "!", tokens=OUTPUT)]) + reply.chunk([Done(0, "length", USAGE)])
+    joined: dict[str, list[Any]] = {name: [] for name in SCORED}
+    for frame in frames(data):
+        for name, values in (frame["choices"][0]["logprobs"] or {}).items():
+            joined[name] += values
+    assert joined == SCORED
+
+
+def test_without_alternatives_maps_are_empty():
+    reply = read(logprobs=0)
+    reply.add([Delta(0, "!", tokens=OUTPUT), Done(0, "length", USAGE)])
+    logprobs = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]
+    assert (logprobs["token_logprobs"], logprobs["top_logprobs"]) == ([-1.5], [{}])
+
+
+def test_ids_and_prompt_scores():
+    reply = read([[1, 2], [3]], return_token_ids=True, prompt_logprobs=0)
+    reply.add([Accepted(0, [1, 2]), Accepted(1, [3]), Scored(0, PROMPT[:2]), Scored(1, PROMPT[:1])])
+    reply.add(
+        [Delta(0, "!", tokens=OUTPUT), Done(0, "stop", USAGE), Delta(1, "!", tokens=OUTPUT), Done(1, "stop", USAGE)]
+    )
+    first, second = json.loads(reply.body(USAGE))["choices"]
+    assert (first["prompt_token_ids"], first["token_ids"], second["prompt_token_ids"]) == ([1, 2], [4], [3])
+    assert len(first["prompt_logprobs"]) == 2 and second["prompt_logprobs"] == [None]
+    assert first["text"] == "!"  # scores are no echo
+    reply = read([[1, 2], [3]], return_token_ids=True, stream=True)
+    reply.chunk([Accepted(0, [1, 2]), Accepted(1, [3])])
+    one, two, three = frames(
+        reply.chunk([Delta(1, "!", tokens=OUTPUT), Delta(1, "!", tokens=OUTPUT), Delta(0, "!", tokens=OUTPUT)])
+    )
+    assert [c["choices"][0].get("prompt_token_ids") for c in (one, two, three)] == [[3], None, [1, 2]]
+
+
+# -- the small routes
+
+
+def test_tokenize_reads_text_and_conversations():
+    wish = tokens.tokenize(b'{"model":"m","prompt":"Hi","return_token_strs":true}')
+    assert (wish.model, wish.prompt, wish.strings) == ("m", Text("Hi"), True)
+    assert tokens.tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == Text("", special=False)
+    assert isinstance(tokens.tokenize(b'{"messages":[{"role":"user","content":"Hi"}]}').prompt, Chat)
+    for wrong in (b"{}", b'{"prompt":5}', b'{"messages":[]}'):
+        with pytest.raises(BadRequest):
+            tokens.tokenize(wrong)
+
+
+def test_tokenize_and_detokenize_write():
+    assert tokens.tokenized(Tokenized([5, 6], None, 256)) == (
+        b'{"count":2,"max_model_len":256,"tokens":[5,6],"token_strs":null}'
+    )
+    assert tokens.detokenized("é") == '{"prompt":"é"}'.encode()
+
+
+def test_detokenize_reads_ids():
+    assert tokens.detokenize(b'{"tokens":[]}').ids == []
+    assert tokens.detokenize(b'{"tokens":[3,4]}').ids == [3, 4]
+    for wrong in (b"{}", b'{"tokens":"a"}', b'{"tokens":[-1]}', b'{"tokens":["a"]}'):
+        with pytest.raises(BadRequest):
+            tokens.detokenize(wrong)
+
+
+def test_models_and_version():
+    card = (
+        b'{"id":"a/b","object":"model","created":5,"owned_by":"parley","root":"a/b","parent":null,"max_model_len":64}'
+    )
+    assert tokens.model(Card("a/b", 5, 64)) == card
+    assert tokens.models([Card("a/b", 5, 64)]) == b'{"object":"list","data":[' + card + b"]}"
+    assert tokens.version("1.2") == b'{"version":"1.2"}'
+    assert tokens.load(3) == b'{"server_load":3}'
