@@ -81,7 +81,6 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step. It has rows whenever there are sequences; ``computed`` is advanced as if it had been run."""
         step = Step([])
-        preemptions = self.preemptions
         left = self.pace.budget(sum(len(sequence.tokens) - sequence.computed == 1 for sequence in self.running))
         least = min(BLOCK_SIZE, left)  # scraps of the budget are not worth a row
         for sequence in list(self.running):
@@ -97,7 +96,7 @@ class Scheduler:
                 if self._reserve(step, sequence, count):
                     self._row(step, sequence, count)
                     left -= count
-        while self.waiting and self._slots and self.preemptions == preemptions:
+        while self.waiting and self._slots:
             sequence = next(iter(self.waiting))
             if left < min(least, len(sequence.tokens)):
                 break
@@ -164,12 +163,12 @@ class Scheduler:
         sequence.computed = 0
 
     def _find(self, sequence: Sequence) -> list[int]:
-        """Pages in the cache that continue what the sequence has computed, in order.
+        """Pages in the cache that continue what the sequence has computed, in order, if that ends with a page.
 
         The last token is never covered: its logits are needed. Nor are prompt tokens whose logits are still to be
         scored (position p scores token p + 1).
         """
-        if not self.prefix_cache:
+        if not self.prefix_cache or sequence.computed % BLOCK_SIZE:
             return []
         scored = len(sequence.prompt_scores)
         reach = (scored if 0 < scored < sequence.prompt_len else len(sequence.tokens)) - 1
@@ -182,20 +181,14 @@ class Scheduler:
         return found
 
     def _attach(self, sequence: Sequence, found: list[int]) -> None:
-        """Let pages of the cache stand for the next tokens; a page that the sequence had begun itself is given up."""
-        if not found:
-            return
-        page = sequence.computed // BLOCK_SIZE
-        begun = sequence.blocks[page:]
+        """Let pages of the cache stand for the next tokens."""
         for block in found:
             self.pool.share(block)
-        sequence.blocks[page:] = found
-        self.pool.drop(begun)
-        computed = (page + len(found)) * BLOCK_SIZE
+        sequence.blocks += found
+        sequence.computed += len(found) * BLOCK_SIZE
         if not sequence.preemptions:
-            sequence.cached += computed - sequence.computed
-            self.pool.hits += computed - sequence.computed
-        sequence.computed = computed
+            sequence.cached += len(found) * BLOCK_SIZE
+            self.pool.hits += len(found) * BLOCK_SIZE
 
     def _reserve(self, step: Step, sequence: Sequence, count: int) -> bool:
         """Pages for ``count`` more tokens, taken from younger sequences if need be. False: it was preempted itself.

@@ -203,7 +203,7 @@ def alone(work: Work, index: int = 0, max_model_len: int = 10_000) -> Output:
         token_ids=work.token_ids,
         max_tokens=work.max_tokens,
         sampling=work.sampling,
-        seed=work.seed + index,
+        seed=(work.seed + index) % 2**64,
         min_tokens=work.min_tokens,
         stop_ids=work.stop_ids,
         logprobs=work.logprobs,

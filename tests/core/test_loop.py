@@ -265,6 +265,16 @@ def test_max_tokens_reserves_nothing() -> None:
         same(bench.result(f"w{number}"), alone(Work(f"w{number}", [number, 1, 2], max_tokens=200)))
 
 
+def test_admission_leaves_running_sequences_room_to_grow() -> None:
+    bench = Bench(blocks=4, slots=2)
+    bench.loop.add(Work("first", prompt(0, 0, 20), max_tokens=30))
+    bench.loop.add(Work("second", prompt(1, 0, 20), max_tokens=30))
+    bench.step()
+    assert (bench.stats.running, bench.stats.waiting) == (1, 1)
+    bench.drain()
+    assert bench.stats.preemptions == 0 and len(bench.result("second").token_ids) == 30
+
+
 def test_a_preempted_sequence_resumes_from_the_cache() -> None:
     """Two grow until one has to leave; what of it was not overwritten is not computed again."""
     bench = Bench(blocks=10, slots=2)
