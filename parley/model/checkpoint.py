@@ -166,7 +166,7 @@ def _files(folder: Path) -> list[Path]:
         if os.path.basename(name) != name or not name.endswith(".safetensors"):
             raise LoadError(f"{index.name} names {name}, which is not a safetensors file of the same folder.")
         if not (folder / name).is_file():
-            raise LoadError(f"{name} is named by {index.name} but missing; was the download completed?")
+            raise LoadError(f"{name} is named by {index.name} but missing; the download may be incomplete.")
     return [folder / name for name in names]
 
 

@@ -40,8 +40,10 @@ class Decoder:
         norm: torch.Tensor,
         head: native.Packed,
         max_len: int,
+        parameters: int,
     ):
         self.shape = shape
+        self.parameters = parameters
         self.vocab_size = shape.vocab
         self.layers = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim) for _ in blocks]
         self.blocks = blocks

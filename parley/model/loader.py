@@ -45,9 +45,9 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
     progress("reading the config", 0.0)
     folder = Path(settings.model)
     config = read_config(folder)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise LoadError(f"The checkpoint is quantised ({method}), which is not supported; use the unquantised model.")
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise LoadError(f"The checkpoint is quantised ({method or 'somehow'}), which is not supported.")
     dtype = _dtype(settings.dtype, config)
     device = _device(settings.device)
     if settings.threads:
@@ -58,15 +58,12 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         progress("loading the weights", 0.05 + 0.85 * fraction)
 
     try:
-        network, parameters = None, 0
-        if settings.lowering:
-            network, parameters = _lower(folder, config, dtype, device, length, weights)
+        network = _lower(folder, config, dtype, device, length, weights) if settings.lowering else None
         lowered = network is not None
         if network is None:
-            from parley.model.foreign import load_foreign
+            from parley.model.foreign import load_foreign  # imports Transformers, which takes seconds
 
-            network = load_foreign(folder, dtype, device, weights)
-            parameters = getattr(network, "parameters", 0)
+            network = load_foreign(folder, dtype, device, weights, length)
     except MemoryError:
         raise LoadError("There is not enough memory for the model's weights.") from None
     except RuntimeError as error:
@@ -89,10 +86,10 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         architecture=str(names[0]) if isinstance(names, list) and names else config["model_type"],
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
-        parameters=parameters,
+        parameters=network.parameters,
         vocab_size=network.vocab_size,
         max_model_len=length,
-        weights_bytes=parameters * dtype.itemsize,
+        weights_bytes=network.parameters * dtype.itemsize,
         kv_bytes=blocks * PagedKV.page_bytes(network.layers, dtype),
         kv_blocks=blocks,
         block_size=BLOCK_SIZE,
@@ -107,20 +104,20 @@ def _lower(
     device: torch.device,
     length: int,
     progress: Callable[[float], None],
-) -> tuple[Network | None, int]:
-    """The fused decoder and its number of parameters, or None where the model has to run through Transformers."""
+) -> Network | None:
+    """The fused decoder, or None where the model has to run through Transformers."""
     try:
         shape = read_shape(config)
         checkpoint = Checkpoint(folder)
         decoder = lower(checkpoint, shape, dtype, device, length, progress)
     except Unfit as reason:
         log.info("The model runs through Transformers: %s.", reason)
-        return None, 0
+        return None
     error = deviation(decoder, checkpoint)
     if not error <= TOLERANCE[dtype]:
         log.warning("The fused decoder is off by %.2g and is not used; the model runs through Transformers.", error)
-        return None, 0
-    return decoder, checkpoint.parameters
+        return None
+    return decoder
 
 
 def _dtype(name: str, config: dict[str, Any]) -> torch.dtype:

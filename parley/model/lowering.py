@@ -69,7 +69,7 @@ def lower(
         checkpoint.drop(HEAD)
     checkpoint.drop(EMBEDDING)
     progress(1.0)
-    return Decoder(shape, embedding, [block for block in blocks if block], norm, head, max_len)
+    return Decoder(shape, embedding, [block for block in blocks if block], norm, head, max_len, checkpoint.parameters)
 
 
 class _Names:

@@ -78,6 +78,7 @@ class Network(Protocol):
     """A decoder-only language model over pages."""
 
     vocab_size: int
+    parameters: int  # numbers in all weights, a shared one counted once
     layers: list[LayerKV]
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:

@@ -8,7 +8,6 @@ from parley.native.torch_attention import Group, attend, places, plan, write
 from parley.native.torch_kernels import (
     Packed,
     add_rms_norm,
-    argmax,
     embed,
     linear,
     pack,
@@ -23,7 +22,6 @@ __all__ = [
     "Packed",
     "Plan",
     "add_rms_norm",
-    "argmax",
     "attend",
     "embed",
     "linear",

@@ -94,8 +94,3 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows of the embedding table [vocab, hidden]: [T, hidden]."""
     return table.index_select(0, token_ids)
-
-
-def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row [R, vocab], the smallest id among equals: int64 [R]."""
-    return logits.argmax(-1)

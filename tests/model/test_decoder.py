@@ -1,0 +1,369 @@
+"""The fused decoder is the model that Transformers runs, and what cannot be loaded says why in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+
+import models
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
+from parley.model import loader, lowering
+from parley.model.checkpoint import Checkpoint, LoadError, read_config
+from parley.model.kv import PagedKV
+from parley.model.loader import load
+from parley.model.network import Batch, Span
+from parley.model.shape import Unfit, read_shape
+from parley.types import Sampling, Settings, Work
+
+LINEAR_SCALING = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}}
+LLAMA_SHAPED = [
+    ("llama", {}),
+    ("llama3", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    ("llama", LINEAR_SCALING),
+    ("llama", {"head_dim": 48, "num_key_value_heads": 4}),
+    ("mistral", {}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2", {}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1}),
+    ("qwen3", {}),
+    ("qwen3", {"attention_bias": True, "tie_word_embeddings": False}),
+    ("phi3", {}),
+    ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+]
+
+
+def start(folder, **settings):
+    settings = {"dtype": "float32", "kv_memory": 4 << 20, "max_batch": 8} | settings
+    return load(Settings(model=str(folder), **settings), lambda stage, fraction: None)
+
+
+def generate(runner, prompts: list[list[int]], count: int) -> list[list[tuple[int, float]]]:
+    """Greedy (token, logprob) pairs of each prompt; all run in one batch, each prompt as a whole."""
+    sequences = []
+    for i, prompt in enumerate(prompts):
+        work = Work(str(i), prompt, count, Sampling(temperature=0.0), logprobs=0)
+        sequence = Sequence(str(i), 0, work, list(prompt), len(prompt), 0, i)
+        sequence.slot = i
+        need = -(-(len(prompt) + count) // BLOCK_SIZE)
+        first = sum(len(each.blocks) for each in sequences)
+        sequence.blocks = list(range(first, first + need))
+        sequences.append(sequence)
+        runner.admit(sequence)
+    results = [[] for _ in prompts]
+    fresh = [block for sequence in sequences for block in sequence.blocks]
+    for _ in range(count):
+        rows = [Row(each, each.computed, len(each) - each.computed, True) for each in sequences]
+        for sequence, sampled, result in zip(sequences, runner.run(Step(rows, fresh)), results, strict=True):
+            assert sampled.error is None
+            sequence.computed = len(sequence)
+            sequence.tokens.append(sampled.token)
+            result.append((sampled.token, sampled.score.logprob))
+        fresh = []
+    for sequence in sequences:
+        runner.release(sequence)
+    return results
+
+
+def expected(folder, prompt: list[int], count: int) -> list[tuple[int, float]]:
+    """The same from Transformers, one forward pass over everything for each token."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    ids, result = list(prompt), []
+    with torch.inference_mode():
+        for _ in range(count):
+            scores = model(torch.tensor([ids]), use_cache=False).logits[0, -1].log_softmax(-1)
+            ids.append(int(scores.argmax()))
+            result.append((ids[-1], float(scores.max())))
+    return result
+
+
+@pytest.mark.parametrize(("architecture", "overrides"), LLAMA_SHAPED)
+def test_lowered_is_what_transformers_runs(architecture, overrides, tmp_path):
+    folder = models.write_model(tmp_path, architecture, **overrides)
+    runner, info = start(folder)
+    assert info.lowered
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(3, models.VOCAB, (size,), generator=generator).tolist() for size in (1, 7, 70, 190)]
+    for prompt, got in zip(prompts, generate(runner, prompts, 6), strict=True):
+        want = expected(folder, prompt, 6)
+        assert [token for token, _ in got] == [token for token, _ in want]
+        assert max(abs(a - b) for (_, a), (_, b) in zip(got, want, strict=True)) < 1e-4
+
+
+def test_shards_and_other_dtypes_load_alike(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = models.model("qwen3")
+    prompts = [[5, 6, 7, 8, 9]]
+    want = generate(start(folder)[0], prompts, 5)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    runner, info = start(tmp_path)
+    assert info.lowered
+    assert generate(runner, prompts, 5) == want
+
+
+class Counter(TorchDispatchMode):
+    """Counts operators that compute something; a view only describes."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function.__name__.split(".")[0]
+        if not function.is_view and name not in ("unbind", "split", "chunk", "_unsafe_view", "expand"):
+            self.names.append(name)
+        return result
+
+
+@pytest.mark.parametrize(("architecture", "most"), [("llama", 26), ("qwen2", 26), ("qwen3", 28)])
+def test_few_operators_per_layer(architecture, most):
+    def count(layers: int) -> list[str]:
+        runner, info = start(models.model(architecture, num_hidden_layers=layers), dtype="bfloat16")
+        assert info.lowered
+        place = torch.arange(3)
+        spans = [Span(i, 1, 1, [i]) for i in range(3)]
+        batch = Batch(place, torch.zeros(3, dtype=torch.int64), place * BLOCK_SIZE, spans)
+        with torch.inference_mode(), Counter() as counter:
+            runner.network.hidden(batch, runner.pages)
+        return counter.names
+
+    few, many = count(2), count(5)
+    assert len(many) - len(few) <= 3 * most, many[len(few) // 2 :]
+
+
+def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog):
+    folder = models.model("qwen3")
+    parts = lowering._Names.parts
+
+    def swapped(self, layer):
+        found = parts(self, layer)
+        if self.dtype == torch.bfloat16:  # the proof reads in float32
+            found["gate_up"] = found["gate_up"][::-1]
+        return found
+
+    checkpoint = Checkpoint(folder)
+    shape = read_shape(read_config(folder))
+
+    def error():
+        decoder = lowering.lower(checkpoint, shape, torch.bfloat16, torch.device("cpu"), 64, lambda fraction: None)
+        return lowering.deviation(decoder, checkpoint)
+
+    assert error() < lowering.TOLERANCE[torch.bfloat16] / 2
+    monkeypatch.setattr(lowering._Names, "parts", swapped)
+    assert error() > lowering.TOLERANCE[torch.bfloat16] * 2
+    with caplog.at_level("INFO"):
+        assert not start(folder, dtype="bfloat16")[1].lowered
+    assert "not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "gpt2"},
+        {"hidden_act": "gelu"},
+        {"hidden_size": None},
+        {"num_attention_heads": "4"},
+        {"num_key_value_heads": 3},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "linear"}},
+        {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+        {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "chunked", "x"]},
+    ],
+)
+def test_what_is_not_known_is_not_lowered(change):
+    config = read_config(models.model("qwen3")) | change
+    with pytest.raises(Unfit):
+        read_shape(config)
+
+
+def test_a_tensor_without_a_use_prevents_lowering(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(models.model("llama"), tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"model.layers.0.self_attn.q_norm.weight": torch.ones(16)}, folder / "model.safetensors")
+    shape = read_shape(read_config(folder))
+    with pytest.raises(Unfit, match="q_norm"):
+        lowering.lower(Checkpoint(folder), shape, torch.float32, torch.device("cpu"), 64, lambda fraction: None)
+
+
+def test_what_loading_tells():
+    seen = []
+    folder = models.model("qwen3")
+    settings = Settings(model=str(folder), dtype="float32", kv_memory=1 << 20)
+    runner, info = load(settings, lambda stage, fraction: seen.append(fraction))
+    assert seen == sorted(seen) and seen[0] == 0.0 and seen[-1] == 1.0 and len(seen) > 5
+    assert (info.architecture, info.dtype, info.device, info.lowered) == ("Qwen3ForCausalLM", "float32", "cpu", True)
+    assert info.kv_blocks == runner.blocks == runner.pages.blocks
+    assert info.kv_bytes <= 1 << 20
+    assert info.weights_bytes == 4 * info.parameters
+    assert info.vocab_size == models.VOCAB
+
+
+def test_the_context_is_what_the_cache_holds(caplog):
+    folder = models.model("llama")
+    with caplog.at_level("INFO"):
+        runner, info = start(folder, kv_memory=100_000)
+    assert info.max_model_len == runner.blocks * BLOCK_SIZE < 2048
+    assert "reduced" in caplog.text
+    assert start(folder, max_model_len=50)[1].max_model_len == 50
+
+
+def test_the_cache_is_never_larger_than_useful():
+    runner, _ = start(models.model("llama"), kv_memory=1 << 40, max_batch=2, max_model_len=100)
+    assert runner.blocks == 2 * 7
+
+
+def damage(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "model")
+
+
+def test_errors_are_sentences(tmp_path):
+    folder = damage(models.model("llama"), tmp_path)
+    weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    whole = weights.read_bytes()
+
+    def fails(match, **settings):
+        with pytest.raises(LoadError, match=match) as failure:
+            start(settings.pop("folder", folder), **settings)
+        assert str(failure.value).endswith(".") and "\n" not in str(failure.value)
+
+    def write_config(**change):
+        (folder / "config.json").write_text(json.dumps(config | change))
+
+    fails("no model folder", folder=tmp_path / "nowhere")
+    fails("no config.json", folder=tmp_path)
+    fails("dtype int3 is unknown", dtype="int3")
+    fails("device tpu", device="tpu")
+    fails("at least 1", max_model_len=0)
+    fails("at most 2048", max_model_len=4096)
+    fails("one page", kv_memory=10)
+
+    (folder / "config.json").write_text("{")
+    fails("not valid JSON")
+    write_config(model_type=None)
+    fails("model_type")
+    write_config(quantization_config={"quant_method": "gptq"})
+    fails("gptq")
+    write_config(quantization_config="x")
+    fails("quantised")
+    write_config(intermediate_size=161)
+    fails("Tensor model.layers.0.mlp.gate_proj.weight has shape")
+    write_config(num_hidden_layers=3)
+    fails("no tensor model.layers.2")
+    write_config()
+
+    for content, match in [
+        (whole[:5], "too short"),
+        (whole[:200], "cut off"),
+        (whole[:-10], "cut off"),
+        (struct.pack("<Q", 1 << 60) + whole[8:], "not a safetensors file"),
+        (struct.pack("<Q", 4) + b"[1]x", "not valid JSON"),
+        (struct.pack("<Q", 3) + b"[1]", "not an object"),
+        (struct.pack("<Q", 8) + b'{"a": 1}', "describes tensor a wrongly"),
+        (
+            struct.pack("<Q", 62) + b'{"a": {"dtype":"F32","shape":[-1],"data_offsets":[0,-4]}}     ',
+            "describes tensor a",
+        ),
+        (
+            struct.pack("<Q", 62) + b'{"a": {"dtype":"F32","shape":[3],"data_offsets":[0,4]}}       ' + b"1234",
+            "wrong size",
+        ),
+    ]:
+        weights.write_bytes(content)
+        fails(match)
+    weights.unlink()
+    fails("neither model.safetensors nor")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    fails("not a safetensors file of the same folder")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
+    fails("missing")
+    (folder / "model.safetensors.index.json").write_text("[]")
+    fails("JSON object")
+
+
+def test_memory_is_not_taken_before_it_is_used():
+    pages = PagedKV(read_layers(), 1 << 15, torch.bfloat16)  # a gigabyte
+
+    def resident() -> int:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * 4096
+
+    before = resident()
+    pages.clear([1, 2, 3])
+    assert resident() - before < 64 << 20
+
+
+def read_layers():
+    from parley.model.network import LayerKV
+
+    return [LayerKV(8, 64, 64)] * 1
+
+
+def test_auto_dtype_follows_the_config():
+    assert loader._dtype("auto", {"torch_dtype": "float32"}) is torch.float32
+    assert loader._dtype("auto", {"dtype": "float16"}) is torch.bfloat16
+    assert loader._dtype("auto", {}) is torch.bfloat16
+
+
+def test_rows_with_broken_logits_fail_alone():
+    runner, _ = start(models.model("qwen3"))
+    logits = runner.network.logits
+
+    def broken(hidden):
+        result = logits(hidden)
+        result[1, 7] = float("nan")
+        return result
+
+    good = [prompt[0] for prompt in generate(runner, [[5, 6], [7, 8], [9]], 1)]
+    runner.network.logits = broken
+    sequences = []
+    for i, prompt in enumerate([[5, 6], [7, 8], [9]]):
+        work = Work(str(i), prompt, 1, Sampling(temperature=0.0), logprobs=0)
+        sequences.append(Sequence(str(i), 0, work, list(prompt), len(prompt), 0, i, blocks=[i], slot=i))
+        runner.admit(sequences[-1])
+    first, second, third = runner.run(Step([Row(each, 0, len(each), True) for each in sequences], [0, 1, 2]))
+    assert second.token is None and "not numbers" in second.error
+    assert [(each.token, each.score.logprob) for each in (first, third)] == [good[0], good[2]]
+
+
+def test_prompt_scores_in_chunks_and_across_them():
+    runner, _ = start(models.model("qwen3"))
+    prompt = torch.randint(3, models.VOCAB, (150,), generator=torch.Generator().manual_seed(2)).tolist()
+    work = Work("a", prompt, 1, prompt_logprobs=2)
+
+    def scores(chunks):
+        sequence = Sequence("a", 0, work, list(prompt), len(prompt), 0, 0, blocks=list(range(10)), slot=0)
+        runner.admit(sequence)
+        found, at = [], 0
+        for count in chunks:
+            (sampled,) = runner.run(
+                Step([Row(sequence, at, count, False, score_from=len(found) + 1)], list(range(10)) * (at == 0))
+            )
+            found += sampled.prompt_scores
+            at += count
+        return found
+
+    whole = scores([150])
+    assert len(whole) == 149  # nothing precedes the first token, and the last one predicts no prompt token
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(models.model("qwen3"), dtype=torch.float32)
+    with torch.inference_mode():
+        want = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    for i, each in enumerate(whole):
+        assert abs(each.logprob - float(want[i, prompt[i + 1]])) < 1e-4
+        assert each.top_ids == want[i].topk(2).indices.tolist()
+    for got, expected_score in zip(scores([1, 99, 50]), whole, strict=True):
+        assert abs(got.logprob - expected_score.logprob) < 1e-4

@@ -1,0 +1,263 @@
+"""Every kernel against its definition, and the promise behind batching: a row's bits do not depend on other rows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.kv import PagedKV
+from parley.model.network import Batch, LayerKV, Span
+
+ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def same_alone(kernel, *inputs: torch.Tensor) -> torch.Tensor:
+    """Rows in batches of many sizes and places have the bits of the row alone; returns the results."""
+    alone = torch.cat([kernel(*(each[i : i + 1] for each in inputs)) for i in range(len(inputs[0]))])
+    for rows in ROWS:
+        for first in {0, 3, len(alone) - rows}:
+            if first >= 0 and first + rows <= len(alone):
+                part = slice(first, first + rows)
+                assert torch.equal(kernel(*(each[part] for each in inputs)), alone[part]), (rows, first)
+    return alone
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(16, 24), (64, 128), (160, 64), (200, 333), (896, 1152), (1024, 640)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(inner, outer, bias):
+    x, weight = noise(257, inner), noise(outer, inner, seed=1)
+    offset = noise(outer, seed=2) if bias else None
+    packed = native.pack(weight, offset)
+    got = same_alone(lambda rows: native.linear(rows, packed), x)
+    exact = x.double() @ weight.double().T + (offset.double() if bias else 0)
+    assert ((got - exact).abs() <= exact.abs() * 2**-8 + inner * 2**-20).all()
+
+
+def test_linear_float32_is_plain():
+    x, weight, bias = (noise(*shape, dtype=torch.float32) for shape in ((5, 48), (31, 48), (31,)))
+    assert torch.allclose(native.linear(x, native.pack(weight, bias)), x @ weight.T + bias, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [16, 64, 96, 100, 896])
+def test_add_rms_norm(width):
+    x, residual, weight = noise(257, width), noise(257, width, seed=1), noise(width, seed=2)
+
+    def kernel(a, b):
+        return torch.cat(native.add_rms_norm(a, b, weight, 1e-5), -1)
+
+    got = same_alone(kernel, x, residual)
+    total = x + residual
+    wide = total.double()
+    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert torch.equal(got[:, width:], total)
+    assert ((got[:, :width] - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
+
+
+@pytest.mark.parametrize("width", [8, 50, 160, 333])
+def test_silu_mul(width):
+    x = noise(257, 2 * width) * 4
+    got = same_alone(native.silu_mul, x)
+    gate, up = x.double().chunk(2, -1)
+    exact = gate * torch.sigmoid(gate) * up
+    assert ((got - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
+
+
+def test_embed():
+    table = noise(50, 12)
+    ids = torch.tensor([3, 3, 49, 0])
+    assert torch.equal(native.embed(ids, table), table[ids])
+
+
+@pytest.mark.parametrize("rotary", [32, 20])
+@pytest.mark.parametrize("norm", [False, True])
+def test_rope_write(rotary, norm):
+    heads, kv_heads, dim, count = 6, 2, 32, 257
+    qkv = noise(count, (heads + 2 * kv_heads) * dim)
+    angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), -1)
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)
+    weight = noise(heads + kv_heads, dim, seed=4, dtype=torch.float32) if norm else None
+    pages = 20
+    slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
+
+    def kernel(rows, cos, sin, slots):
+        keys, values = (torch.zeros(pages, kv_heads, BLOCK_SIZE, dim, dtype=torch.bfloat16) for _ in range(2))
+        places = native.places(slots, kv_heads)
+        queries = native.rope_write(rows, cos, sin, keys, values, places, head_norm=weight, eps=1e-6)
+        stored = [pool[slots // BLOCK_SIZE, :, slots % BLOCK_SIZE] for pool in (keys, values)]
+        assert sum(pool.count_nonzero() for pool in (keys, values)) <= 2 * len(rows) * kv_heads * dim
+        return torch.cat((queries, *stored), 1)
+
+    got = same_alone(kernel, qkv, cos, sin, slots)
+    exact = qkv.double().view(count, -1, dim)
+    turn = exact[:, : heads + kv_heads]
+    if weight is not None:
+        turn = turn / (turn.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    pairs = torch.complex(turn[..., : rotary // 2], turn[..., rotary // 2 : rotary])
+    pairs = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())
+    exact = torch.cat((torch.cat((pairs.real, pairs.imag, turn[..., rotary:]), -1), exact[:, heads + kv_heads :]), 1)
+    assert ((got - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
+
+
+# --- attention ------------------------------------------------------------------------------------------------
+
+
+def definition(q, k, v, scale, window=None, softcap=None, sinks=None):
+    """Causal attention of one sequence in float64, as the formulas say."""
+    count, heads = q.shape[:2]
+    k, v = (each.double().repeat_interleave(heads // each.shape[1], 1) for each in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = torch.arange(count)[:, None] - torch.arange(count)
+    unseen = distance < 0
+    if window is not None:
+        unseen |= distance >= window
+    scores = scores.masked_fill(unseen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, count, 1)), -1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :count], v)
+
+
+class Stage:
+    """Sequences with random queries, keys and values, in pages that strangers left full of NaN."""
+
+    def __init__(self, lengths, heads, layer, dtype, seed=0):
+        self.layer, self.heads, self.dtype = layer, heads, dtype
+        self.random = random.Random(seed)
+        shapes = ((heads, layer.dim), (layer.heads, layer.dim), (layer.heads, layer.value_dim))
+        self.data = [
+            tuple(noise(length, *shape, seed=seed + 3 * i + j, dtype=dtype) * 2 for j, shape in enumerate(shapes))
+            for i, length in enumerate(lengths)
+        ]
+        self.lengths = lengths
+
+    def compute(self, chunk, together, **options) -> list[torch.Tensor]:
+        """Feed all sequences: ``chunk(left)`` rows at a time, ``together(active)`` chooses who is in a batch."""
+        need = [-(-length // BLOCK_SIZE) for length in self.lengths]
+        pages = PagedKV([self.layer], sum(need) + 2, self.dtype)
+        for pool in pages.pool(0):
+            pool[:-1] = float("nan")
+        free = list(range(pages.blocks))
+        self.random.shuffle(free)
+        tables = [[free.pop() for _ in range(count)] for count in need]
+        done = [0] * len(tables)
+        outputs = [[] for _ in tables]
+        while active := [i for i, length in enumerate(self.lengths) if done[i] < length]:
+            spans, slots, rows, parts = [], [], 0, []
+            for i in together(active):
+                count = chunk(self.lengths[i] - done[i])
+                past, done[i] = done[i], done[i] + count
+                # A page is cleared when it is handed out, not before.
+                pages.clear(tables[i][-(-past // BLOCK_SIZE) : -(-done[i] // BLOCK_SIZE)])
+                spans.append(Span(rows, count, done[i], tables[i][: -(-done[i] // BLOCK_SIZE)]))
+                slots += [tables[i][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(past, done[i])]
+                parts.append((i, past, count))
+                rows += count
+            batch = Batch(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows), torch.tensor(slots), spans)
+            q, k, v = (torch.cat([self.data[i][j][past : past + count] for i, past, count in parts]) for j in range(3))
+            pages.write(0, k, v, batch)
+            attended = pages.attend(0, q, batch, **options)
+            for (i, _, _), part in zip(parts, attended.split([count for _, _, count in parts]), strict=True):
+                outputs[i].append(part)
+        return [torch.cat(each) for each in outputs]
+
+    def alone(self, **options):
+        return self.compute(lambda left: left, lambda active: active[:1], **options)
+
+    def mixed(self, **options):
+        return self.compute(
+            lambda left: min(left, self.random.choice([1, 1, 2, 3, 7, 16, 31, 64, 100])),
+            lambda active: self.random.sample(active, self.random.randint(1, len(active))),
+            **options,
+        )
+
+
+def allowed(data) -> float:
+    """Error of bfloat16 attention: the probabilities and the result are rounded, each to 2^-9 of the largest value."""
+    return float(data[2].abs().max()) * 2**-7
+
+
+LENGTH = st.sampled_from([1, 2, 5, 15, 16, 17, 47, 63, 64, 65, 130, 256, 300])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(LENGTH, min_size=1, max_size=6),
+    dim=st.sampled_from([16, 32, 64, 80, 128]),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    fold=st.sampled_from([1, 2, 3, 7]),
+    window=st.sampled_from([None, None, 1, 5, 40, 200]),
+    softcap=st.sampled_from([None, None, 20.0]),
+    sink=st.booleans(),
+    value_dim=st.sampled_from([None, None, 16]),
+    seed=st.integers(0, 1000),
+)
+def test_attention_of_a_row_never_changes(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, seed):
+    stage = Stage(lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed)
+    sinks = noise(kv_heads * fold, dtype=torch.float32) if sink else None
+    options = {"scale": dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
+    alone = stage.alone(**options)
+    for got, data in zip(alone, stage.data, strict=True):
+        exact = definition(*data, **options)
+        assert (got.double() - exact).abs().max() < allowed(data)
+    for got, expected in zip(stage.mixed(**options), alone, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("window", [None, 700])
+def test_attention_over_several_chunks_of_values(window):
+    stage = Stage([1400, 513, 1025], 4, LayerKV(2, 64, 64), torch.bfloat16)
+    alone = stage.alone(scale=0.125, window=window)
+    one_by_one = stage.compute(
+        lambda left: 500 if left > 500 else min(left, 13), lambda active: active, scale=0.125, window=window
+    )
+    for got, expected, data in zip(one_by_one, alone, stage.data, strict=True):
+        assert torch.equal(got, expected)
+        assert (got.double() - definition(*data, 0.125, window)).abs().max() < allowed(data)
+
+
+def test_attention_float32():
+    stage = Stage([70, 9], 6, LayerKV(2, 24, 24), torch.float32)
+    for got, data in zip(stage.mixed(scale=0.2), stage.data, strict=True):
+        assert (got.double() - definition(*data, 0.2)).abs().max() < 1e-5
+
+
+def test_scores_too_large_for_bfloat16_are_told_apart():
+    # Keys with a large common part, as biases make them: the scores are around 4000 and differ by about 1.
+    stage = Stage([40], 2, LayerKV(1, 64, 64), torch.bfloat16)
+    q, k, v = stage.data[0]
+    stage.data[0] = (q.abs() + 4, k + 64, v)
+    got = stage.alone(scale=0.25)[0]
+    assert (got.double() - definition(*stage.data[0], 0.25)).abs().max() < allowed(stage.data[0])
+
+
+def test_a_large_batch_is_computed_in_groups_of_bounded_size():
+    table = list(range(64))
+    spans = [Span(i, 1, 1000, table) for i in range(500)]
+    groups = native.plan(spans, heads=8, kv_heads=8, dim=128, window=None, zero_page=64, device=torch.device("cpu"))
+    assert sum(group.tiles for group in groups) == 500
+    assert all(group.tiles * group.keys * 8 * 128 <= 1 << 22 for group in groups)
+
+
+def test_a_window_reads_only_the_pages_it_needs():
+    spans = [Span(0, 1, 5000, list(range(400)))]
+    (group,) = native.plan(spans, heads=1, kv_heads=1, dim=8, window=100, zero_page=400, device=torch.device("cpu"))
+    assert group.keys <= 1024
+    assert int(group.pages[0]) * BLOCK_SIZE <= 4900
