@@ -1,0 +1,262 @@
+"""Any causal language model of Transformers as a ``Network``: its own code, with the attention taken over.
+
+Transformers lets a model's attention be replaced by name. Ours writes keys and values into the pages and attends there,
+on a packed batch: batch dimension 1, positions given, no cache of Transformers and no masks. Everything else (norms,
+experts, scalings, the head) is the model's own code, so what runs here needs no knowledge of it. A model that keeps
+state which is not keys and values cannot be served so; ``proof`` finds that out by numbers.
+
+Weights come from safetensors, and code that a model folder brings along is never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging as noise
+
+from parley import native
+from parley.model.checkpoint import Checkpoint, LoadError
+from parley.model.lowering import TOLERANCE
+from parley.model.network import Batch, LayerKV, Pages
+from parley.model.proof import deviation
+
+ATTENTION = "parley"  # the name under which Transformers finds ``attend``
+KINDS = {"full_attention", "sliding_attention"}  # of layer_types: what pages can do
+
+Attend = Callable[..., torch.Tensor]  # (layer_idx, queries, keys, values, scale=, window=, softcap=, sinks=)
+
+_attend: ContextVar[Attend] = ContextVar("attend")
+_hidden: ContextVar[torch.Tensor | None] = ContextVar("hidden", default=None)
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **other: Any,
+) -> tuple[torch.Tensor, None]:
+    """What every attention layer calls: query [1, heads, T, dim] and so on -> [1, T, heads, value_dim]."""
+    if other.get("is_causal") is False or other.get("position_bias") is not None:
+        raise LoadError("The model's attention is not causal or has position biases, which is not supported.")
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise LoadError("The model's attention layers do not carry their numbers, so it cannot run over pages.")
+    output = _attend.get()(
+        layer,
+        *(part[0].transpose(0, 1) for part in (query, key, value)),
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    return output[None], None
+
+
+AttentionInterface.register(ATTENTION, attend)
+
+
+class Foreign:
+    """A model of Transformers behind ``network.Network``."""
+
+    def __init__(self, model: PreTrainedModel, parameters: int):
+        self.model = model
+        self.device = model.device
+        self.parameters = parameters
+        self._body = model.base_model
+        if self._body is model:
+            raise LoadError("The model has no part that gives hidden states, so it cannot be run.")
+        self._compute = self._body.forward
+        self._body.forward = self._forward
+        self.layers: list[LayerKV] = []
+        self._places: dict[int, int] = {}  # of layer_idx in ``layers``
+        self.vocab_size = self._explore()
+
+    def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
+        """Final hidden states [T, hidden]; writes keys and values of all T tokens."""
+
+        def over_pages(
+            layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
+        ) -> torch.Tensor:
+            place = self._places[layer]
+            pages.write(place, keys, values, batch)
+            return pages.attend(place, queries, batch, **how)
+
+        with _using(_attend, over_pages):
+            output = self._body(input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False)
+        return output.last_hidden_state[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits of some hidden rows: float32 [rows, vocab_size]. The head is what the model does after its body."""
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=self.device)
+        with _using(_hidden, hidden):
+            return self.model(input_ids=ids, use_cache=False).logits[0].float()
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The body's forward; when only the head is wanted, it hands on the hidden states that are there already."""
+        hidden = _hidden.get()
+        return self._compute(*args, **kwargs) if hidden is None else _Output(last_hidden_state=hidden[None])
+
+    @torch.inference_mode()
+    def _explore(self) -> int:
+        """Run one token to see which layers attend, and what they cache. Gives the size of the vocabulary."""
+
+        def look(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **_: Any) -> torch.Tensor:
+            if layer in self._places:
+                raise LoadError(f"Layer {layer} of the model attends twice, which is not supported.")
+            self._places[layer] = len(self.layers)
+            self.layers.append(LayerKV(keys.shape[1], keys.shape[2], values.shape[2]))
+            return values.repeat_interleave(queries.shape[1] // values.shape[1], 1)
+
+        token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        with _using(_attend, look):
+            output = self.model(input_ids=token, position_ids=token, use_cache=False)
+        if not self.layers:
+            raise LoadError("The model's attention cannot be replaced, so it cannot run over pages.")
+        return output.logits.shape[-1]
+
+
+class _Output(BaseModelOutputWithPast):
+    """What a body returns, for a head that may also look for things which only training needs."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def load_foreign(
+    folder: Path, dtype: torch.dtype, device: torch.device, progress: Callable[[float], None], max_len: int
+) -> Foreign:
+    """Load a model folder for contexts of at most ``max_len`` tokens. Raises LoadError."""
+    checkpoint = Checkpoint(folder)  # says what is wrong with the files in better words than Transformers
+    config = _config(folder)
+    with _quiet():
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                attn_implementation="eager",
+                experts_implementation="eager",  # a loop over experts: a row's sums do not depend on other rows
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+        except (ValueError, KeyError, OSError, ImportError, RuntimeError, AttributeError, TypeError) as error:
+            raise LoadError(f"Transformers cannot load this {config.model_type} model: {_line(error)}") from error
+    model, info = loaded
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise LoadError(f"The checkpoint has no tensor {missing[0]} ({len(missing)} missing in all).")
+    del checkpoint
+    progress(0.6)
+    model = model.to(device).eval().requires_grad_(False)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    try:
+        _settle(model, max_len)
+        _pack(model)
+        progress(0.8)
+        model.set_attn_implementation(ATTENTION)
+        network = Foreign(model, parameters)
+        off = deviation(network)
+    except (ValueError, KeyError, RuntimeError, AttributeError, TypeError, IndexError) as error:
+        raise LoadError(f"A {config.model_type} model does not run on packed batches: {_line(error)}") from error
+    if not off <= TOLERANCE[dtype]:
+        raise LoadError(
+            f"A {config.model_type} model computes something else over pages (off by {off:.2g}); "
+            "it may keep state other than keys and values, and is not served."
+        )
+    progress(1.0)
+    return network
+
+
+def _config(folder: Path) -> PreTrainedConfig:
+    """The config, if it is one of a decoder that pages can serve."""
+    try:
+        with _quiet():
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
+        raise LoadError(f"Transformers does not understand the model's config.json: {_line(error)}") from error
+    kind = config.model_type
+    if config.is_encoder_decoder:
+        raise LoadError(f"A {kind} model is an encoder-decoder; only decoders can be served.")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise LoadError(f"Transformers has no causal language model for {kind}.")
+    odd = set(getattr(config.get_text_config(), "layer_types", None) or ()) - KINDS
+    if odd:
+        raise LoadError(f"A {kind} model has layers of kind {min(odd)}, which keep more than keys and values.")
+    return config
+
+
+def _settle(model: PreTrainedModel, max_len: int) -> None:
+    """Fix rotary embeddings that would choose their frequencies by the longest sequence that happens to be in a batch.
+
+    They keep those that they would choose for a sequence of ``max_len`` tokens.
+    """
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, dict) and any("dynamic" in each or each == "longrope" for each in kind.values()):
+            raise LoadError("The model's rotary embedding depends on length and layer, which is not supported.")
+        if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
+            module(torch.zeros(1, device=model.device), torch.tensor([[max_len - 1]], device=model.device))
+            module.rope_type = "default"  # type: ignore[assignment]  # from here on the frequencies stay
+
+
+def _pack(model: PreTrainedModel) -> None:
+    """Let our kernels compute the linear layers, which then no longer hold a weight of their own."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            weight = module.weight
+        elif type(module) is Conv1D:
+            weight = module.weight.t()
+        else:
+            continue
+        module.forward = partial(native.linear, packed=native.pack(weight, module.bias))  # type: ignore[method-assign]
+        module.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+
+
+@contextmanager
+def _using(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Transformers' own progress bars and advice."""
+    level, bars = noise.get_verbosity(), noise.is_progress_bar_enabled()
+    noise.set_verbosity_error()
+    noise.disable_progress_bar()
+    try:
+        yield
+    finally:
+        noise.set_verbosity(level)
+        if bars:
+            noise.enable_progress_bar()
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error's message, in reasonable length."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]

@@ -1,0 +1,90 @@
+"""Shows by numbers that a model over pages is the same model: its logits against those that Transformers computes.
+
+Two sequences are run in uneven pieces, packed together, over pages, and each of them at once in Transformers' plainest
+form, with its own masks. State that is not keys and values, a mask that the attention call does not tell of, positions
+that are not heeded: each makes most positions differ. Sliding windows are narrowed meanwhile, or none would be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.kv import PagedKV
+from parley.model.network import Batch, Span
+
+if TYPE_CHECKING:
+    from parley.model.foreign import Foreign
+
+LENGTHS = (26, 23)  # tokens of the two sequences
+STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # of each step: (sequence, tokens)
+WINDOW = 8
+
+
+@torch.inference_mode()
+def deviation(network: Foreign) -> float:
+    """Relative error (L2) of the logits over pages, the median over positions.
+
+    The median, because in a mixture of experts rounding alone may send single tokens to other experts.
+    """
+    device = network.device
+    sequences = [torch.linspace(1, network.vocab_size - 1, length, device=device).long() for length in LENGTHS]
+    with _narrowed(network.model):
+        expected = torch.cat(_plain(network.model, sequences))
+        got = torch.cat(_paged(network, sequences))
+    errors = (got - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
+    return float(errors.median())
+
+
+def _plain(model: PreTrainedModel, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+    ours = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        return [model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in sequences]
+    finally:
+        model.set_attn_implementation(ours)
+
+
+def _paged(network: Foreign, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+    tables = [list(range(first, first + 2)) for first in range(0, 2 * len(sequences), 2)]
+    pages = PagedKV(network.layers, 2 * len(sequences), network.model.dtype, network.device)
+    pages.clear([page for table in tables for page in table])
+    done = [0] * len(sequences)
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for step in STEPS:
+        ids, positions, spans = [], [], []
+        for number, count in step:
+            start, end = done[number], done[number] + count
+            spans.append(Span(sum(map(len, ids)), count, end, tables[number]))
+            ids.append(sequences[number][start:end])
+            positions.append(torch.arange(start, end, device=network.device))
+            done[number] = end
+        slots = [at + tables[number][0] * BLOCK_SIZE for at, (number, _) in zip(positions, step, strict=True)]
+        batch = Batch(torch.cat(ids), torch.cat(positions), torch.cat(slots), spans)
+        rows = network.logits(network.hidden(batch, pages))
+        for (number, _), part in zip(step, rows.split([count for _, count in step]), strict=True):
+            logits[number].append(part)
+    return [torch.cat(parts) for parts in logits]
+
+
+@contextmanager
+def _narrowed(model: PreTrainedModel) -> Iterator[None]:
+    """Sliding windows of WINDOW tokens wherever the model has wider ones."""
+    holders = {id(holder): holder for module in model.modules() for holder in (module, getattr(module, "config", None))}
+    wide = [
+        (holder, holder.sliding_window)
+        for holder in holders.values()
+        if isinstance(getattr(holder, "sliding_window", None), int) and holder.sliding_window > WINDOW
+    ]
+    for holder, _ in wide:
+        holder.sliding_window = WINDOW
+    try:
+        yield
+    finally:
+        for holder, window in wide:
+            holder.sliding_window = window
