@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Iterable, Sequence
+from os.path import commonprefix
 
 from .tokenizer import Tokenizer
 
@@ -96,17 +97,8 @@ class _Window:
         return self._advance(self._decode(self._ids, False)) if self._waiting else ""
 
     def _advance(self, text: str) -> str:
-        same = 0 if text.startswith(self._text) else _common(text, self._text)
-        new = text[same or len(self._text) :]
+        new = text[len(commonprefix((text, self._text))) :]  # the decoder may have rewritten what was given out
         self._ids = self._ids[-max(WINDOW, self._waiting) :]
         self._text = self._decode(self._ids, False)
         self._waiting = 0
         return new
-
-
-def _common(one: str, other: str) -> int:
-    """Length of the common beginning."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return min(len(one), len(other))

@@ -33,6 +33,7 @@ from .tokenizer import BadTokenizer, Tokenizer, read_json
 
 MAX_CHARACTERS = 64 << 20  # of rendered text; far beyond any context
 MAX_SECONDS = 10.0
+MAX_REFUSAL = 500  # characters of what a template says when it refuses; it may quote the conversation
 CONTINUE = "<|parley-continues-here|> "  # marks where the last turn ends while it is rendered
 
 # Options of the call that renders, which a request must not reach through the template's variables.
@@ -311,7 +312,7 @@ def _run(template: jinja2.Template, values: dict[str, Any]) -> str:
                 raise _Exhausted(f"the text is longer than {MAX_CHARACTERS} characters")
             _budget.check()
     except _Refused as error:
-        raise BadRequest(str(error), field="messages") from error
+        raise BadRequest(str(error)[:MAX_REFUSAL], field="messages") from error
     except RecursionError as error:
         raise BadRequest(
             "The conversation is nested too deeply for the model's chat template.", field="messages"

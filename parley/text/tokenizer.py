@@ -95,12 +95,19 @@ class Tokenizer:
         return cls(backend, names, ends, limit)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text. ``special`` adds the marks that the model expects around a plain text, such as BOS."""
+        """Token ids of a text. ``special`` adds the marks that the model expects around a plain text, such as BOS.
+
+        A huge text takes long: some seconds per million characters. Other threads run meanwhile.
+        """
         try:
-            return self.backend.encode(text, add_special_tokens=special).ids
+            return self._encode(text, special)
         except TypeError:  # half of a surrogate pair, which JSON can carry but no text can
-            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            return self.backend.encode(whole, add_special_tokens=special).ids
+            return self._encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), special)
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        # The only ways into the library that let go of the interpreter lock are those for batches.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
+        return encoding.ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of the ids. Broken UTF-8 becomes U+FFFD, one for each broken sequence; ids that no token has give "".

@@ -46,6 +46,7 @@ def call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+QUOTING = '{"x":"\\"</tool_call>\\\\"}'
 EXAMPLES: list[tuple[str, Parsed]] = [
     ("", ("", "", [])),
     ("Hello.\n", ("", "Hello.\n", [])),
@@ -59,11 +60,11 @@ EXAMPLES: list[tuple[str, Parsed]] = [
     ("<think>a </thin b</think>c", ("a </thin b", "c", [])),
     ("<think>x</think>\n\n" + call("f", "{}"), ("x", "", [("f", "{}")])),
     ("Ok \n\n" + call("f", '{"a": [1, {"b": "}"}]}'), ("", "Ok ", [("f", '{"a": [1, {"b": "}"}]}')])),
-    (call("f", "{}") + "\n" + call("g", '{"x":"\\"</tool_call>\\\\"}'), ("", "", [("f", "{}"), ("g", '{"x":"\\"</tool_call>\\\\"}')])),
+    (call("f", "{}") + "\n" + call("g", QUOTING), ("", "", [("f", "{}"), ("g", QUOTING)])),
     (call("f", "{}") + "\n", ("", "", [("f", "{}")])),
     (call("f", "{}") + "\nDone.", ("", "\nDone.", [("f", "{}")])),
     ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', ("", "", [("f", '{"a": 1}')])),
-    ('<tool_call>{"id": [0, "x"], "name": "f", "parameters": {"a": 1}, "z": null}</tool_call>', ("", "", [("f", '{"a": 1}')])),
+    ('<tool_call>{"id": [0, "x"], "name": "f", "parameters": {}, "z": 0}</tool_call>', ("", "", [("f", "{}")])),
     ('<tool_call>{"name": "f"}</tool_call>', ("", "", [("f", "{}")])),
     ('<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", "", [("f", "null")])),
     ('<tool_call>{"name": "\\u00e9\\"", "arguments": {}}</tool_call>', ("", "", [('é"', "{}")])),
@@ -101,14 +102,15 @@ def test_examples_whole_by_character_and_in_two(text: str, expected: Parsed) -> 
 
 
 FRAGMENTS = [
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "{", "}", '"', "\\", "name", '"name"', ":", ",", '"arguments"',
-    '{"name": "f", "arguments": {', '"a": 1', "[", "]", "<", "/", " ", "x", "€", "null", "}}\n</tool_call>", "\x00",
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "{", "}", '"', "\\", "name", '"name"', ":", ",",
+    '"arguments"', '{"name": "f", "arguments": {', '"a": 1', "[", "]", "<", "/", " ", "x", "€", "null",
+    "}}\n</tool_call>", "\x00",
 ]  # fmt: skip
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
 
 
 @given(texts, st.lists(st.integers(1, 9), min_size=1, max_size=8), st.sampled_from([QWEN, TOOLS, THINK]), st.booleans())
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_cutting_gives_the_same_parts(text: str, sizes: list[int], markup: Markup, thinking: bool) -> None:
     thinking = thinking and markup.think is not None
     pieces, at = [], 0
@@ -123,7 +125,7 @@ def test_any_cutting_gives_the_same_parts(text: str, sizes: list[int], markup: M
 
 
 @given(texts)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_without_marks_in_play_the_text_is_the_content(text: str) -> None:
     if "<think>" not in text:
         assert parse([text], THINK) == ("", text, [])
@@ -140,7 +142,7 @@ arguments = st.dictionaries(st.text(max_size=6), json_values, max_size=3)
 
 
 @given(st.text(min_size=1, max_size=8), arguments, st.booleans(), st.sampled_from([None, 1]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_arguments_come_exactly_as_written(
     name: str, value: dict[str, object], ascii: bool, indent: int | None
 ) -> None:
@@ -152,7 +154,8 @@ def test_arguments_come_exactly_as_written(
 @pytest.mark.parametrize(
     "unit",
     [
-        "<tool_call>", "<tool_call>\n", "<", "\n", "<tool_call>{", '<tool_call>{"', '<tool_call>{"name": "f", "arguments": {',
+        "<tool_call>", "<tool_call>\n", "<", "\n", "<tool_call>{", '<tool_call>{"',
+        '<tool_call>{"name": "f", "arguments": {',
         '{"a":', "<think>", "</think>", "<tool_cal", "[", '"', "\\",
     ],
 )  # fmt: skip

@@ -41,7 +41,7 @@ def cut(text: str, sizes: list[int]) -> list[str]:
 
 
 @given(letters, strings, st.lists(st.integers(1, 6), min_size=1, max_size=8), st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_cutting_finds_what_a_naive_search_finds(
     text: str, stops: list[str], sizes: list[int], include: bool
 ) -> None:
@@ -50,7 +50,7 @@ def test_any_cutting_finds_what_a_naive_search_finds(
 
 
 @given(letters, strings)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     scanner = Scanner(Stops(stops))
     seen = ""
@@ -63,7 +63,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
 
 
 @given(letters, strings, st.integers(0, 30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_match_completed_before_it_is_armed_passes(text: str, stops: list[str], start: int) -> None:
     scanner = Scanner(Stops(stops))
     seen = ""

@@ -25,7 +25,7 @@ CHATML = """{% for message in messages %}
 {%- endif %}
 """
 STRICT = """{{ bos_token }}{% for m in messages %}
-{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate: ' ~ m.role) }}{% endif %}
+{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Not your turn: ' ~ m.role) }}{% endif %}
 {% if m['role'] == 'user' %}{{ '[Q] ' + m['content'] | trim + ' [/Q]' }}{% elif m['role'] == 'assistant' %}
 {{ ' ' + m['content'] | trim + eos_token }}{% else %}{{ raise_exception('Only user and assistant!') }}{% endif %}
 {% endfor %}"""
@@ -46,10 +46,10 @@ call {{ call.id }} {{ call.function.name }}({{ call.function.arguments | tojson 
 {%- for key, value in call.function.arguments | items %}{{ ' ' ~ key ~ '=' ~ value }}{% endfor %})
 {%- endfor %}
 {%- if m.tool_call_id is defined %} -> {{ m.tool_call_id }}{% endif %}
-{%- if not loop.last %}|{{ loop.length }}{{ loop.revindex }}{{ loop.nextitem.role }}{{ loop.cycle('a', 'b') }}{% endif %}
+{%- if not loop.last %}|{{ loop.length ~ loop.revindex ~ loop.nextitem.role }}{{ loop.cycle('a', 'b') }}{% endif %}
 {%- endfor %}
 {%- for n in range(3) %}{{ n }}{% else %}none{% endfor %}
-{%- if add_generation_prompt %}<|A|>{{ '' if enable_thinking is undefined or enable_thinking else '<think></think>' }}{% endif %}
+{%- if add_generation_prompt %}<|A|>{{ '' if enable_thinking is undefined or enable_thinking else '<x>' }}{% endif %}
 {%- if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}"""
 TEMPLATES = {"chatml": CHATML, "strict": STRICT, "tooled": TOOLED, "demo": DEMO}
 
@@ -138,7 +138,10 @@ def test_arguments_that_are_no_object_stay_text() -> None:
 def test_the_template_refuses_in_its_own_words() -> None:
     with pytest.raises(BadRequest) as refused:
         render(STRICT, CHATS["named"])
-    assert refused.value.message == "Roles must alternate: system"
+    assert refused.value.message == "Not your turn: system"
+    with pytest.raises(BadRequest) as refused:
+        render("{{ raise_exception(messages[0].content * 9999) }}")
+    assert len(refused.value.message) < 1000
 
 
 def test_no_template_and_no_messages() -> None:
@@ -151,8 +154,9 @@ def test_no_template_and_no_messages() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template", "__class__",
-        "_private", "not a name", "", "bos_token", "raise_exception", "range", "namespace", "conversation", "self",
+        "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
+        "__class__", "_private", "not a name", "", "bos_token", "raise_exception", "range", "namespace",
+        "conversation", "self",
     ],
 )  # fmt: skip
 def test_reserved_options_are_refused(name: str) -> None:
@@ -197,7 +201,7 @@ def test_nothing_leads_out_of_the_sandbox(source: str) -> None:
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}",
-        "{% set l = range(99999) | list %}{% for a in l %}{% for b in l %}{% if a == b %}{% endif %}{% endfor %}{% endfor %}",
+        "{% set l = range(9999) | list %}{% for a in l %}{% for b in l %}{% if a %}{% endif %}{% endfor %}{% endfor %}",
         "{% for a in 'abcdefgh' %}" * 12 + "{% endfor %}" * 12,
         "{% macro f(n) %}{% for x in range(2) %}{{ f(n) if n else '' }}{% endfor %}{% endmacro %}{{ f(9) }}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that models come with, trained in a moment: their decoders differ, and that is the point."""
+"""Small tokenizers of every kind that models come with, trained in a moment. What matters is that decoders differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parley.text import Tokenizer
 
 TEXT = [
     "The capital of France is Paris, and the capital of Japan is Tokyo.",
-    "Grüße aus Köln! Ça va? Привет, мир. 你好，世界。 🎉🎉 👩‍👩‍👧",
+    "Grüße aus Köln! Ça va? Привет, мир. 你好，世界。 🎉🎉 👩‍👩‍👧",  # noqa: RUF001
     "don't do not stop . A list : 1 , 2 , 3 !\n\n\tdef f(x):\n        return x\n",
     "unaffordable unbelievable believing affording",
 ] * 4

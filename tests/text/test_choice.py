@@ -1,0 +1,255 @@
+"""A choice of an answer: how its tokens are divided never matters, and usage counts what was delivered."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_tokenizers import KINDS, byte_level
+
+from parley.text import Choice, Markup, Prepared, Tokenizer, scored
+from parley.types import CallDelta, Chat, Delta, Done, Message, Output, Request, Score, Stop, Want
+
+QWEN = Markup(("<think>", "</think>"), ("<tool_call>", "</tool_call>"))
+CHAT = Chat([Message("user", "hi")])
+
+
+class Answer:
+    """Everything a client would have put together from the events."""
+
+    def __init__(self) -> None:
+        self.text = {"content": "", "reasoning": "", "tool": ""}
+        self.calls: list[list[str]] = []
+        self.tokens: list[int] = []
+        self.done: Done | None = None
+
+    def add(self, events: list[Any]) -> None:
+        for event in events:
+            assert self.done is None, "something after the end"
+            if isinstance(event, Done):
+                self.done = event
+                continue
+            assert isinstance(event, Delta) and event.index == 3
+            assert event.text or event.call or event.tokens, "an empty delta"
+            self.text[event.part] += event.text
+            self.tokens += [token.id for token in event.tokens]
+            if event.call is not None:
+                self._call(event.call)
+
+    def _call(self, call: CallDelta) -> None:
+        if call.name is not None:
+            assert call.index == len(self.calls)
+            self.calls.append([call.name, ""])
+        self.calls[call.index][1] += call.arguments
+
+    @property
+    def usage(self) -> tuple[int, int, int, int]:
+        assert self.done is not None
+        usage = self.done.usage
+        return usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens
+
+    def key(self) -> Any:
+        assert self.done is not None
+        return self.text, self.calls, self.tokens, self.done.reason, self.done.stop, self.usage
+
+
+def answer(
+    ids: list[int],
+    sizes: tuple[int, ...] | list[int] = (1,),
+    tokenizer: Tokenizer | None = None,
+    finish: Any = "length",
+    stop_id: int | None = None,
+    markup: Markup = QWEN,
+    thinking: bool = False,
+    prompt: list[int] | None = None,
+    **fields: Any,
+) -> Answer:
+    """Feed the ids to a choice in outputs of these sizes."""
+    tokenizer = tokenizer or byte_level()
+    request = Request(id="r", model="m", prompts=[CHAT], **fields)
+    prepared = Prepared(prompt if prompt is not None else tokenizer.encode("hi"), markup, thinking)
+    choice = Choice(request, 3, tokenizer, prepared)
+    result = Answer()
+    at = 0
+    for size in itertools.cycle(sizes):
+        some, last = ids[at : at + size], at + size >= len(ids)
+        scores = [Score(-0.5, 1, [id, 0], [-0.5, -2.0]) for id in some]
+        output = Output("r", 3, some, scores, finish if last else None, stop_id if last else None, cached_tokens=2)
+        result.add(choice.push(output))
+        at += size
+        assert choice.ended == (result.done is not None)
+        if choice.ended:
+            break
+    assert choice.push(Output("r", 3, [1], finish="stop")) == [] and choice.close("cancel") == []
+    return result
+
+
+def encode(text: str, tokenizer: Tokenizer | None = None) -> list[int]:
+    return (tokenizer or byte_level()).encode(text, special=False)
+
+
+FRAGMENTS = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", '{"name": "f", "arguments": {', '"a": "€🎉"', "}}", "x",
+    " END",    " stop here", "<|im_end|>", "你", "</s>", " the capital",
+]  # fmt: skip
+outputs = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+stops = st.lists(st.sampled_from(["END", "stop", "END stop", "\n\n", "🎉", "xx", 'f", ', "<think>x"]), max_size=3)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@given(
+    outputs, sizes, stops, st.booleans(), st.booleans(), st.booleans(), st.integers(0, 12),
+    st.sampled_from([QWEN, Markup()]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_any_division_into_outputs_gives_the_same_answer(
+    kind: str,
+    text: str,
+    sizes: list[int],
+    strings: list[str],
+    include: bool,
+    skip: bool,
+    ended: bool,
+    least: int,
+    markup: Markup,
+) -> None:
+    tokenizer = KINDS[kind]()
+    ids = encode(text, tokenizer)
+    eos = tokenizer.token_id("</s>")
+    assert eos is not None
+    ids = [*ids, eos] if ended else [*ids, *encode("x", tokenizer)]
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer, "finish": "stop" if ended else "length", "stop_id": eos if ended else None,
+        "markup": markup,
+        "stop": Stop(strings=strings, include=include, min_tokens=least), "want": Want(logprobs=1, skip_special=skip),
+    }  # fmt: skip
+    result = answer(ids, [1], **options)
+    assert answer(ids, sizes, **options).key() == result.key()
+    assert answer(ids, [10**6], **options).key() == result.key()
+    assert result.tokens == ids[: len(result.tokens)]
+    assert result.usage[:3] == (len(tokenizer.encode("hi")), len(result.tokens), 2)
+    if result.done and isinstance(result.done.stop, str):
+        assert len(result.tokens) >= least
+    else:
+        assert result.tokens == ids
+    if markup.marks == () and not strings:
+        shown = ids[:-1] if ended else ids
+        prompt = tokenizer.encode("hi")
+        assert tokenizer.decode(prompt, skip) + result.text["content"] == tokenizer.decode(prompt + shown, skip)
+
+
+def test_parts_and_calls() -> None:
+    text = '<think>\nhm\n</think>\n\nOk.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    eos = byte_level().token_id("</s>")
+    result = answer([*encode(text), eos or 0], finish="stop", stop_id=eos)
+    assert result.text == {"content": "Ok.", "reasoning": "hm", "tool": ""}
+    assert result.calls == [["f", '{"a": 1}']]
+    assert result.done is not None and (result.done.reason, result.done.stop) == ("tool", None)
+    assert result.usage[3] == len(encode("<think>\nhm\n</think>"))
+
+
+@pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("cancel", "cancel"), ("error", "error")])
+def test_a_call_that_was_cut_is_not_a_tool_finish(finish: str, reason: str) -> None:
+    result = answer(encode('<tool_call>{"name": "f", "arguments": {"a'), finish=finish)
+    assert result.calls == [["f", '{"a']]
+    assert result.done is not None and result.done.reason == reason
+
+
+def test_a_stop_string_ends_the_choice_at_the_token_that_completes_it() -> None:
+    ids = encode("one") + encode(" END") + encode(" two")
+    result = answer(ids, [100], finish="length", stop=Stop(strings=["END"]))
+    assert result.text["content"] == "one "
+    assert result.done is not None and (result.done.reason, result.done.stop) == ("stop", "END")
+    assert result.usage[1] == len(encode("one")) + len(encode(" END"))
+    assert answer(ids, stop=Stop(strings=["END"], include=True)).text["content"] == "one END"
+    late = answer(ids, stop=Stop(strings=["END"], min_tokens=len(ids)))
+    assert late.text["content"] == "one END two" and late.done is not None and late.done.reason == "length"
+
+
+def test_a_held_back_beginning_of_a_stop_string_is_given_out_at_the_end() -> None:
+    result = answer(encode("abc EN"), stop=Stop(strings=["END"]), want=Want(logprobs=0))
+    assert result.text["content"] == "abc EN" and result.tokens == encode("abc EN")
+
+
+def test_a_stop_string_wins_over_the_parts() -> None:
+    text = '<think>a</think>b<tool_call>{"name": "f", "arguments": {"x": "END"}}</tool_call>'
+    result = answer(encode(text), stop=Stop(strings=["END"]))
+    assert result.calls == [["f", '{"x": "']]
+    assert result.done is not None and result.done.reason == "stop"
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("token", ["</s>", " the"])
+def test_the_token_that_stops(include: bool, asked: bool, skip: bool, token: str) -> None:
+    (end,) = encode(token)
+    ids = [*encode("abc"), end]
+    stop = Stop(ids=[end] if asked else [], include=include)
+    want = Want(logprobs=0, skip_special=skip)
+    result = answer(ids, finish="stop", stop_id=end, stop=stop, want=want)
+    shown = include and asked and not (skip and token == "</s>")
+    assert result.text["content"] == ("abc" + token if shown else "abc")
+    assert result.done is not None and (result.done.reason, result.done.stop) == ("stop", end if asked else None)
+    assert result.usage[1] == len(ids) and result.tokens == ids
+
+
+def test_tokens_are_made_only_when_wanted_and_carry_their_scores() -> None:
+    tokenizer = byte_level()
+    request = Request(id="r", model="m", prompts=[CHAT], want=Want(logprobs=1))
+    ids = encode("Paris €")
+    scores = [Score(-1.5, 2, [7, id, 9], [-0.5, -1.5, -3.0]) for id in ids]
+    prepared = Prepared(tokenizer.encode("hi"))
+    events = Choice(request, 0, tokenizer, prepared).push(Output("r", 0, ids, scores, "length"))
+    tokens = [token for event in events if isinstance(event, Delta) for token in event.tokens]
+    assert b"".join(token.raw for token in tokens) == "Paris €".encode()
+    assert [(token.id, token.logprob, token.rank) for token in tokens] == [(id, -1.5, 2) for id in ids]
+    assert [[(top.id, top.logprob, top.rank, top.text) for top in token.top] for token in tokens] == [
+        [(7, -0.5, 1, tokenizer.token_text(7))] for _ in ids
+    ]
+    plain = Request(id="r", model="m", prompts=[CHAT])
+    for details, count in ((False, 0), (True, len(ids))):
+        events = Choice(plain, 0, tokenizer, prepared, details=details).push(Output("r", 0, ids, None, "length"))
+        assert sum(len(event.tokens) for event in events if isinstance(event, Delta)) == count
+
+
+def test_closing_from_outside_gives_out_what_was_held() -> None:
+    tokenizer = byte_level()
+    request = Request(id="r", model="m", prompts=[CHAT], stop=Stop(strings=["END"]))
+    choice = Choice(request, 0, tokenizer, Prepared(tokenizer.encode("hi")))
+    first = choice.push(Output("r", 0, encode("ok EN")))
+    last = choice.close("cancel")
+    assert [event.text for event in [*first, *last] if isinstance(event, Delta)] == ["ok ", "EN"]
+    assert isinstance(last[-1], Done) and last[-1].reason == "cancel" and choice.ended
+
+
+def test_an_answer_without_tokens() -> None:
+    tokenizer = byte_level()
+    request = Request(id="r", model="m", prompts=[CHAT])
+    choice = Choice(request, 0, tokenizer, Prepared([1, 2], QWEN, True))
+    (done,) = choice.push(Output("r", 0, finish="length"))
+    assert isinstance(done, Done) and done.usage.prompt_tokens == 2 and done.usage.completion_tokens == 0
+
+
+def test_marks_that_are_special_tokens_are_seen_all_the_same() -> None:
+    tokenizer = byte_level()
+    markup = Markup(("<|im_start|>", "<|im_end|>"), None)
+    result = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=markup)
+    assert (result.text["reasoning"], result.text["content"]) == ("hm", "so")
+    plain = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=Markup())
+    assert plain.text["content"] == "hmso"
+
+
+def test_prompt_tokens_with_their_scores() -> None:
+    tokenizer = byte_level()
+    ids = encode("Paris €")
+    scores = [None, *(Score(-1.0, 1, [5], [-1.0]) for _ in ids[1:])]
+    event = scored(tokenizer, 2, ids, scores, 1)
+    assert event.prompt == 2 and [token.id for token in event.tokens] == ids
+    assert event.tokens[0].logprob is None and event.tokens[0].top == []
+    assert all(token.logprob == -1.0 and token.top[0].id == 5 for token in event.tokens[1:])
+    assert [token.logprob for token in scored(tokenizer, 0, ids).tokens] == [None] * len(ids)
