@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from parley import hub
 from parley.engine.fake import FAKE, FakeEngine
@@ -68,6 +69,21 @@ def listen(options: ServerOptions) -> socket.socket:
     return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
 
 
+def http(options: ServerOptions, app: ASGIApp) -> uvicorn.Config:
+    """How uvicorn is to serve the application."""
+    return uvicorn.Config(
+        app,
+        http=Protocol.bound(options),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(options.keep_alive),
+        timeout_graceful_shutdown=2,
+    )
+
+
 class Server(uvicorn.Server):
     """uvicorn without its own idea of signals."""
 
@@ -88,19 +104,7 @@ class Instance:
         self._signals: list[int] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        self._server = Server(
-            uvicorn.Config(
-                build(self.service),
-                http=Protocol.bound(options),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=int(options.keep_alive),
-                timeout_graceful_shutdown=2,
-            )
-        )
+        self._server = Server(http(options, build(self.service)))
 
     async def live(self) -> int:
         """From the first line to the exit code."""

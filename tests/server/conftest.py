@@ -1,0 +1,68 @@
+"""A server over the scripted engine, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import write_tokenizer
+from served import INFO, Served
+
+from parley.engine.fake import FakeEngine, echo
+from parley.server import start
+from parley.server.app import build
+from parley.server.options import ServerOptions
+from parley.server.service import Service
+from parley.types import Settings, Work
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights."""
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    path.mkdir()
+    write_tokenizer(path)
+    return path
+
+
+Serve = Callable[..., Awaitable[Served]]
+
+
+@pytest.fixture
+async def serve(folder: Path) -> AsyncIterator[Serve]:
+    """Start servers: engine options by name, everything else is a server option."""
+    running: list[tuple[Served, asyncio.Task[None]]] = []
+
+    async def begin(
+        reply: Callable[[Work, int], list[int]] = echo,
+        tick: float = 0.0,
+        load: float = 0.0,
+        failure: str | None = None,
+        max_batch: int = 256,
+        wait: bool = True,
+        info: Any = INFO,
+        **options: Any,
+    ) -> Served:
+        engine = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
+        given = ServerOptions(**({"port": 0, "access_log": False} | options))
+        service = Service(given, Settings(model=str(folder), max_batch=max_batch), engine)
+        sock = start.listen(given)
+        server = start.Server(start.http(given, build(service)))
+        task = asyncio.create_task(server.serve(sockets=[sock]))
+        served = Served(service, engine, server, sock.getsockname()[1])
+        running.append((served, task))
+        await served.until(lambda: server.started)
+        loading = asyncio.create_task(service.load())
+        loading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if wait:
+            await loading
+        return served
+
+    yield begin
+    for served, task in running:
+        served.server.should_exit = served.server.force_exit = True
+        await served.engine.close()
+        await task

@@ -1,0 +1,129 @@
+"""A running server as a test sees it, and a client that shows the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from parley.engine.fake import FAKE, FakeEngine
+from parley.server.service import Service
+
+INFO = msgspec.structs.replace(FAKE, vocab_size=640, max_model_len=4096)
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        return self.json["error"]
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of a stream's events; the last one must be [DONE]."""
+        lines = self.body.decode().split("\n\n")
+        assert lines.pop() == "" and lines.pop() == "data: [DONE]", lines[-2:]
+        return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
+
+
+class Connection:
+    """A client's side of a connection, byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+        return int(lines[0].split()[1]), headers
+
+    async def answer(self) -> Answer:
+        status, headers = await self.head()
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while size := int(await self.reader.readline(), 16):
+                body += await self.reader.readexactly(size)
+                await self.reader.readexactly(2)
+            await self.reader.readexactly(2)
+        else:
+            body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return Answer(status, headers, body)
+
+    async def ended(self) -> bytes:
+        """Everything until the server closes the connection."""
+        try:
+            return await self.reader.read()
+        except ConnectionError:
+            return b""
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+def request(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(data)}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+class Served:
+    """A running server and what a test needs of its inside."""
+
+    def __init__(self, service: Service, engine: FakeEngine, server: uvicorn.Server, port: int):
+        self.service, self.engine, self.server, self.port = service, engine, server, port
+        self.url = f"http://127.0.0.1:{port}"
+
+    async def connect(self) -> Connection:
+        return Connection(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24))
+
+    async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        connection = await self.connect()
+        try:
+            await connection.send(request(method, path, body, headers))
+            return await connection.answer()
+        finally:
+            connection.close()
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> Answer:
+        return await self.call("POST", path, body, headers)
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        return await self.call("GET", path, None, headers)
+
+    async def control(self) -> str:
+        """The text of a fixed request: what comes of it never changes."""
+        answer = await self.post("/v1/chat/completions", HELLO)
+        assert answer.status == 200, answer.body
+        return answer.json["choices"][0]["message"]["content"]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("it never came about")
+
+    async def idle(self) -> None:
+        """Wait until nothing is left of any request, and check that nothing is."""
+        await self.until(lambda: not self.service.open and not self.engine.in_flight)
+        await self.until(lambda: self.engine.stats.running == self.engine.stats.waiting == 0)
+        assert self.service.held == 0

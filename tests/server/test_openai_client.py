@@ -1,0 +1,164 @@
+"""The official client against the server: what it needs, it gets."""
+
+import asyncio
+
+import openai
+import pytest
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def client(served, **options):
+    return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="sk-none", max_retries=0, **options)
+
+
+@pytest.fixture
+async def served(serve):
+    return await serve()
+
+
+async def test_models(served):
+    async with client(served) as c:
+        models = await c.models.list()
+        assert [model.id for model in models.data] == ["tiny"]
+        assert (await c.models.retrieve("tiny")).id == "tiny"
+        with pytest.raises(openai.NotFoundError) as caught:
+            await c.models.retrieve("org/other")
+        assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+async def test_a_chat(served):
+    async with client(served) as c:
+        answer = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8)
+    choice = answer.choices[0]
+    assert choice.message.role == "assistant"
+    assert choice.message.content == "user\nHel"
+    assert choice.finish_reason == "length"
+    assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (8, answer.usage.prompt_tokens + 8)
+    assert answer.id.startswith("chatcmpl-")
+    assert answer._request_id.startswith("req_")
+
+
+async def test_a_streamed_chat_says_the_same(served):
+    async with client(served) as c:
+        stream = await c.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=8, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].delta.role is None for chunk in chunks[1:-1])
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "user\nHel"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]][-1] == "length"
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 8
+
+
+async def test_the_stream_helper_accumulates(served):
+    async with client(served) as c, c.chat.completions.stream(model="tiny", messages=MESSAGES, n=2) as s:
+        async for _ in s:
+            pass
+        final = await s.get_final_completion()
+    assert [choice.message.content for choice in final.choices] == ["user\nHello"] * 2
+
+
+async def test_three_choices(served):
+    async with client(served) as c:
+        answer = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4, n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.usage.completion_tokens == 12
+
+
+async def test_logprobs(served):
+    async with client(served) as c:
+        answer = await c.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2
+        )
+        entries = answer.choices[0].logprobs.content
+        assert len(entries) == 4
+        assert all(entry.logprob == -0.5 and len(entry.top_logprobs) == 2 for entry in entries)
+        stream = await c.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2, stream=True
+        )
+        streamed = [e async for chunk in stream if chunk.choices[0].logprobs for e in chunk.choices[0].logprobs.content]
+    assert streamed == entries
+
+
+async def test_completions_echo_and_score(served):
+    async with client(served) as c:
+        answer = await c.completions.create(
+            model="tiny", prompt=["The quick", "fox"], max_tokens=0, echo=True, logprobs=1
+        )
+    assert [choice.text for choice in answer.choices] == ["The quick", "fox"]
+    for choice in answer.choices:
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == [-0.5] * (len(choice.logprobs.tokens) - 1)
+        assert "".join(choice.logprobs.tokens) == choice.text
+        assert choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == 0
+
+
+async def test_completions_of_ids_as_a_stream(served):
+    async with client(served) as c:
+        ids = [[40, 41], [50, 51, 52]]
+        whole = await c.completions.create(model="tiny", prompt=ids, max_tokens=6, n=2)
+        stream = await c.completions.create(model="tiny", prompt=ids, max_tokens=6, n=2, stream=True)
+        texts = ["", "", "", ""]
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in whole.choices]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+
+
+async def test_errors_become_the_classes_that_clients_catch(served):
+    async with client(served) as c:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await c.chat.completions.create(model="tiny", messages=MESSAGES, temperature=7)
+        assert (caught.value.param, caught.value.code) == ("temperature", "integer_above_max_value")
+        with pytest.raises(openai.BadRequestError) as caught:
+            await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=5000)
+        assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+        assert "4096" in caught.value.message and "5000" in caught.value.message
+        with pytest.raises(openai.NotFoundError) as caught:
+            await c.chat.completions.create(model="other", messages=MESSAGES)
+        assert caught.value.code == "model_not_found"
+        assert caught.value.request_id.startswith("req_")
+
+
+async def test_an_error_in_a_stream_is_raised(serve):
+    served = await serve(tick=0.002)
+    async with client(served) as c:
+        stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+        with pytest.raises(openai.APIError) as caught:
+            async for _ in stream:
+                served.engine.crash("The engine process was killed.")
+        assert "killed" in caught.value.message
+
+
+async def test_keys(serve):
+    served = await serve(api_keys=("sk-right-key-0123456789",))
+    async with client(served) as c:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await c.models.list()
+        assert caught.value.code == "invalid_api_key"
+        c.api_key = "sk-right-key-0123456789"
+        assert (await c.models.list()).data
+
+
+async def test_the_blocking_client(served):
+    def talk():
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="x") as c:
+            models = [model.id for model in c.models.list()]
+            stream = c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8, stream=True)
+            return models, "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    assert await asyncio.to_thread(talk) == (["tiny"], "user\nHel")
+
+
+async def test_a_stream_that_is_closed_frees_everything(serve):
+    served = await serve(tick=0.002)
+    async with client(served) as c:
+        stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+        await served.idle()
