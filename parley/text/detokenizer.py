@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection, Iterable, Sequence
-from os.path import commonprefix
 
 from .tokenizer import Tokenizer
 
@@ -97,8 +96,14 @@ class _Window:
         return self._advance(self._decode(self._ids, False)) if self._waiting else ""
 
     def _advance(self, text: str) -> str:
-        new = text[len(commonprefix((text, self._text))) :]  # the decoder may have rewritten what was given out
+        new = text[_common(text, self._text) :]  # the decoder may have rewritten what was given out
         self._ids = self._ids[-max(WINDOW, self._waiting) :]
         self._text = self._decode(self._ids, False)
         self._waiting = 0
         return new
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

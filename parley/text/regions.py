@@ -83,19 +83,21 @@ class Regions:
         self._trim = thinking  # drop newlines until the first text of this region
         self._after_call = False  # nothing but newlines since the last call
         self._reader: CallReader | None = None
-        self._state = self._content if markup.think is None else self._reasoning if thinking else self._beginning
+        # Unbound, so that a parser does not refer to itself and goes as soon as its answer does.
+        start = Regions._reasoning if thinking else Regions._beginning
+        self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._content
         self._out: list[Region] = []
 
     @property
     def thinking(self) -> bool:
         """Whether the text read last was reasoning."""
-        return self._state == self._reasoning
+        return self._state is Regions._reasoning
 
     def push(self, piece: str) -> list[Region]:
         """What is certain now, in order: (part, text, call); ``call`` is set and the text empty when part is "tool"."""
         self._out = []
         self._text, self._at = self._text[self._at :] + piece, 0
-        while self._at < len(self._text) and self._state():
+        while self._at < len(self._text) and self._state(self):
             pass
         return self._out
 
@@ -125,11 +127,11 @@ class Regions:
         if rest == mark:
             self._at += len(mark)
             self._newlines, self._trim = 0, True
-            self._state = self._reasoning
+            self._state = Regions._reasoning
         elif len(rest) < len(mark) and mark.startswith(rest):
             return False
         else:
-            self._state = self._content
+            self._state = Regions._content
         return True
 
     def _reasoning(self) -> bool:
@@ -137,7 +139,7 @@ class Regions:
         if not self._until(self._think[1], "reasoning"):
             return False
         self._newlines, self._trim = 0, True
-        self._state = self._content
+        self._state = Regions._content
         return True
 
     def _content(self) -> bool:
@@ -150,7 +152,7 @@ class Regions:
         if not self._until(self._call[0], "content"):
             return False
         self._reader = CallReader(self.calls, self._new_id(), self._call[1])
-        self._state = self._calling
+        self._state = Regions._calling
         return True
 
     def _calling(self) -> bool:
@@ -161,7 +163,7 @@ class Regions:
         if not reader.ended:
             return False
         self._reader = None
-        self._state = self._content
+        self._state = Regions._content
         if reader.announced:
             self._after_call = True
         else:
