@@ -1,0 +1,258 @@
+"""The same request gives the same tokens and the same log-probabilities, bit for bit in bfloat16, whatever goes on
+around it: other requests, chunk sizes, prefix hits, preemptions, cancels. And the books balance after every step.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import models
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from parley.core.loop import Loop
+from parley.model.kv import PagedKV
+from parley.model.loader import load
+from parley.model.runner import Runner
+from parley.types import Output, Sampling, Settings, Work
+
+WIDE = {"hidden_size": 896, "intermediate_size": 1024, "num_attention_heads": 14, "num_key_value_heads": 2}
+SLOTS = 5
+ROOMY = 200  # pages
+
+
+@functools.cache
+def network(architecture: str, wide: bool = False):
+    folder = models.model(architecture, **(WIDE if wide else {}))
+    runner, info = load(Settings(model=str(folder), kv_memory=1 << 20), lambda stage, fraction: None)
+    return runner.network, info
+
+
+def make_runner(architecture: str, blocks: int, wide: bool = False) -> Runner:
+    model, info = network(architecture, wide)
+    import torch
+
+    pages = PagedKV(model.layers, blocks, torch.bfloat16)
+    # What was left there by a stranger.
+    for i in range(len(model.layers)):
+        for pool in pages.pool(i):
+            pool[:-1] = float("nan")
+    return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
+
+
+class Random:
+    """A pace that changes its mind at every step."""
+
+    def __init__(self, seed: int, most: int):
+        self.random, self.most = random.Random(seed), most
+
+    def budget(self, decodes: int) -> int:
+        return self.random.randint(1, self.most)
+
+    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
+        pass
+
+
+class Whole:
+    """Every prompt in one piece."""
+
+    def budget(self, decodes: int) -> int:
+        return 1 << 20
+
+    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
+        pass
+
+
+class Engine:
+    """A loop whose outputs are collected by work and choice, and whose books are checked after every step."""
+
+    def __init__(self, runner: Runner, pace, prefix_cache: bool):
+        self.outputs: dict[tuple[str, int], list[Output]] = {}
+        options = Settings(model="m", max_batch=SLOTS, prefix_cache=prefix_cache)
+        self.loop = Loop(runner, options, self._collect, pace)
+
+    def _collect(self, outputs: list[Output], stats) -> None:
+        for output in outputs:
+            self.outputs.setdefault((output.id, output.index), []).append(output)
+
+    def step(self) -> None:
+        self.loop.step()
+        self.loop.scheduler.check()
+
+    def finish(self) -> None:
+        while not self.loop.idle:
+            self.step()
+        assert self.loop.pool.used == 0
+
+    def result(self, id: str, index: int = 0):
+        """Tokens, their scores, the end and the prompt's scores of one choice."""
+        outputs = self.outputs[id, index]
+        assert [output.finish for output in outputs].count(None) == len(outputs) - 1 and outputs[-1].finish
+        tokens = [token for output in outputs for token in output.token_ids]
+        scores = [score for output in outputs for score in output.scores or []]
+        return tokens, scores, outputs[-1].finish, outputs[-1].error, outputs[0].prompt_scores
+
+
+def prompt(family: int, length: int) -> list[int]:
+    """Families share their first 40 tokens, so that hits end in the middle of a page as well as at its edge."""
+    start, rest = random.Random(99), random.Random(family)
+    ids = [start.randrange(3, models.VOCAB) for _ in range(40)] + [rest.randrange(3, models.VOCAB) for _ in range(200)]
+    return ids[:length]
+
+
+SAMPLINGS = [
+    Sampling(temperature=0.0),
+    Sampling(),
+    Sampling(temperature=0.8, top_p=0.9, min_p=0.01),
+    Sampling(temperature=1.3, top_k=20, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.3),
+    Sampling(temperature=0.0, logit_bias={7: 3.0, 9: -100.0}, repetition_penalty=1.5),
+]
+
+
+def make_work(id: str, family: int, length: int, tokens: int, kind: int, seed: int, n: int, scored: bool) -> Work:
+    return Work(
+        id,
+        prompt(family, length),
+        tokens,
+        SAMPLINGS[kind],
+        seed,
+        n=n,
+        min_tokens=min(2, tokens),
+        stop_ids=[2, 11],
+        logprobs=2 if kind % 2 else 0,
+        prompt_logprobs=1 if scored else -1,
+    )
+
+
+@functools.cache
+def alone(architecture: str, family: int, length: int, tokens: int, kind: int, seed: int, scored: bool, wide=False):
+    """What the request gives when nothing else is there, in one piece, with room and without a cache."""
+    engine = Engine(make_runner(architecture, ROOMY, wide), Whole(), prefix_cache=False)
+    engine.loop.add(make_work("a", family, length, tokens, kind, seed, 1, scored))
+    engine.finish()
+    return engine.result("a")
+
+
+REQUEST = st.tuples(
+    st.integers(0, 2),  # family
+    st.sampled_from([1, 2, 15, 16, 17, 33, 40, 41, 48, 64, 90]),  # length of the prompt
+    st.sampled_from([1, 3, 17, 24]),  # tokens to generate
+    st.integers(0, len(SAMPLINGS) - 1),
+    st.integers(0, 3),  # seed
+    st.sampled_from([1, 1, 1, 3]),  # n
+    st.booleans(),  # prompt scores
+    st.integers(0, 12),  # arrives after so many steps
+    st.sampled_from([None, None, None, None, 3, 9]),  # leaves so many steps later
+)
+
+
+def play(architecture, requests, blocks, most, cache, seed) -> int:
+    """Run a schedule and compare all that did not leave with itself alone. Gives the number of preemptions."""
+    engine = Engine(make_runner(architecture, blocks), Random(seed, most), cache)
+    events: dict[int, list] = {}
+    for i, (*_, arrives, leaves) in enumerate(requests):
+        events.setdefault(arrives, []).append((i, True))
+        if leaves is not None:
+            events.setdefault(arrives + leaves, []).append((i, False))
+    for step in range(max(events) + 1):
+        for i, comes in events.get(step, []):
+            family, length, tokens, kind, draw, n, scored, *_ = requests[i]
+            if comes:
+                engine.loop.add(make_work(str(i), family, length, tokens, kind, draw, n, scored))
+            else:
+                engine.loop.cancel(str(i))
+        engine.step()
+    engine.finish()
+    for i, (family, length, tokens, kind, draw, n, scored, _, leaves) in enumerate(requests):
+        for index in range(n):
+            want = alone(architecture, family, length, tokens, kind, draw + index, scored)
+            if leaves is None:
+                got = engine.result(str(i), index)
+                assert got[:4] == want[:4]
+                if index == 0:
+                    assert got[4] == want[4]
+            else:  # whatever it gave before it left is a beginning of the same
+                outputs = engine.outputs.get((str(i), index), [])
+                got = [token for output in outputs for token in output.token_ids]
+                assert got == want[0][: len(got)]
+    return engine.loop.stats().preemptions
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "qwen2", "gemma3", "mixtral"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    requests=st.lists(REQUEST, min_size=1, max_size=7),
+    blocks=st.integers(8, 24),
+    most=st.sampled_from([1, 7, 16, 50, 500]),
+    cache=st.booleans(),
+    seed=st.integers(0, 1 << 20),
+)
+def test_any_schedule_gives_what_each_request_gives_alone(architecture, requests, blocks, most, cache, seed):
+    play(architecture, requests, blocks, most, cache, seed)
+
+
+def test_a_pool_that_is_too_small_for_two_preempts_and_nobody_notices():
+    crowd = [(i % 3, 60 + i, 24, i % len(SAMPLINGS), i, 1, i % 2 == 0, 0, None) for i in range(6)]
+    for cache in (True, False):
+        assert play("qwen3", crowd, 9, 500, cache, 1) > 3
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_preempted_at_every_possible_step(cache):
+    work = (1, 45, 20, 2, 5, True)
+    family, length, tokens, kind, seed, scored = work
+    want = alone("qwen3", *work)
+    step = 0
+    while True:
+        engine = Engine(make_runner("qwen3", 20), Random(step, 20), cache)
+        engine.loop.add(make_work("a", family, length, tokens, kind, seed, 1, scored))
+        for _ in range(step):
+            engine.step()
+        if engine.loop.idle:
+            break
+        if engine.loop.scheduler.running:
+            engine.loop.scheduler.preempt()
+        engine.finish()
+        assert engine.result("a") == want
+        step += 1
+    assert step > 20
+
+
+def test_a_hit_is_a_miss_and_so_is_a_hit_after_eviction():
+    work = (2, 90, 10, 1, 3, False)
+    want = alone("qwen3", *work)
+    engine = Engine(make_runner("qwen3", 12), Whole(), True)
+
+    def ask(id: str) -> int:
+        engine.loop.add(make_work(id, *work[:5], 1, False))
+        engine.finish()
+        assert engine.result(id) == want
+        return engine.outputs[id, 0][0].cached_tokens
+
+    assert ask("first") == 0
+    assert ask("second") == 80
+    engine.loop.add(Work("other", list(range(3, 180)), 3))  # takes all pages
+    engine.finish()
+    assert ask("third") == 0
+
+
+def test_salts_do_not_share():
+    engine = Engine(make_runner("qwen3", 40), Whole(), True)
+    for id, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+        engine.loop.add(Work(id, prompt(0, 64), 2, Sampling(temperature=0.0), salt=salt))
+        engine.finish()
+    assert [engine.outputs[id, 0][0].cached_tokens for id in "abc"] == [0, 0, 48]
+
+
+def test_n_choices_are_n_requests_and_the_batch_is_wide():
+    """At the width of a real model's layers, up to the inner dimension for which oneDNN keeps rows apart."""
+    engine = Engine(make_runner("qwen2", 80, wide=True), Random(3, 60), True)
+    for i in range(3):
+        engine.loop.add(make_work(str(i), i, 50 + 7 * i, 8, 2, 10 * i, 3, False))
+    engine.finish()
+    for i in range(3):
+        for index in range(3):
+            want = alone("qwen2", i, 50 + 7 * i, 8, 2, 10 * i + index, False, wide=True)
+            assert engine.result(str(i), index) == want
