@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parley.kinds import choice, duration, integer, number, size, switch, text
+from parley.kinds import choice, duration, integer, number, pattern, size, switch, text
 from parley.options import Config, Option
 
 if TYPE_CHECKING:
@@ -44,7 +44,14 @@ SERVE: list[Option] = [
         section="model",
         variable=True,
     ),
-    Option("device", text("DEVICE"), "cpu, cuda or cuda:N.", "cpu", section="model", variable=True),
+    Option(
+        "device",
+        pattern(r"cpu|cuda(:\d{1,3})?", "DEVICE", "cpu, cuda or cuda:N"),
+        "cpu, cuda or cuda:N.",
+        "cpu",
+        section="model",
+        variable=True,
+    ),
     Option(
         "max-model-len",
         integer(1),
@@ -89,7 +96,7 @@ SERVE: list[Option] = [
         section="engine",
         variable=True,
     ),
-    Option("fake-engine", switch(), "Answer with a scripted engine.", False, section="engine", hidden=True),
+    Option("fake-engine", switch(), "Answer without a model.", False, section="engine", hidden=True, variable=True),
     Option("host", text("ADDRESS"), "Address to listen on.", "127.0.0.1", section="server", variable=True),
     Option(
         "port",

@@ -84,16 +84,6 @@ def missing(folder: Path) -> str:
     return f"{len(absent)} of its {len(shards)} weight files are missing, first {absent[0]}" if absent else ""
 
 
-def dtype(folder: Path) -> str:
-    """What "auto" means for a model: float32 if it was saved in it, else bfloat16."""
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-        saved = config.get("dtype") or config.get("torch_dtype")
-    except (OSError, ValueError, AttributeError):
-        saved = None
-    return "float32" if saved == "float32" else "bfloat16"
-
-
 def _is_path(model: str) -> bool:
     """Whether a name means a folder: it looks like a path, or one of that name is here."""
     return model.startswith((".", "/", "~")) or os.path.exists(model) or not NAME.fullmatch(model.partition("@")[0])

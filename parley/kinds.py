@@ -39,6 +39,18 @@ def choice(*names: str) -> Kind:
     return Kind("|".join(names), read)
 
 
+def pattern(expression: str, metavar: str, wanted: str) -> Kind:
+    """Text that a regular expression matches as a whole."""
+    form = re.compile(expression)
+
+    def read(raw: Any) -> str:
+        if not isinstance(raw, str) or not form.fullmatch(raw):
+            raise ValueError(wanted)
+        return raw
+
+    return Kind(metavar, read)
+
+
 def integer(low: int, high: int | None = None, metavar: str = "N") -> Kind:
     wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
 

@@ -6,6 +6,7 @@ Every check is a function that yields findings; none may raise. What is looked a
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -19,7 +20,7 @@ from typing import Literal, NamedTuple
 
 from parley import hub
 from parley.commands.serve import keys_of
-from parley.config import DTYPES, SERVE
+from parley.config import SERVE
 from parley.options import Config, ConfigError
 
 OPTIONS = SERVE
@@ -185,15 +186,23 @@ def _memory(config: Config, folder: Path, weights: int) -> Iterator[Finding]:
     if free is None:
         yield Finding("warn", "memory", "how much is free is unknown")
         return
-    chosen = DTYPES[config["dtype"]]
-    wide = (hub.dtype(folder) if chosen == "auto" else chosen) == "float32"
-    need = weights * (2 if wide and hub.dtype(folder) != "float32" else 1) + SPARE + (config["kv-memory"] or 0)
+    wide = config["dtype"] == "fp32" and _saved(folder) != "float32"
+    need = weights * (2 if wide else 1) + SPARE + (config["kv-memory"] or 0)
     seen = f"{_about(free)} free, about {_about(need)} needed"
     seen += "" if config["kv-memory"] else " beside the KV cache"
     if need > free:
         yield Finding("fail", "memory", seen, "Take a smaller model or --kv-memory, or end other programs.")
     else:
         yield Finding("ok", "memory", seen)
+
+
+def _saved(folder: Path) -> str:
+    """The numbers that the weights were saved in, as far as the model's configuration says."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        return str(config.get("dtype") or config.get("torch_dtype"))
+    except (OSError, ValueError, AttributeError):
+        return "unknown"
 
 
 def network(config: Config) -> Iterator[Finding]:

@@ -138,6 +138,7 @@ class Connection(asyncio.Protocol):
         self.open = False
         self._sample: Sample | None = None
         self._done: asyncio.Future[None] | None = None
+        self._headed = False
         self._transport: asyncio.Transport
         self._parser: Any
 
@@ -146,14 +147,16 @@ class Connection(asyncio.Protocol):
         self.open = True
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """The end of an answer too, if its length was not announced; whether it is whole, the events tell."""
         self.open = False
-        self._finish(BROKEN)
+        self._finish("" if self._headed else BROKEN)
 
     async def send(self, request: bytes, sample: Sample) -> None:
         """Send a request and stamp its answer into ``sample`` until it is complete."""
         self._sample = sample
         self._done = asyncio.get_running_loop().create_future()
         self._parser = httptools.HttpResponseParser(self)
+        self._headed = False
         self._transport.write(request)
         await self._done
 
@@ -169,6 +172,9 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._finish(f"not an HTTP answer ({type(error).__name__})")
             self.close()
+
+    def on_headers_complete(self) -> None:
+        self._headed = True
 
     def on_body(self, body: bytes) -> None:
         if self._sample is not None:

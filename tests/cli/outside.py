@@ -1,0 +1,39 @@
+"""What tests of the command line need around it: an environment, a port, and answers that a bad server gives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from http.server import BaseHTTPRequestHandler
+
+
+def clean() -> dict[str, str]:
+    """The environment without any option of ours."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PARLEY_")}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
+    """A whole answer."""
+    handler.send_response(status)
+    for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def stream(handler: BaseHTTPRequestHandler, *events: bytes) -> None:
+    """The head of an event stream and some events; what follows, and whether it ever ends, is the caller's."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    for event in events:
+        handler.wfile.write(b"data: " + event + b"\n\n")
+    handler.wfile.flush()
+    handler.close_connection = True

@@ -1,0 +1,131 @@
+"""The load generator: it counts what happened, against a real server and against ones that misbehave."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from socket import SHUT_RDWR
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from outside import send, stream
+
+from parley.commands.load import Sample, Shape, _events, percentile, summary
+
+EVENT = b'{"choices":[{"text":"a"}]}'
+USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}}'
+SMALL = ("--prompt-len", "4", "--output-len", "2", "--concurrency", "2", "--requests", "6", "--warm-up", "0")
+
+
+def test_lengths_are_exact_and_every_request_is_counted(parley, url):
+    shape = ("--prompt-len", "20", "--output-len", "5", "--shared-prefix", "16", "--requests", "7")
+    done = parley("bench", "--url", url, "--concurrency", "1,3", *shape, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["concurrency"] for result in results] == [1, 3]
+    for result in results:
+        assert (result["requests"], result["errors"], result["short"]) == (7, 0, 0)
+        assert (result["prompt_tokens"], result["output_tokens"]) == (7 * 20, 7 * 5)
+        for key in ("ttft_ms", "tpot_ms", "itl_ms", "latency_ms"):
+            assert 0 <= result[key]["p50"] <= result[key]["p99"]
+        assert result["ttft_ms"]["p50"] <= result["latency_ms"]["p50"]
+        assert math.isclose(result["output_tokens_per_second"], 35 / result["seconds"], rel_tol=0.02)
+
+
+def test_the_table_has_one_line_per_concurrency(parley, url):
+    done = parley("bench", "--url", url, *SMALL)
+    head, row = done.stdout.splitlines()
+    assert done.returncode == 0 and "TTFT" in head
+    assert row.split()[:3] == ["2", "6", "0"]
+
+
+def test_a_refusal_by_the_server_is_an_error_with_its_reason(parley, url):
+    done = parley("bench", "--url", url, "--prompt-len", "5000", "--concurrency", "2", "--requests", "2", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (result["errors"], result["output_tokens"], result["ttft_ms"]["p50"]) == (2, 0, None)
+    assert "2 requests failed: status 400: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (lambda h: stream(h, EVENT, USAGE), "the connection was closed before the answer was complete"),
+        (lambda h: stream(h, EVENT, b'{"error":{"message":"It ended."}}', b"[DONE]"), "It ended."),
+        (lambda h: stream(h, EVENT, b"{", b"[DONE]"), "an event that is not JSON"),
+        (lambda h: stream(h, EVENT, b"[DONE]"), "a stream without tokens or without a usage record"),
+        (lambda h: send(h, 429, b'{"error":{"message":"Full."}}'), "status 429: Full."),
+        (lambda h: send(h, 503, b"<html>"), "status 503: no reason given"),
+        (lambda h: h.connection.shutdown(SHUT_RDWR), "the connection was closed before the answer was complete"),
+        (lambda h: (h.wfile.write(b"nonsense\r\n\r\n"), h.wfile.flush()), "not an HTTP answer"),
+        (lambda h: time.sleep(30), "no complete answer within 0.5 s"),
+    ],
+    ids=["cut", "error event", "no JSON", "no usage", "429", "503", "dropped", "no HTTP", "silent"],
+)
+def test_whatever_goes_wrong_is_counted_and_nothing_hangs(parley, faulty, script, why):
+    done = parley("bench", "--url", faulty(script), *SMALL, "--timeout", "500ms", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (result["requests"], result["errors"], result["output_tokens"]) == (6, 6, 0)
+    assert all(reason.startswith(why) for reason in result["reasons"]), result["reasons"]
+
+
+def test_failures_do_not_count_as_speed(parley, faulty):
+    asked = []
+
+    def second_fails(handler) -> None:
+        asked.append(handler)
+        stream(handler, EVENT, EVENT, USAGE, *([b"[DONE]"] if len(asked) % 2 else []))
+
+    done = parley("bench", "--url", faulty(second_fails), *SMALL, "--json")
+    result = json.loads(done.stdout)
+    assert (result["requests"], result["errors"], result["output_tokens"], result["cached_tokens"]) == (6, 3, 6, 3)
+    assert done.returncode == 1
+
+
+def test_short_answers_and_other_counts_are_mentioned(parley, faulty):
+    url = faulty(lambda h: stream(h, EVENT, EVENT, USAGE, b"[DONE]"))
+    done = parley("bench", "--url", url, *SMALL, "--output-len", "3", "--prompt-len", "9")
+    assert done.returncode == 0
+    assert "6 answers had fewer than 3 tokens." in done.stderr
+    assert "The server counted 24 prompt tokens, not 54." in done.stderr
+
+
+def test_a_server_without_tokenize_is_refused(parley, faulty):
+    done = parley("bench", "--url", faulty(lambda h: send(h, 404, b"{}")) + "/below")
+    assert done.returncode == 1 and "has no /tokenize that gives token ids" in done.stderr
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.sampled_from([0.5, 0.99]))
+def test_a_percentile_is_the_smallest_value_that_covers_its_share(values, share):
+    found = percentile(values, share)
+    covered = sum(value <= found for value in values)
+    below = sum(value < found for value in values)
+    assert found in values
+    assert covered >= share * len(values) > below - 1e-9
+    assert percentile([], share) is None
+
+
+@given(st.lists(st.text("ab:\r ", max_size=8)), st.lists(st.integers(1, 9), min_size=1))
+def test_events_are_the_same_however_the_bytes_are_cut(lines, cuts):
+    data = "".join(f"data: {line.strip()}x\n\n: ping\n" for line in lines).encode()
+    pieces, start = [], 0
+    while start < len(data):
+        step = cuts[len(pieces) % len(cuts)]
+        pieces.append((float(start), data[start : start + step]))
+        start += step
+    whole = [event for _, event in _events([(0.0, data)])]
+    cut = list(_events(pieces))
+    assert [event for _, event in cut] == whole and len(whole) == len(lines)
+    assert [when for when, _ in cut] == sorted(when for when, _ in cut)
+
+
+def test_times_are_those_of_the_definitions():
+    sample = Sample(10.0, end=13.0, status=200, arrivals=[11.0, 11.5, 12.5], prompt_tokens=4, tokens=4)
+    result = summary([sample, Sample(10.0, error="no")], 4.0, 2, Shape("m", 4, 1.0))
+    assert (result["ttft_ms"]["p50"], result["tpot_ms"]["p50"], result["latency_ms"]["p50"]) == (1000, 500, 3000)
+    assert (result["itl_ms"]["p50"], result["itl_ms"]["p99"]) == (500, 1000)
+    assert (result["output_tokens_per_second"], result["requests_per_second"]) == (1.0, 0.25)
+    assert result["reasons"] == {"no": 1}

@@ -1,0 +1,229 @@
+"""A conversation in the terminal, with a real server whose scripted engine repeats the prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from outside import clean, send, stream
+
+from parley.commands.chat import Chat
+from parley.commands.client import Address, Client, ClientError
+from parley.options import ConfigError
+
+
+def test_one_question_is_answered_and_printed(parley, url):
+    done = parley("chat", "--url", url, "-q", "the lazy dog", "--max-tokens", "30")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the lazy dog" in done.stdout
+
+
+def test_the_url_may_end_in_v1_and_come_from_the_environment(parley, url):
+    assert parley("chat", "-q", "the fox", "--max-tokens", "9", PARLEY_URL=f"{url}/v1/").returncode == 0
+
+
+def test_a_pipe_answers_each_line_and_remembers_the_conversation(parley, url):
+    done = parley("chat", "--url", url, "--max-tokens", "80", input="first question\n\nsecond question\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("first question") == 2  # the second answer repeats a prompt that begins with the first
+
+
+def test_the_system_prompt_and_commands_work_in_a_pipe(parley, url, tmp_path):
+    file = tmp_path / "talk.json"
+    lines = ["/set temperature 0.5", "/set seed 7", "/system Be brief.", "hello", f"/save {file}", "/bye", "unheard"]
+    done = parley("chat", "--url", url, "--max-tokens", "40", input="\n".join(lines))
+    assert (done.returncode, done.stderr) == (0, "")
+    saved = json.loads(file.read_text())
+    assert (saved["temperature"], saved["seed"], saved["max_tokens"]) == (0.5, 7, 40)
+    assert [turn["role"] for turn in saved["messages"]] == ["system", "user", "assistant"]
+    assert saved["messages"][0]["content"] == "Be brief."
+    assert "Be brief." in saved["messages"][2]["content"]
+    assert "unheard" not in done.stdout
+
+
+def test_a_wrong_command_does_not_end_a_pipe_but_its_exit_code_tells(parley, url):
+    done = parley(
+        "chat", "--url", url, "--max-tokens", "9", input="/sytem x\n/set temprature 1\n/set seed x\nthe fox\n"
+    )
+    assert done.returncode == 1
+    assert "Unknown command /sytem. Did you mean /system?" in done.stderr
+    assert "Did you mean temperature?" in done.stderr
+    assert "seed: 'x' is not a whole number" in done.stderr
+    assert done.stdout.strip()
+
+
+def test_an_unknown_model_and_a_missing_key_are_sentences(parley, url, serve):
+    done = parley("chat", "--url", url, "--name", "tinny", "-q", "x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "parley: The server has no model tinny. Did you mean tiny?\n"
+    guarded = serve("--api-key", "sesame")
+    done = parley("chat", "--url", guarded, "-q", "x")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "key" in done.stderr.lower()
+    assert parley("chat", "--url", guarded, "-q", "x", "--max-tokens", "2", PARLEY_API_KEY="sesame").returncode == 0
+
+
+def test_a_stream_that_breaks_or_fails_is_an_error_and_what_came_is_printed(parley, faulty):
+    piece = b'{"choices":[{"delta":{"content":"half"}}]}'
+    broken = faulty(lambda handler: stream(handler, piece))
+    done = parley("chat", "--url", broken, "-q", "x")
+    assert done.returncode == 1 and done.stdout.strip() == "half"
+    assert "closed the connection before the answer was complete" in done.stderr
+    failing = faulty(lambda handler: stream(handler, piece, b'{"error":{"message":"The engine ended."}}'))
+    done = parley("chat", "--url", failing, "-q", "x")
+    assert done.returncode == 1 and "The engine ended." in done.stderr
+    refusing = faulty(lambda handler: send(handler, 429, b'{"error":{"message":"Too many."}}'))
+    assert "parley: Too many." in parley("chat", "--url", refusing, "-q", "x").stderr
+    strange = faulty(lambda handler: send(handler, 500, b"<html>"))
+    assert "answered with status 500" in parley("chat", "--url", strange, "-q", "x").stderr
+
+
+class Terminal:
+    """A command on a pseudo-terminal."""
+
+    def __init__(self, *words: str, home: Path):
+        self.pid, self.file = pty.fork()
+        if self.pid == 0:
+            environment = clean() | {"XDG_STATE_HOME": str(home), "TERM": "dumb"}
+            os.execve(sys.executable, [sys.executable, "-m", "parley", *words], environment)
+        self.seen = ""
+
+    def until(self, text: str, seconds: float = 60.0) -> str:
+        """Read until a text has come; everything before it and it."""
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            ready, _, _ = select.select([self.file], [], [], max(0, end - time.monotonic()))
+            assert ready, f"{text!r} did not come; got {self.seen!r}"
+            self.seen += os.read(self.file, 4096).decode()
+        head, _, self.seen = self.seen.partition(text)
+        return head + text
+
+    def type(self, text: str) -> None:
+        os.write(self.file, text.encode())
+
+    def code(self) -> int:
+        """Its exit code."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_conversation(faulty, tmp_path):
+    def hang(handler) -> None:
+        stream(handler, b'{"choices":[{"delta":{"content":"endless"}}]}')
+        time.sleep(60)
+
+    terminal = Terminal("chat", "--url", faulty(hang), home=tmp_path)
+    terminal.until(">>> ")
+    terminal.type("go on\n")
+    terminal.until("endless")
+    terminal.type("\x03")
+    terminal.until("(stopped)")
+    terminal.until(">>> ")
+    terminal.type("\x03")
+    terminal.until("/bye or Ctrl-D ends the conversation.")
+    terminal.until(">>> ")
+    terminal.type("/show\n")
+    assert "turns              2" in terminal.until(">>> ").replace("\r", "")
+    terminal.type("/bye\n")
+    assert terminal.code() == 0
+    history = tmp_path / "parley" / "history"
+    assert "go on" in history.read_text() and history.stat().st_mode & 0o077 == 0
+
+
+def test_ctrl_d_ends_and_thoughts_are_dimmed(faulty, tmp_path):
+    thought = b'{"choices":[{"delta":{"reasoning_content":"hm"}}]}'
+    said = b'{"choices":[{"delta":{"content":"so"}}]}'
+    terminal = Terminal("chat", "--url", faulty(lambda h: stream(h, thought, said, b"[DONE]")), home=tmp_path)
+    terminal.until(">>> ")
+    terminal.type("think\n")
+    assert "\x1b[2mhm\x1b[0m" in terminal.until("so")
+    terminal.until(">>> ")
+    terminal.type("\x04")
+    assert terminal.code() == 0
+
+
+def servers(folder: Path) -> list[int]:
+    """Processes that serve this folder."""
+    listing = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listing.splitlines() if "parley serve" in line and str(folder) in line]
+
+
+@pytest.fixture
+def own(tiny, tmp_path) -> Path:
+    """The tiny model under a path that no other test serves."""
+    link = tmp_path / "own"
+    link.symlink_to(tiny)
+    return link
+
+
+def test_chat_starts_a_server_and_ends_it(parley, own):
+    done = parley("chat", str(own), "-q", "the lazy dog", "--max-tokens", "30", PARLEY_FAKE_ENGINE="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the lazy dog" in done.stdout
+    assert not servers(own)
+
+
+def test_a_server_that_does_not_start_says_why(parley, tmp_path):
+    done = parley("chat", str(tmp_path), "-q", "x")
+    assert done.returncode == 1
+    assert "The server did not start: " in done.stderr and "no config.json" in done.stderr
+
+
+def test_a_chat_that_is_killed_leaves_no_server(own, tmp_path):
+    command = [sys.executable, "-m", "parley", "chat", str(own)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean() | {"PARLEY_FAKE_ENGINE": "1"}) as chat:
+        assert within(30, lambda: servers(own))
+        chat.send_signal(signal.SIGKILL)
+    assert within(30, lambda: not servers(own))
+
+
+def within(seconds: float, condition) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_an_answer_that_is_left_is_kept_and_a_question_without_answer_is_not(url, faulty):
+    chat = Chat(Client(Address.parse(url)), "tiny", settings={"max-tokens": 40, "thinking": "on"})
+    answer = chat.ask("the quick brown fox")
+    pieces = [next(answer)[1], next(answer)[1]]
+    answer.close()
+    assert [turn["role"] for turn in chat.turns] == ["user", "assistant"]
+    assert chat.turns[1]["content"] == "".join(pieces)
+    assert chat.body()["chat_template_kwargs"] == {"enable_thinking": True}
+    silent = Chat(Client(Address.parse(faulty(lambda h: stream(h, b"[DONE]")))), "m")
+    assert list(silent.ask("x")) == [] and silent.turns == []
+    nobody = Chat(Client(Address.parse("http://127.0.0.1:9")), "m")
+    with pytest.raises(ClientError, match="No server answers"):
+        list(nobody.ask("x"))
+    assert nobody.turns == []
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("http://h:1", "http://h:1"),
+        ("h:1", "http://h:1"),
+        ("https://h", "https://h:443"),
+        ("http://h/v1", "http://h:80"),
+        ("http://h/openai/v1/", "http://h:80/openai"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_addresses_are_read_as_people_write_them(given, address):
+    assert str(Address.parse(given)) == address
+
+
+@pytest.mark.parametrize("given", ["", "ftp://h", "http://", "http://h:x", "http://h:99999", "http://[::1"])
+def test_what_is_no_address_is_refused(given):
+    with pytest.raises(ConfigError):
+        Address.parse(given)

@@ -1,0 +1,96 @@
+"""What doctor finds: a healthy machine gives no failure, and each defect is one line with a hint."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+
+import pytest
+from outside import free_port
+
+from parley.commands import doctor
+from parley.config import SERVE
+from parley.options import resolve
+
+
+def findings(check, *flags: str) -> dict[str, doctor.Finding]:
+    return {finding.subject: finding for finding in check(resolve(SERVE, flags, {}))}
+
+
+@pytest.fixture
+def copy(tiny, tmp_path):
+    return shutil.copytree(tiny, tmp_path / "copy")
+
+
+def test_a_machine_that_can_serve_has_no_failure(parley, tiny):
+    done = parley("doctor", str(tiny), "--port", str(free_port()))
+    assert done.returncode == 0, done.stdout
+    assert not done.stderr and "fail" not in done.stdout
+    subjects = {line.split()[1] for line in done.stdout.splitlines() if not line.lstrip().startswith("->")}
+    assert subjects >= {"python", "torch", "packages", "processor", "model", "tokenizer", "memory", "port", "keys"}
+
+
+def test_a_failure_ends_with_1_and_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.python, doctor.network))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code = doctor.run(resolve(SERVE, ["--port", str(taken.getsockname()[1])], {}))
+    shown = capsys.readouterr().out.splitlines()
+    assert code == 1
+    assert [line.split()[:2] for line in shown] == [
+        ["ok", "python"],
+        ["fail", "port"],
+        ["->", "Choose"],
+        ["ok", "keys"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_is_missing_is_named(copy, name):
+    (copy / name).unlink()
+    finding = findings(doctor.model, str(copy))["model"]
+    assert finding.level == "fail" and (name in finding.seen or "*.safetensors" in finding.seen)
+
+
+def test_weights_that_were_cut_off_are_found(copy):
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-2])
+    assert findings(doctor.model, str(copy))["model"].seen.endswith("model.safetensors is not whole")
+
+
+def test_a_broken_tokenizer_and_a_missing_template_are_found(copy):
+    (copy / "tokenizer_config.json").unlink()
+    assert findings(doctor.model, str(copy))["template"].level == "warn"
+    (copy / "chat_template.jinja").write_text("{{ messages }}")
+    assert "template" not in findings(doctor.model, str(copy))
+    (copy / "tokenizer.json").write_text("{}")
+    assert findings(doctor.model, str(copy))["tokenizer"].level == "fail"
+
+
+def test_memory_counts_the_cache_that_was_asked_for(tiny):
+    assert findings(doctor.model, str(tiny))["memory"].level == "ok"
+    assert findings(doctor.model, str(tiny), "--kv-memory", "900TiB")["memory"].level == "fail"
+
+
+def test_a_model_elsewhere_is_no_failure(monkeypatch, tmp_path):
+    assert findings(doctor.model, "nobody/nothing-of-that-name")["model"].level == "warn"
+
+
+def test_a_network_address_without_a_key_is_a_warning(tmp_path):
+    port = ("--port", str(free_port()))
+    assert findings(doctor.network, *port)["keys"].level == "ok"
+    assert findings(doctor.network, *port, "--host", "0.0.0.0")["keys"].level == "warn"
+    (tmp_path / "keys").write_text("# mine\n\nsesame\n")
+    keyed = findings(doctor.network, *port, "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "keys"))
+    assert keyed["keys"] == ("ok", "keys", "1 set", "")
+    assert findings(doctor.network, *port, "--api-key-file", "/does/not/exist")["keys"].level == "fail"
+    assert findings(doctor.network, *port, "--host", "no.such.host.invalid")["port"].level == "fail"
+
+
+def test_a_package_of_another_version_is_named(monkeypatch):
+    assert findings(doctor.packages)["packages"].level == "ok"
+    versions = doctor.importlib.metadata.version
+    monkeypatch.setattr(
+        doctor.importlib.metadata, "version", lambda name: "0.0.1" if name == "numpy" else versions(name)
+    )
+    finding = findings(doctor.packages)["packages"]
+    assert finding.level == "warn" and finding.seen.startswith("numpy 0.0.1 (wanted ==")

@@ -1,0 +1,28 @@
+"""The list of routes is the server's own."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+
+def test_every_listed_route_is_answered_and_listed_once(parley, url):
+    rows = [json.loads(line) for line in parley("routes", "--json").stdout.splitlines()]
+    assert len({(row["method"], row["path"]) for row in rows}) == len(rows) > 10
+    assert {row["api"] for row in rows} >= {"parley", "openai"}
+    for row in rows:
+        path = row["path"].replace("{model:path}", "tiny")
+        request = urllib.request.Request(url + path, b"{}" if row["method"] == "POST" else None, method=row["method"])
+        try:
+            status = urllib.request.urlopen(request, timeout=30).status
+        except urllib.error.HTTPError as error:
+            status = error.code
+            assert "Unknown request URL" not in error.read().decode()
+        assert status in (200, 400) or path.endswith("/tokenizer_info"), (row, status)
+
+
+def test_the_table_has_a_line_for_each(parley):
+    table = parley("routes").stdout.splitlines()
+    assert len(table) == 1 + len(parley("routes", "--json").stdout.splitlines())
+    assert table[0].split() == ["METHOD", "PATH", "API", "SURFACE"]
