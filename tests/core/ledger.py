@@ -29,15 +29,11 @@ def require(condition: bool, rule: str) -> None:
         raise Violation(rule)
 
 
-def digest(*parts: object) -> int:
-    return int.from_bytes(sha256(repr(parts).encode()).digest()[:8], "little")
-
-
 def histories(salt: str, tokens: list[int]) -> list[int]:
     """Entry p stands for the keys and values of position p, which depend on all tokens up to p; salts keep apart."""
-    state, result = digest("salt", salt), []
+    state, result = int.from_bytes(sha256(salt.encode()).digest()[:7], "little"), []
     for token in tokens:
-        state = digest(state, token)
+        state = hash((state, token))  # of integers: the same in every process, and quick
         result.append(state)
     return result
 
@@ -117,11 +113,11 @@ def draw(sequence: Sequence, state: int) -> int:
     """The next token: a function of history, seed and position; stop ids are forbidden before ``min_tokens``."""
     forbidden = sequence.work.stop_ids if sequence.generated < sequence.work.min_tokens else []
     allowed = [token for token in range(VOCAB) if token not in forbidden]
-    return allowed[digest(state, sequence.seed, len(sequence.tokens)) % len(allowed)]
+    return allowed[hash((state, sequence.seed, len(sequence.tokens))) % len(allowed)]
 
 
 def score(state: int, token: int) -> Score:
-    return Score(-float(digest(state, token) % 1000) / 100, token + 1)
+    return Score(-float(hash((state, token)) % 1000) / 100, token + 1)
 
 
 class Steady:

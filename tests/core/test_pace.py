@@ -60,6 +60,13 @@ def test_it_never_leaps() -> None:
     assert pace.budget(0) == 2 * FIRST
 
 
+def test_one_dear_decode_does_not_make_prompts_free() -> None:
+    pace = Timed(0.25)
+    pace.observe(1, 0, 10.0)
+    pace.observe(1, 512, 0.8)
+    assert pace.budget(0) == 640  # 0.25 s at a quarter of 0.8 s for 512 tokens
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9000), st.floats(0, 1e6)), max_size=40),
     st.integers(0, 10_000),

@@ -1,0 +1,36 @@
+"""When a choice ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from parley.core.finish import allowance, verdict
+from parley.core.sequence import Sequence
+from parley.types import Finish, Work
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "context", "expected"), [(5, 100, 5), (5, 13, 3), (0, 100, 0), (5, 10, 0), (5, 7, 0), (-1, 100, 0)]
+)
+def test_allowance(max_tokens: int, context: int, expected: int) -> None:
+    assert allowance(Work("w", list(range(10)), max_tokens), context) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "min_tokens", "expected"),
+    [
+        ([1], 0, None),
+        ([9], 0, "stop"),
+        ([1, 9], 0, "stop"),
+        ([9, 1], 0, None),
+        ([1, 2, 3], 0, "length"),
+        ([1, 2, 9], 0, "stop"),
+        ([1, 9], 2, None),
+        ([1, 2, 9], 2, "stop"),
+        ([1, 2, 9], 3, "length"),
+    ],
+)
+def test_verdict(output: list[int], min_tokens: int, expected: Finish | None) -> None:
+    work = Work("w", [9], max_tokens=3, min_tokens=min_tokens, stop_ids=[9])
+    sequence = Sequence("w", 0, work, [9, *output], prompt_len=1, seed=0, order=0, limit=3, stops=frozenset([9]))
+    assert verdict(sequence) == expected
