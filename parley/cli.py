@@ -50,7 +50,19 @@ def about() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as in `parley routes | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def dispatch(words: list[str]) -> int:
+    """Run the command that the words name."""
     name = words.pop(0) if words else "--help"
     if name in ("--help", "-h", "help"):
         if not words:
@@ -66,19 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return say(f"{command.USAGE}\n{explain(command.OPTIONS)}\n")
     try:
         config = resolve(command.OPTIONS, words, os.environ, VARIABLES)
-    except ConfigError as error:
-        return refuse(str(error), f"parley {name} --help")
-    for warning in config.warnings:
-        print(f"parley: {warning}", file=sys.stderr)
-    try:
+        for warning in config.warnings:
+            print(f"parley: {warning}", file=sys.stderr)
         return int(command.run(config))
     except ConfigError as error:
         return refuse(str(error), f"parley {name} --help")
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of our output went away, as `parley routes | head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def say(text: str) -> int:
