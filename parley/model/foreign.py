@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as noise
 
 from parley import native
-from parley.model.checkpoint import Checkpoint, LoadError
+from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.lowering import TOLERANCE
 from parley.model.network import Batch, LayerKV, Pages
 from parley.model.proof import deviation
@@ -47,7 +47,7 @@ def attend(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
-    sliding_window: int | None = None,
+    sliding_window: int | None = -1,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **other: Any,
@@ -62,11 +62,18 @@ def attend(
         layer,
         *(part[0].transpose(0, 1) for part in (query, key, value)),
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=_window(module, layer) if sliding_window == -1 else sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
     return output[None], None
+
+
+def _window(module: nn.Module, layer: int) -> int | None:
+    """The sliding window of a layer whose code does not tell, because it leaves it to the mask."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    return getattr(config, "sliding_window", None) if kinds is None or kinds[layer] == "sliding_attention" else None
 
 
 AttentionInterface.register(ATTENTION, attend)
@@ -79,11 +86,10 @@ class Foreign:
         self.model = model
         self.device = model.device
         self.parameters = parameters
-        self._body = model.base_model
-        if self._body is model:
-            raise LoadError("The model has no part that gives hidden states, so it cannot be run.")
+        self._body = model.get_decoder()
         self._compute = self._body.forward
         self._body.forward = self._forward
+        self._entered = False
         self.layers: list[LayerKV] = []
         self._places: dict[int, int] = {}  # of layer_idx in ``layers``
         self.vocab_size = self._explore()
@@ -111,7 +117,10 @@ class Foreign:
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         """The body's forward; when only the head is wanted, it hands on the hidden states that are there already."""
         hidden = _hidden.get()
-        return self._compute(*args, **kwargs) if hidden is None else _Output(last_hidden_state=hidden[None])
+        if hidden is not None:
+            return _Output(last_hidden_state=hidden[None])
+        self._entered = True
+        return self._compute(*args, **kwargs)
 
     @torch.inference_mode()
     def _explore(self) -> int:
@@ -127,6 +136,8 @@ class Foreign:
         token = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         with _using(_attend, look):
             output = self.model(input_ids=token, position_ids=token, use_cache=False)
+        if self._body is self.model or not self._entered:
+            raise LoadError("The model has no part that gives hidden states, so it cannot run over pages.")
         if not self.layers:
             raise LoadError("The model's attention cannot be replaced, so it cannot run over pages.")
         return output.logits.shape[-1]
@@ -160,7 +171,9 @@ def load_foreign(
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        except (ValueError, KeyError, OSError, ImportError, RuntimeError, AttributeError, TypeError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:
             raise LoadError(f"Transformers cannot load this {config.model_type} model: {_line(error)}") from error
     model, info = loaded
     if info["missing_keys"]:
@@ -177,7 +190,9 @@ def load_foreign(
         model.set_attn_implementation(ATTENTION)
         network = Foreign(model, parameters)
         off = deviation(network)
-    except (ValueError, KeyError, RuntimeError, AttributeError, TypeError, IndexError) as error:
+    except (LoadError, MemoryError):
+        raise
+    except Exception as error:
         raise LoadError(f"A {config.model_type} model does not run on packed batches: {_line(error)}") from error
     if not off <= TOLERANCE[dtype]:
         raise LoadError(
@@ -193,7 +208,9 @@ def _config(folder: Path) -> PreTrainedConfig:
     try:
         with _quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
+    except Exception as error:  # each config class raises what it likes
+        if "auto_map" in read_config(folder):
+            raise LoadError("The model needs code of its own, and code from model folders is never run.") from error
         raise LoadError(f"Transformers does not understand the model's config.json: {_line(error)}") from error
     kind = config.model_type
     if config.is_encoder_decoder:
@@ -257,6 +274,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error's message, in reasonable length."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200]
+    """An error's message in one line of reasonable length."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
