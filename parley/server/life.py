@@ -124,7 +124,8 @@ class Generation:
         self._check_ids()
         prepared = []
         for prompt in request.prompts:
-            ready = await service.off_loop(_size(prompt), partial(service.language.prepare, prompt))
+            prepare = partial(service.language.prepare, prompt, service.info.max_model_len)
+            ready = await service.off_loop(_size(prompt), prepare)
             prepared.append((ready, self._room(ready.token_ids)))
         if self._error is not None:
             raise self._error

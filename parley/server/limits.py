@@ -88,7 +88,7 @@ class Protocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()  # a second status line inside an answer would be worse than none
         else:
             self._close(400, msg)

@@ -55,8 +55,10 @@ class Connection:
         headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
         return int(lines[0].split()[1]), headers
 
-    async def answer(self) -> Answer:
+    async def answer(self, method: str = "GET") -> Answer:
         status, headers = await self.head()
+        if method == "HEAD":
+            return Answer(status, headers, b"")
         if headers.get("transfer-encoding") == "chunked":
             body = b""
             while size := int(await self.reader.readline(), 16):
@@ -99,7 +101,7 @@ class Served:
         connection = await self.connect()
         try:
             await connection.send(request(method, path, body, headers))
-            return await connection.answer()
+            return await connection.answer(method)
         finally:
             connection.close()
 

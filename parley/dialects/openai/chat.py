@@ -38,7 +38,7 @@ class Choice:
 
 
 class ChatReply(Reply):
-    names: ClassVar[Mapping[str, str]] = {"prompt": "messages"}
+    names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop_ids": "stop_token_ids"}
 
     def __init__(self, body: Fields, head: Head):
         chat, self._legacy = conversation(body)

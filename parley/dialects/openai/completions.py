@@ -7,8 +7,8 @@ prompt, and its log-probabilities with those of the prompt's tokens.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
@@ -88,6 +88,8 @@ class Choice:
 
 
 class CompletionReply(Reply):
+    names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
+
     def __init__(self, body: Fields, head: Head):
         prompts = _prompts(body)
         shared.refuse_features(body)

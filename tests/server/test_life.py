@@ -1,0 +1,357 @@
+"""One request and many: order, limits, departure at every moment, failure of the engine, and the end of the server."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+from served import HELLO, INFO, request
+
+from parley.errors import NotReady
+from parley.types import Output, Outputs
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+LONG = HELLO | {"max_tokens": 3000, "ignore_eos": True}
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole(serve):
+    served = await serve()
+    connection = await served.connect()
+    await connection.send(request("POST", CHAT, HELLO)[:-5])
+    await asyncio.sleep(0.05)
+    connection.close()
+    await served.until(lambda: not served.server.server_state.tasks)
+    assert await served.control()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_leaves_while_it_waits(serve, stream, n):
+    served = await serve(max_batch=1)
+    before = await served.control()
+    served.engine.gate.clear()
+    first, second = await served.connect(), await served.connect()
+    await first.send(request("POST", CHAT, LONG | {"stream": stream}))
+    await second.send(request("POST", CHAT, LONG | {"stream": stream, "n": n}))
+    await served.until(lambda: served.engine.in_flight == 2)
+    second.close()
+    await served.until(lambda: served.engine.in_flight == 1)
+    first.close()
+    await served.until(lambda: served.engine.in_flight == 0)
+    served.engine.gate.set()
+    await served.idle()
+    assert await served.control() == before
+
+
+@pytest.mark.parametrize("body", [LONG, LONG | {"n": 4}], ids=["one", "four"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_between_tokens(serve, stream, body):
+    served = await serve(tick=0.001)
+    before = await served.control()
+    connection = await served.connect()
+    await connection.send(request("POST", CHAT, body | {"stream": stream}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 40)
+    connection.close()
+    await served.until(lambda: served.engine.in_flight == 0)
+    steps = served.engine.stats.steps
+    await served.idle()
+    assert served.engine.stats.steps - steps <= 2
+    assert await served.control() == before
+
+
+async def test_a_client_that_leaves_with_many_prompts_under_way(serve):
+    served = await serve(tick=0.001)
+    connection = await served.connect()
+    await connection.send(request("POST", TEXT, {"prompt": ["a", "b", "c"] * 20, "max_tokens": 3000, "stream": True}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 100)
+    connection.close()
+    await served.idle()
+
+
+async def test_clients_that_leave_at_random_moments(serve):
+    served = await serve(tick=0.001, max_batch=8)
+    before = await served.control()
+
+    async def visit(number):
+        connection = await served.connect()
+        body = LONG | {"stream": number % 2 == 0, "n": 1 + number % 3}
+        await connection.send(request("POST", CHAT, body)[: None if number % 7 else -20])
+        await asyncio.sleep(0.0007 * (number % 50))
+        connection.close()
+
+    await asyncio.gather(*(visit(number) for number in range(150)))
+    await served.idle()
+    await served.until(lambda: not served.server.server_state.tasks)
+    assert await served.control() == before
+
+
+async def test_a_full_queue_is_said_at_once(serve):
+    served = await serve(max_batch=1, max_queue=1)
+    served.engine.gate.clear()
+    waiting = [asyncio.create_task(served.post(CHAT, HELLO)) for _ in range(2)]
+    await served.until(lambda: served.service.held == 2)
+    answer = await served.post(CHAT, HELLO)
+    assert answer.status == 429
+    assert answer.error["code"] == "rate_limit_exceeded"
+    assert int(answer.headers["retry-after"]) >= 1
+    served.engine.gate.set()
+    assert [a.status for a in await asyncio.gather(*waiting)] == [200, 200]
+    await served.idle()
+    assert await served.control()
+
+
+async def test_prompts_and_choices_have_their_own_places(serve):
+    served = await serve(max_batch=4, max_queue=0)
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post(TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}))
+    await served.until(lambda: served.service.held == 4)
+    assert (await served.post(CHAT, HELLO)).status == 429
+    served.engine.gate.set()
+    assert len((await waiting).json["choices"]) == 4
+    await served.idle()
+
+
+async def test_concurrent_requests_get_their_own_answers(serve):
+    served = await serve(max_batch=16)
+
+    async def ask(number):
+        text = f"number {number}"
+        answer = await served.post(TEXT, {"prompt": text, "max_tokens": 40, "stream": number % 2 == 0})
+        if number % 2:
+            return answer.json["choices"][0]["text"]
+        return "".join(event["choices"][0]["text"] for event in answer.events)
+
+    texts = await asyncio.gather(*(ask(number) for number in range(60)))
+    for number, text in enumerate(texts):
+        assert text.startswith(f"number {number}"), text
+    await served.idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"prompt": "a", "max_tokens": 5000}, "prompt", "context_length_exceeded"),
+        ({"prompt": [5] * 4097, "max_tokens": 1}, "prompt", "context_length_exceeded"),
+        ({"prompt": [5] * 4096}, "prompt", "context_length_exceeded"),
+        ({"prompt": [5, 640], "max_tokens": 1}, "prompt", "invalid_value"),
+        ({"prompt": ["a", "b" * 100_000], "max_tokens": 1}, "prompt", "context_length_exceeded"),
+        ({"prompt": "a", "logit_bias": {"640": 1}}, "logit_bias", "invalid_value"),
+        ({"prompt": "a", "stop_token_ids": [640]}, "stop_token_ids", "invalid_value"),
+    ],
+    ids=str,
+)
+async def test_what_the_model_cannot_hold_is_refused(serve, body, param, code):
+    served = await serve()
+    answer = await served.post(TEXT, body)
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
+    assert served.engine.stats.steps == 0
+    await served.idle()
+
+
+async def test_the_context_can_be_filled_exactly(serve):
+    served = await serve()
+    answer = await served.post(TEXT, {"prompt": [5] * 4095, "max_tokens": 1})
+    assert answer.json["usage"]["total_tokens"] == 4096
+    answer = await served.post(TEXT, {"prompt": [5] * 4096, "max_tokens": 0, "echo": True})
+    assert answer.json["usage"]["completion_tokens"] == 0
+
+
+async def test_without_max_tokens_a_chat_may_fill_the_context(serve):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    usage = (await served.post(CHAT, {"messages": HELLO["messages"]})).json["usage"]
+    assert usage["total_tokens"] == 4096
+
+
+async def test_the_stop_string_is_named_and_left_out(serve):
+    served = await serve(tick=0.001)
+    answer = await served.post(TEXT, {"prompt": "The quick fox ", "max_tokens": 3000, "stop": ["zzz", "ick"]})
+    choice = answer.json["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("The qu", "stop", "ick")
+    await served.idle()
+    assert served.engine.stats.generated_tokens < 100
+
+
+async def test_seeds_of_the_engine_are_the_clients_or_drawn(serve):
+    seen = []
+
+    def reply(work, index):
+        seen.append(work.seed)
+        return [70]
+
+    served = await serve(reply=reply)
+    await served.post(TEXT, {"prompt": ["a", "b"], "seed": -1})
+    assert seen == [2**64 - 1] * 2
+    await served.post(TEXT, {"prompt": ["a", "b"]})
+    assert seen[2] != seen[3]
+
+
+async def test_scores_of_the_prompt_come_before_any_text(serve):
+    served = await serve()
+    body = {"prompt": "The quick", "max_tokens": 2, "n": 3, "echo": True, "logprobs": 0, "stream": True}
+    events = (await served.post(TEXT, body)).events
+    for index in range(3):
+        own = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        assert own[0]["text"] == "The quick"
+        assert own[0]["logprobs"]["token_logprobs"][0] is None
+
+
+# -- the engine fails
+
+
+async def test_an_error_of_the_engine_before_the_first_byte_is_a_status(serve):
+    served = await serve()
+    served.engine.gate.clear()
+    for stream in (False, True):
+        asking = asyncio.create_task(served.post(CHAT, LONG | {"stream": stream}))
+        await served.until(lambda: served.engine.in_flight == 1)
+        (id,) = served.engine._streams
+        output = Output(id, 0, finish="error", error="The logits were not numbers.")
+        served.engine._deliver(Outputs([output], served.engine.stats))
+        answer = await asking
+        assert (answer.status, answer.error["type"]) == (500, "server_error")
+        assert answer.error["message"] == "The logits were not numbers."
+        served.engine._waiting.clear()
+    await served.idle()
+
+
+async def test_one_failing_choice_fails_the_request_and_frees_the_others(serve):
+    served = await serve(tick=0.001)
+    asking = asyncio.create_task(served.post(CHAT, LONG | {"stream": True, "n": 3}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 60)
+    (id,) = served.engine._streams
+    served.engine._deliver(Outputs([Output(id, 1, finish="error", error="Broken.")], served.engine.stats))
+    answer = await asking
+    assert answer.events[-1] == {"error": {"message": "Broken.", "type": "server_error", "param": None, "code": None}}
+    await served.idle()
+
+
+async def test_a_dead_engine_ends_every_stream_and_is_said(serve):
+    served = await serve(tick=0.001)
+    streams = [asyncio.create_task(served.post(CHAT, LONG | {"stream": True})) for _ in range(20)]
+    whole = asyncio.create_task(served.post(CHAT, LONG))
+    await served.until(lambda: served.engine.stats.generated_tokens > 500)
+    served.engine.crash("The engine process was killed by SIGKILL.")
+    for answer in await asyncio.gather(*streams):
+        assert answer.status == 200
+        assert "SIGKILL" in answer.events[-1]["error"]["message"]
+    assert (await whole).status == 503
+    assert (await served.post(CHAT, HELLO)).status == 503
+    assert (await served.get("/health/ready")).status == 503
+    assert (await served.get("/health/live")).status == 200
+    await served.until(lambda: not served.service.open)
+
+
+# -- the end of the server
+
+
+async def test_while_it_drains_running_streams_end_and_new_requests_are_refused(serve):
+    served = await serve(tick=0.001)
+    running = asyncio.create_task(served.post(CHAT, LONG | {"max_tokens": 200, "stream": True}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 20)
+    draining = asyncio.create_task(served.service.drain())
+    await served.until(lambda: served.service.draining)
+    refused = await served.post(CHAT, HELLO)
+    assert (refused.status, "retry-after" in refused.headers) == (503, True)
+    ready = await served.get("/health/ready")
+    assert (ready.status, ready.json["status"]) == (503, "draining")
+    assert (await served.get("/health/live")).status == 200
+    events = (await running).events
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    await draining
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_does_not_end_in_time_is_told_so(serve, stream):
+    served = await serve(tick=0.001, drain=0.05)
+    bodies = [
+        (CHAT, LONG | {"stream": stream}),
+        (TEXT, {"prompt": ["a", "b"], "max_tokens": 3000, "stream": stream}),
+    ]
+    running = [asyncio.create_task(served.post(path, body)) for path, body in bodies]
+    await served.until(lambda: served.engine.stats.generated_tokens > 60)
+    await served.service.drain()
+    for answer in await asyncio.gather(*running):
+        error = answer.events[-1]["error"] if stream else answer.error
+        assert "shutting down" in error["message"]
+        assert answer.status == (200 if stream else 503)
+    await served.idle()
+
+
+async def test_what_waits_when_draining_ends_is_told_so(serve):
+    served = await serve(drain=0.01)
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post(CHAT, HELLO | {"stream": True}))
+    await served.until(lambda: served.engine.in_flight == 1)
+    await served.service.drain()
+    assert (await waiting).status == 503
+    assert served.engine.in_flight == 0
+
+
+async def test_an_aborted_request_gives_its_reason(serve):
+    served = await serve()
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post(CHAT, HELLO))
+    await served.until(lambda: len(served.service.open) == 1)
+    next(iter(served.service.open)).abort(NotReady("Because."))
+    assert (await waiting).error["message"] == "Because."
+
+
+# -- slow and silent clients
+
+
+async def test_a_client_that_does_not_read_is_cut_off(serve):
+    served = await serve(
+        reply=lambda work, index: [70] * work.max_tokens,
+        write_timeout=0.2,
+        info=msgspec.structs.replace(INFO, max_model_len=1 << 17),
+        body_limit=1 << 26,
+    )
+    before = await served.control()
+    connection = await served.connect()
+    connection.writer.transport.pause_reading()
+    body = {"prompt": [70] * 1000, "max_tokens": 60_000, "stream": True, "logprobs": 5}
+    await connection.send(request("POST", TEXT, body))
+    await served.until(lambda: served.engine.in_flight == 1)
+    for _ in range(100):
+        if not served.engine.in_flight:
+            break
+        await asyncio.sleep(0.1)
+    await served.idle()
+    connection.writer.transport.resume_reading()
+    assert not (await connection.ended()).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+    assert await served.control() == before
+
+
+async def test_comments_keep_a_silent_stream_alive(serve):
+    served = await serve(ping_interval=0.02)
+    served.engine.gate.clear()
+    connection = await served.connect()
+    await connection.send(request("POST", CHAT, HELLO | {"stream": True}))
+    assert (await connection.head())[0] == 200
+    assert b": ping\n\n" in await connection.reader.readuntil(b"ping\n\n")
+    served.engine.gate.set()
+    rest = await connection.reader.readuntil(b"[DONE]\n\n")
+    assert b'"finish_reason":"length"' in rest
+    connection.close()
+
+
+async def test_several_requests_on_one_connection(serve):
+    served = await serve()
+    connection = await served.connect()
+    for stream in (True, False, True):
+        await connection.send(request("POST", CHAT, HELLO | {"stream": stream}))
+        answer = await connection.answer()
+        assert answer.status == 200
+        assert answer.events if stream else answer.json
+    connection.close()
+
+
+async def test_requests_sent_at_once_are_answered_in_order(serve):
+    served = await serve()
+    connection = await served.connect()
+    bodies = [{"prompt": f"p{number}", "max_tokens": 2} for number in range(3)]
+    await connection.send(b"".join(request("POST", TEXT, body) for body in bodies))
+    texts = [json.loads((await connection.answer()).body)["choices"][0]["text"] for _ in bodies]
+    assert texts == ["p0", "p1", "p2"]
+    connection.close()
