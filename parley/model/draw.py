@@ -13,12 +13,14 @@ most likely token. It remains that exp(x) must not depend on where in a tensor x
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 SCALE = 2.0**40  # a vocabulary of up to 2^22 tokens sums without overflow
 BLOCK = 32  # the largest value of each block of this many tokens tells where to look for the best tokens
 WIDTH = 256  # candidates looked at first
-ROWS = 8  # rows whose whole vocabulary is weighed at once: bounds memory, and stays in the cache
+CELLS = 1 << 18  # logits weighed at once: bounds memory, and stays in the cache
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -68,6 +70,13 @@ def top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, ids
 
 
+def portions(logits: torch.Tensor) -> Iterator[slice]:
+    """The rows of logits [R, V] in portions of about CELLS numbers."""
+    count = max(1, CELLS // logits.shape[1])
+    for first in range(0, len(logits), count):
+        yield slice(first, first + count)
+
+
 def weigh(x: torch.Tensor) -> torch.Tensor:
     """Integer weights of shifted logits x <= 0: float32 -> int64, at most 2^40."""
     return x.exp().mul_(SCALE).long()
@@ -79,8 +88,7 @@ def draw(logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, u
     logits float32 [R, V], whose largest must be finite in each row; temperature float32 [R]; min_p and u float64 [R].
     """
     parts = []
-    for first in range(0, len(logits), ROWS):
-        rows = slice(first, first + ROWS)
+    for rows in portions(logits):
         _, weights = _vocabulary(logits[rows], temperature[rows], min_p[rows])
         parts.append(_pick(weights, u[rows]))
     return torch.cat(parts)
@@ -110,8 +118,10 @@ def draw_cut(
     # The candidates are complete when the last of them weighs nothing: no token beyond them weighs more.
     complete = (weights[:, -1] == 0) | (width == logits.shape[1])
     total = weights.sum(-1)
-    for row in ((top_k == 0) & ~complete).nonzero():
-        total[row] = _vocabulary(logits[row], temperature[row], min_p[row])[1].sum(-1)
+    unlimited = ((top_k == 0) & ~complete).nonzero()[:, 0]
+    for portion in portions(logits[: len(unlimited)]):
+        rows = unlimited[portion]
+        total[rows] = _vocabulary(logits[rows], temperature[rows], min_p[rows])[1].sum(-1)
     last = torch.searchsorted(weights.cumsum(-1), _limit(total, top_p)[:, None])
     weights.masked_fill_(x < x.gather(1, last.clamp(max=width - 1)), 0)
     complete |= (top_k == 0) & (last[:, 0] < width) & (weights[:, -1] == 0)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from parley.model.draw import ROWS, SCALE, top, weigh
+from parley.model.draw import SCALE, portions, top, weigh
 from parley.types import Score
 
 
@@ -17,8 +17,7 @@ def score(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[Sc
     of integers (see ``draw``), so a score does not depend on what else is scored beside it.
     """
     scores: list[Score] = []
-    for first in range(0, len(token_ids), ROWS):
-        rows = slice(first, first + ROWS)
+    for rows in portions(logits):
         scores += _score(logits[rows], token_ids[rows], count)
     return scores
 
