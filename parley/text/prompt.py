@@ -8,11 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from parley.errors import ContextLength
 from parley.types import Chat, Prompt, Text
 
 from .regions import PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
+
+PROBE = 32  # characters per token: what is longer than so many for each token allowed is probed before it is read
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,29 @@ class Language:
         tokenizer = Tokenizer.load(folder)
         return cls(tokenizer, ChatTemplate.load(folder, tokenizer))
 
-    def prepare(self, prompt: Prompt) -> Prepared:
-        """Render and encode. Takes long for a huge prompt (run it in a thread). Raises BadRequest."""
+    def prepare(self, prompt: Prompt, limit: int | None = None) -> Prepared:
+        """Render and encode. Takes long for a long prompt (run it in a thread). Raises BadRequest.
+
+        With ``limit``, the context length, a text that is hopelessly longer is refused before all of it was read
+        (ContextLength). What comes back may still be too long.
+        """
         if isinstance(prompt, Chat):
             text = self.template.render(prompt)
             markup = self.markup if prompt.tools else replace(self.markup, call=None)
             thinking = begins_thinking(markup, text, prompt.continue_final)
-            return Prepared(self.tokenizer.encode(text, special=False), markup, thinking)
+            return Prepared(self._encode(text, False, limit), markup, thinking)
         if isinstance(prompt, Text):
-            return Prepared(self.tokenizer.encode(prompt.text, prompt.special))
+            return Prepared(self._encode(prompt.text, prompt.special, limit))
         return Prepared(prompt.ids)
+
+    def _encode(self, text: str, special: bool, limit: int | None) -> list[int]:
+        size = PROBE * limit if limit is not None else len(text)
+        while limit is not None and size < len(text):
+            # The rest cannot halve what its beginning has: where a token ends depends on little of what follows.
+            if len(self.tokenizer.encode(text[:size], special=False)) > 2 * limit:
+                raise ContextLength(
+                    f"This model's maximum context length is {limit} tokens, and the prompt has over twice as many.",
+                    field="prompt",
+                )
+            size *= PROBE
+        return self.tokenizer.encode(text, special)

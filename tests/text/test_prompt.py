@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from tiny_tokenizers import byte_level
+from tiny_tokenizers import byte_level, word_level
 
 from parley.demo.template import CHAT_TEMPLATE
-from parley.errors import BadRequest
+from parley.errors import BadRequest, ContextLength
 from parley.text import ChatTemplate, Language
 from parley.types import Chat, Message, Text, Tokens
 
@@ -45,6 +45,32 @@ def test_a_prompt_that_opens_the_reasoning_block() -> None:
     begun = Chat([*QUESTION, Message("assistant", "<think>\nLet me")], continue_final=True)
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# <think> #}"
     assert language(source).prepare(begun).thinking
+
+
+def test_a_hopelessly_long_text_is_refused_before_it_is_read() -> None:
+    speaker = language()
+    tokenizer = speaker.tokenizer
+    read: list[int] = []
+    encode = tokenizer.encode
+
+    def spy(text: str, special: bool = True) -> list[int]:
+        read.append(len(text))
+        return encode(text, special)
+
+    tokenizer.encode = spy  # type: ignore[method-assign]
+    try:
+        for prompt in (Text("word " * 100_000), Chat([Message("user", "x" * 500_000)])):
+            with pytest.raises(ContextLength, match="maximum context length is 100 tokens"):
+                speaker.prepare(prompt, 100)
+        assert max(read) < 10_000
+    finally:
+        del tokenizer.encode
+
+
+@pytest.mark.parametrize("text", ["", "Paris " * 20, "Paris" + " " * 100_000 + "Tokyo"])
+def test_a_long_text_of_few_tokens_is_not_refused(text: str) -> None:
+    speaker = Language(word_level(), ChatTemplate({}))
+    assert speaker.prepare(Text(text), 10).token_ids == word_level().encode(text)
 
 
 def test_no_template_is_the_clients_mistake() -> None:
