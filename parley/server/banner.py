@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from parley import __version__
 from parley.dialects.dialect import Dialect
@@ -27,11 +26,13 @@ def address(options: ServerOptions, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def opening(options: ServerOptions, settings: Settings, root: str, surfaces: Iterator[tuple[str, Dialect]]) -> str:
+def opening(
+    options: ServerOptions, settings: Settings, name: str, root: str, surfaces: Iterable[tuple[str, Dialect]]
+) -> str:
     """The first lines: known before anything is loaded."""
     lines = [
         f"parley {__version__}",
-        f"  model    {', '.join(options.names) or settings.model} ({settings.dtype} on {settings.device})",
+        f"  model    {name} ({settings.dtype} on {settings.device})",
     ]
     lines += [f"  {dialect.title:<8} {root}{prefix}{dialect.base}" for prefix, dialect in surfaces]
     lines.append(f"  health   {root}/health/ready")
@@ -54,7 +55,7 @@ def ready(info: ModelInfo, seconds: float) -> str:
     return f"  memory   {'; '.join(plan)}\nready in {seconds:.1f} s"
 
 
-async def follow(progress: Callable[[], Progress]) -> Any:
+async def follow(progress: Callable[[], Progress]) -> None:
     """Show how loading goes on until cancelled; only on a terminal."""
     if not sys.stderr.isatty():
         return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from parley import __version__
 from parley.dialects.dialect import Card
 from parley.engine.protocol import Engine
-from parley.errors import NotReady, Overloaded, ParleyError, UnknownModel, excerpt
+from parley.errors import NotReady, Overloaded, UnknownModel, excerpt
 from parley.server.metrics import Metrics
 from parley.server.options import ServerOptions
 from parley.text import Language
@@ -131,19 +131,15 @@ class Service:
     async def drain(self) -> None:
         """Take no more requests; let the open ones end for a while, then end them with an error."""
         self.draining = True
-        if await self._settled(self.options.drain):
+        if await self.settle(self.options.drain):
             return
         for generation in list(self.open):
             generation.abort(NotReady("The server is shutting down and could not finish this answer.", retry_after=5))
-        await self._settled(GRACE)
+        await self.settle(GRACE)
 
-    async def _settled(self, seconds: float) -> bool:
+    async def settle(self, seconds: float) -> bool:
+        """Wait until no request is open, but not for ever."""
         deadline = time.monotonic() + seconds
         while self.open and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         return not self.open
-
-
-def internal(error: BaseException) -> ParleyError:
-    """What a client is told of an error that nobody foresaw."""
-    return ParleyError("The server had an error while it processed the request.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -36,6 +37,8 @@ from parley.types import ModelInfo, Progress, Settings
 log = logging.getLogger("parley.server")
 
 BACKLOG = 2048
+LAST_WORDS = 0.5  # seconds for the last events after a second signal
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILURES = (EngineFailed, BadTokenizer, hub.ModelMissing)
 
 
@@ -57,7 +60,8 @@ def run(settings: Settings, options: ServerOptions) -> int:
     try:
         sock = listen(options)
     except OSError as error:
-        banner.say(f"parley: cannot listen on {options.host} port {options.port}: {error.strerror or error}.")
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        banner.say(f"parley: cannot listen on {options.host} port {options.port}: {reason}.")
         return 1
     with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Instance(settings, options, sock).live())
@@ -110,17 +114,19 @@ class Instance:
         """From the first line to the exit code."""
         started = time.monotonic()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
         port = self._sock.getsockname()[1]
         root = banner.address(self.options, port)
         surfaces = ((surface.prefix, surface.dialect) for surface in SURFACES)
-        banner.say(banner.opening(self.options, self.settings, root, surfaces))
+        banner.say(banner.opening(self.options, self.settings, self.service.names[0], root, surfaces))
         serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
         try:
             failure = await self._until_stopped(serving, started)
         finally:
             await self._end(serving)
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
         if failure:
             banner.say(f"parley: {failure}")
             return 1
@@ -202,14 +208,13 @@ class Instance:
                 )
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
-        """Drain, stop listening, close the engine."""
+        """Drain, close the engine, stop listening."""
         force = asyncio.create_task(self._force.wait())
         draining = asyncio.create_task(self.service.drain())
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
-        self._server.should_exit = True
-        closing = asyncio.create_task(self.engine.close())
-        await asyncio.wait({serving, force}, return_when=asyncio.FIRST_COMPLETED)
-        await closing
-        for task in (force, draining, serving):
+        for task in (force, draining):
             task.cancel()
-        await asyncio.gather(force, draining, serving, return_exceptions=True)
+        await self.engine.close()  # what is still open gets its error from it
+        await self.service.settle(LAST_WORDS)
+        self._server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)

@@ -1,0 +1,105 @@
+"""Bodies that nobody would send: the answer is never the server's fault, and nothing is left behind."""
+
+import json
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from served import HELLO
+
+ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+    st.sampled_from([0, 1, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**300, 1e308, 1e-320, 0.5]),
+    st.sampled_from(["", "auto", "none", "\x00"]),
+)  # fmt: skip
+values = st.recursive(scalars, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=6), v, max_size=4))
+names = st.sampled_from(
+    ["model", "messages", "prompt", "tokens", "temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "stop",
+     "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens", "logprobs", "top_logprobs", "logit_bias",
+     "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "stream", "stream_options",
+     "echo", "suffix", "tools", "tool_choice", "functions", "function_call", "response_format", "reasoning_effort",
+     "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "ignore_eos", "cache_salt",
+     "guided_json", "structured_outputs", "modalities", "audio", "user", "return_token_ids", "parallel_tool_calls",
+     "bad_words", "skip_special_tokens", "include_stop_str_in_output", "add_special_tokens", "return_token_strs"]
+)  # fmt: skip
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
+    optional={"content": values, "name": scalars, "tool_calls": values, "tool_call_id": scalars, "reasoning": scalars},
+)
+near = st.fixed_dictionaries(
+    {}, optional={"messages": st.lists(message, max_size=3), "prompt": st.text(max_size=9) | values}
+)
+good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "tokens": [5]}])
+odd = st.dictionaries(names | st.text(max_size=5), values, max_size=4)
+bodies = st.builds(lambda *parts: parts[0] | parts[1] | parts[2], good, near, odd)
+raw = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+
+
+def encode(body: Any) -> bytes:
+    return json.dumps(body).encode("utf-8", "surrogatepass")
+
+
+async def check(served, path: str, body: bytes) -> None:
+    answer = await served.post(path, body)
+
+    assert answer.status < 500, (path, body, answer.body)
+    if answer.status >= 400:
+        error = answer.error
+        assert set(error) == {"message", "type", "param", "code"}
+        assert 0 < len(error["message"]) < 2000
+        assert "0x" not in error["message"] and "Traceback" not in error["message"]
+    elif not answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.json
+    else:
+        assert all("error" not in event for event in answer.events), (path, body)
+
+
+async def test_no_body_is_too_odd(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(ROUTES), body=bodies.map(encode) | raw)
+    async def fuzz(path, body):
+        await check(served, path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+async def run(test) -> None:
+    """Run a hypothesis test of coroutines inside the running event loop."""
+    import asyncio
+    import functools
+
+    loop = asyncio.get_running_loop()
+    inner = test.hypothesis.inner_test
+
+    @functools.wraps(inner)
+    def sync(*args, **kwargs):
+        asyncio.run_coroutine_threadsafe(inner(*args, **kwargs), loop).result()
+
+    test.hypothesis.inner_test = sync
+    await asyncio.to_thread(test)
+
+
+async def test_large_lists_are_refused_at_once(serve):
+    served = await serve()
+    for body in (
+        {"prompt": "a", "stop": ["x"] * 100_000},
+        {"prompt": "a", "logit_bias": {str(n): 1 for n in range(300_000)}},
+        {"prompt": ["a"] * 100_000},
+        {"prompt": "a", "n": 10**9},
+        {"prompt": "a", **{f"k{n}": n for n in range(100_000)}, "temperature": "x"},
+    ):
+        answer = await served.post("/v1/completions", body)
+        assert answer.status == 400, str(body)[:50]
+    messages = [{"role": "user", "content": "a"}] * 100_000
+    assert (await served.post("/v1/chat/completions", {"messages": messages})).status == 400
+    deep = b'{"messages":' + b"[" * 100_000
+    for path in ROUTES:
+        assert (await served.post(path, deep)).status == 400
+    assert await served.control()

@@ -1,0 +1,227 @@
+"""The server as a process: its first lines, its signals, its exit codes, and what it never loads."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import INFO, Connection, request
+
+from parley.engine.fake import FakeEngine
+from parley.server import start as start_module
+from parley.server.banner import address, opening, ready
+from parley.server.options import ServerOptions
+from parley.types import ModelInfo, Settings
+
+
+class Process:
+    """``parley serve`` with the scripted engine."""
+
+    def __init__(self, folder: Path, *flags: str):
+        command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines += (line.rstrip() for line in self.process.stdout)
+
+    def _see(self, pattern: str) -> re.Match[str]:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            for line in list(self.lines):
+                if found := re.search(pattern, line):
+                    return found
+            time.sleep(0.01)
+        raise AssertionError(self.lines)
+
+    @property
+    def url(self) -> str:
+        return self._see(r"http://127\.0\.0\.1:\d+")[0]
+
+    def ready(self) -> "Process":
+        self._see(r"^ready in ")
+        return self
+
+    def get(self, path: str) -> int:
+        try:
+            return urllib.request.urlopen(self.url + path, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def stream(self, tokens: int):
+        body = {"prompt": "a", "max_tokens": tokens, "stream": True}
+        return urllib.request.urlopen(self.url + "/v1/completions", json.dumps(body).encode(), timeout=30)
+
+    def end(self) -> int:
+        code = self.process.wait(20)
+        self._reader.join(5)
+        return code
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., Process]]:
+    running: list[Process] = []
+
+    def begin(*flags: str, model: Path | None = None) -> Process:
+        running.append(Process(model or folder, *flags))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.process.kill()
+        one.process.wait()
+
+
+def test_it_says_where_it_is_and_ends_on_a_signal(start):
+    server = start().ready()
+    text = "\n".join(server.lines)
+    assert server.lines[0].startswith("parley ")
+    assert "tiny" in text
+    assert f"{server.url}/v1" in text
+    assert server.get("/health/ready") == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+
+
+def test_the_first_signal_lets_running_streams_end(start):
+    server = start().ready()
+    with server.stream(3000) as stream:
+        first = stream.readline()
+        server.process.send_signal(signal.SIGINT)
+        rest = stream.read()
+    assert first.startswith(b"data: ") and rest.endswith(b"data: [DONE]\n\n")
+    assert b'"finish_reason":"length"' in rest
+    assert server.end() == 0
+
+
+class Inside:
+    """The same in this process, with an engine that takes its time."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, load: float = 0.0, **options: Any):
+        self.engine = FakeEngine(info=INFO, tick=0.005, load=load)
+        monkeypatch.setitem(start_module.ENGINES, "scripted", lambda settings: self.engine)
+        given = ServerOptions(port=0, engine="scripted", **options)
+        self.instance = start_module.Instance(Settings(model=str(folder)), given, start_module.listen(given))
+        self.port = self.instance._sock.getsockname()[1]
+
+    async def stream(self) -> Connection:
+        """A connection on which a long answer has begun."""
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
+        body = {"prompt": "a", "max_tokens": 3000, "stream": True}
+        await connection.send(request("POST", "/v1/completions", body))
+        assert (await connection.head())[0] == 200
+        return connection
+
+
+async def test_after_the_drain_the_rest_is_told_and_the_exit_is_clean(folder, monkeypatch):
+    server = Inside(folder, monkeypatch, drain=0.1)
+    running = asyncio.create_task(server.instance.live())
+    while server.instance.service.refusal():
+        await asyncio.sleep(0.01)
+    connection = await server.stream()
+    os.kill(os.getpid(), signal.SIGTERM)
+    rest = await connection.ended()
+    assert b"shutting down" in rest and b"data: [DONE]\n\n" in rest
+    assert await running == 0
+    assert server.engine.state == "closed"
+
+
+async def test_the_second_signal_ends_at_once(folder, monkeypatch):
+    server = Inside(folder, monkeypatch, drain=1000.0)
+    running = asyncio.create_task(server.instance.live())
+    while server.instance.service.refusal():
+        await asyncio.sleep(0.01)
+    connection = await server.stream()
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+    assert await running == 128 + signal.SIGTERM
+    assert b'"error"' in await connection.ended()
+    assert server.engine.state == "closed"
+
+
+async def test_a_signal_while_it_loads_ends_it(folder, monkeypatch):
+    server = Inside(folder, monkeypatch, load=1000.0)
+    running = asyncio.create_task(server.instance.live())
+    while server.engine.state != "loading":
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+    assert server.engine.state == "closed"
+
+
+async def test_an_engine_that_is_lost_for_good_ends_the_server(folder, monkeypatch, capsys):
+    server = Inside(folder, monkeypatch)
+    running = asyncio.create_task(server.instance.live())
+    while server.instance.service.refusal():
+        await asyncio.sleep(0.01)
+    connection = await server.stream()
+    server.engine.crash("The engine process was killed by SIGKILL.")
+    assert b"SIGKILL" in await connection.ended()
+    assert await running == 1
+    assert "SIGKILL" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_taken_port_is_said_in_one_sentence(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("--port", str(port))
+        assert server.end() == 1
+    assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
+
+
+def test_a_folder_without_a_tokenizer_is_said_last(start, tmp_path):
+    server = start(model=tmp_path)
+    assert server.end() == 1
+    assert "tokenizer" in server.lines[-1] and server.lines[-1].startswith("parley: ")
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_the_api_process_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys, parley.server.start, parley.commands.serve\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'transformers')])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_urls_work_on_this_machine():
+    assert address(ServerOptions(host="0.0.0.0"), 80) == "http://127.0.0.1:80"
+    assert address(ServerOptions(host="::"), 80) == "http://[::1]:80"
+    assert address(ServerOptions(host="llm.local"), 80) == "http://llm.local:80"
+
+
+def test_an_open_server_is_warned_of():
+    def text(**options):
+        return opening(ServerOptions(**options), Settings(model="m"), "m", "http://x", ())
+
+    assert "--api-key" in text(host="0.0.0.0")
+    assert "--api-key" not in text(host="0.0.0.0", api_keys=("k",))
+    assert "--api-key" not in text(host="127.0.0.1")
+    assert "--api-key" not in text(host="::1")
+
+
+def test_the_last_line_of_the_start_has_the_memory_plan():
+    info = ModelInfo(
+        architecture="Qwen3ForCausalLM", dtype="bfloat16", device="cpu", parameters=494_032_768, vocab_size=9,
+        max_model_len=32768, weights_bytes=988 << 20, kv_bytes=3 << 30, kv_blocks=1000, block_size=16, lowered=True,
+    )  # fmt: skip
+    text = ready(info, 3.21)
+    assert text.endswith("ready in 3.2 s")
+    for part in ("494M parameters", "988 MiB", "3.00 GiB", "16,000 tokens", "32,768 tokens", "bfloat16 on cpu"):
+        assert part in text
