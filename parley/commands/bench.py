@@ -97,6 +97,7 @@ def _measure(config: Config, client: Client, model: str, pool: list[int]) -> Ite
     from parley.commands.load import Load, Shape, summary
 
     keys = config["api-key"]
+    lengths = {name.replace("-", "_"): config[name] for name in ("prompt-len", "output-len", "shared-prefix", "seed")}
 
     def load(output: int) -> Load:
         shape = Shape(model, output, config["timeout"], config["api"])
@@ -112,7 +113,12 @@ def _measure(config: Config, client: Client, model: str, pool: list[int]) -> Ite
             measured = load(config["output-len"])
             batch = prompts(pool, config, count, f"{config['seed']} {concurrency}")
             samples, wall = runner.run(measured.run(batch, concurrency))
-            yield {"model": model, "api": config["api"], **summary(samples, wall, concurrency, measured.shape)}
+            yield {
+                "model": model,
+                "api": config["api"],
+                **lengths,
+                **summary(samples, wall, concurrency, measured.shape),
+            }
 
 
 def prompts(pool: list[int], config: Config, count: int, seed: str) -> list[list[int]]:
@@ -127,18 +133,20 @@ COLUMNS = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("ITL ms", "itl_ms"))
 HEADER = (
     f"{'at once':>7} {'requests':>8} {'errors':>6}  "
     + "  ".join(f"{name + ' p50':>11} {'p99':>8}" for name, _ in COLUMNS)
-    + f"  {'tokens/s':>9} {'req/s':>7}"
+    + f"  {'tok/s each p50':>14} {'p99':>7}  {'all':>8} {'req/s':>7}"
 )
 
 
 def row(result: dict[str, Any]) -> str:
     """One line of the table."""
-    times = "  ".join(f"{_ms(result[key]['p50']):>11} {_ms(result[key]['p99']):>8}" for _, key in COLUMNS)
+    times = "  ".join(f"{_short(result[key]['p50']):>11} {_short(result[key]['p99']):>8}" for _, key in COLUMNS)
     head = f"{result['concurrency']:>7} {result['requests']:>8} {result['errors']:>6}"
-    return f"{head}  {times}  {result['output_tokens_per_second']:>9.1f} {result['requests_per_second']:>7.2f}"
+    each = result["each_tokens_per_second"]
+    rates = f"{_short(each['p50']):>14} {_short(each['p99']):>7}  {result['output_tokens_per_second']:>8.1f}"
+    return f"{head}  {times}  {rates} {result['requests_per_second']:>7.2f}"
 
 
-def _ms(value: float | None) -> str:
+def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 

@@ -262,6 +262,7 @@ def summary(samples: Sequence[Sample], wall: float, concurrency: int, shape: Sha
     """The measurements of one load. Times in milliseconds, rates per second; failed requests count only as errors.
 
     TTFT: sending to first output. ITL: between two events with output. TPOT: first to last output, per further token.
+    ``each``: a request's own tokens per second; its p99 is what 99 % of the requests reach.
     """
     good = [sample for sample in samples if not sample.error]
     times = {
@@ -270,6 +271,7 @@ def summary(samples: Sequence[Sample], wall: float, concurrency: int, shape: Sha
         "itl_ms": [after - before for s in good for before, after in zip(s.arrivals, s.arrivals[1:], strict=False)],
         "latency_ms": [s.end - s.start for s in good],
     }
+    slowness = [(s.end - s.start) / s.tokens for s in good]
     tokens, prompt = sum(s.tokens for s in good), sum(s.prompt_tokens for s in good)
     return {
         "concurrency": concurrency,
@@ -282,6 +284,10 @@ def summary(samples: Sequence[Sample], wall: float, concurrency: int, shape: Sha
         "cached_tokens": sum(s.cached_tokens for s in good),
         "output_tokens": tokens,
         **{name: _spread(values) for name, values in times.items()},
+        "each_tokens_per_second": {
+            name: None if (value := percentile(slowness, share)) is None else round(1 / value, 2)
+            for name, share in (("p50", 0.5), ("p99", 0.99))
+        },
         "output_tokens_per_second": round(tokens / wall, 2),
         "tokens_per_second": round((prompt + tokens) / wall, 2),
         "requests_per_second": round(len(good) / wall, 3),

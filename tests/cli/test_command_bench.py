@@ -128,4 +128,5 @@ def test_times_are_those_of_the_definitions():
     assert (result["ttft_ms"]["p50"], result["tpot_ms"]["p50"], result["latency_ms"]["p50"]) == (1000, 500, 3000)
     assert (result["itl_ms"]["p50"], result["itl_ms"]["p99"]) == (500, 1000)
     assert (result["output_tokens_per_second"], result["requests_per_second"]) == (1.0, 0.25)
+    assert result["each_tokens_per_second"] == {"p50": 1.33, "p99": 1.33}
     assert result["reasons"] == {"no": 1}
