@@ -1,0 +1,95 @@
+"""How options reach the server, and how a served process starts and ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from outside import clean
+
+from parley.commands.serve import keys_of, server_options
+from parley.config import SERVE
+from parley.options import ConfigError, resolve
+from parley.server.options import ServerOptions
+
+
+def options(*flags: str) -> ServerOptions:
+    return server_options(resolve(SERVE, flags, {}))
+
+
+def test_without_options_the_server_has_its_own_defaults():
+    assert options() == ServerOptions(names=("parley-demo",))
+
+
+def test_every_option_of_the_server_arrives(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\n  second  \n\nthird\n")
+    flags = "--host ::1 --port 1 --name a --name b,c --api-key first --max-queue 2 --drain 1m --body-limit 1MiB"
+    more = "--cors-origin * --allow-host h --ping 10s --tokenizer-info --in-process --quiet --log-format json"
+    made = options(*flags.split(), *more.split(), "--api-key-file", str(keys))
+    assert made == ServerOptions(
+        host="::1",
+        port=1,
+        names=("a", "b", "c"),
+        api_keys=("first", "second", "third"),
+        max_queue=2,
+        drain=60.0,
+        body_limit=1 << 20,
+        cors=("*",),
+        hosts=("h",),
+        ping_interval=10.0,
+        tokenizer_info=True,
+        engine="thread",
+        access_log=False,
+        log_format="json",
+    )
+    assert options("--fake-engine").engine == "scripted"
+
+
+def test_the_name_is_that_of_the_model():
+    assert options("owner/model").names == ("owner/model",)
+    assert options("/some/where/tiny/").names == ("tiny",)
+
+
+@pytest.mark.parametrize("content", ["", "\n# only a comment\n", None])
+def test_a_key_file_without_keys_is_refused_rather_than_let_everybody_in(tmp_path, content):
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        keys_of(str(file))
+
+
+def test_names_from_a_file_are_served_and_ctrl_c_ends_it_well(tiny, tmp_path):
+    (tmp_path / "parley.toml").write_text(f'model = "{tiny}"\nname = ["one", "two"]\n[server]\nport = 0\n')
+    command = [sys.executable, "-m", "parley", "serve", "--fake-engine", "--config", str(tmp_path / "parley.toml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean()) as process:
+        lines = []
+        while not lines or not lines[-1].startswith("ready in"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
+        root = next(word for line in lines for word in line.split() if word.endswith("/v1"))
+        models = json.loads(urllib.request.urlopen(f"{root}/models", timeout=30).read())
+        assert [model["id"] for model in models["data"]] == ["one", "two"]
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 0 and "Traceback" not in rest
+
+
+def test_a_port_that_is_taken_is_one_sentence_and_1(parley, tiny):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = parley("serve", str(tiny), "--fake-engine", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert "cannot listen on 127.0.0.1 port" in done.stdout + done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_model_that_is_not_there_is_one_sentence_and_1(parley, tmp_path):
+    done = parley("serve", str(tmp_path / "nothing"), "--port", "0")
+    assert done.returncode == 1
+    assert "cannot be served: there is no such folder." in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
