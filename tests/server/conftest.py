@@ -62,7 +62,12 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         return served
 
     yield begin
-    for served, task in running:
-        served.server.should_exit = served.server.force_exit = True
+    for served, task in running:  # at once: uvicorn's own shutdown sleeps
         await served.engine.close()
-        await task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for listener in served.server.servers:
+            listener.close()
+        for connection in list(served.server.server_state.connections):
+            connection.transport.abort()
+        await asyncio.gather(*served.server.server_state.tasks, return_exceptions=True)
