@@ -72,17 +72,9 @@ class Decoder:
         x = native.rms_norm(residual, self.blocks[0].input_norm, shape.eps)
         following = [block.input_norm for block in self.blocks[1:]] + [self._norm]
         for i, (block, norm) in enumerate(zip(self.blocks, following, strict=True)):
-            keys, values = pages.pool(i)
-            queries = native.rope_write(
-                native.linear(x, block.qkv),
-                cos,
-                sin,
-                keys,
-                values,
-                pages.places(i, batch),
-                head_norm=block.head_norm,
-                eps=shape.eps,
-            )
+            qkv = native.linear(x, block.qkv)
+            pool, places = pages.pool(i), pages.places(i, batch)
+            queries = native.rope_write(qkv, cos, sin, pool, places, head_norm=block.head_norm, eps=shape.eps)
             attended = pages.attend(i, queries, batch, scale=self._scale, window=block.window)
             x = native.linear(attended.view(-1, shape.heads * shape.head_dim), block.output)
             x, residual = native.add_rms_norm(x, residual, block.post_norm, shape.eps)

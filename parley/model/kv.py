@@ -18,25 +18,25 @@ from parley.model.network import Batch, LayerKV
 class PagedKV:
     """Keys and values of all layers in ``blocks`` pages of BLOCK_SIZE tokens.
 
-    ``pool(i)`` are the pages of layer i: keys [blocks + 1, heads, BLOCK_SIZE, dim] and values likewise. The memory is
-    only reserved: a page takes real memory when it is first cleared. The one extra page is zero for good.
+    ``pool(i)`` are the pages of layer i, [blocks + 1, 2, heads, BLOCK_SIZE, dim]; dim is the larger of key and value
+    size. The memory is only reserved: a page takes real memory when it is first cleared. The one extra page is zero
+    for good.
     """
 
     def __init__(self, layers: list[LayerKV], blocks: int, dtype: torch.dtype, device: torch.device | str = "cpu"):
         self.layers = layers
         self.blocks = blocks
         self.device = torch.device(device)
-        self._arenas: list[torch.Tensor] = []  # [layers, pages, heads, BLOCK_SIZE, dim]; one clear serves all layers
-        pools: dict[tuple[int, str], torch.Tensor] = {}
-        shapes: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+        shapes: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i, layer in enumerate(layers):
-            shapes[layer.heads, layer.dim].append((i, "keys"))
-            shapes[layer.heads, layer.value_dim].append((i, "values"))
+            shapes[layer.heads, width(layer)].append(i)
+        self._arenas: list[torch.Tensor] = []  # [layers of one shape, pages, ...]: one clear serves them all
+        pools: dict[int, torch.Tensor] = {}
         for (heads, dim), owners in shapes.items():
-            arena = torch.empty(len(owners), blocks + 1, heads, BLOCK_SIZE, dim, dtype=dtype, device=self.device)
+            arena = torch.empty(len(owners), blocks + 1, 2, heads, BLOCK_SIZE, dim, dtype=dtype, device=self.device)
             self._arenas.append(arena)
             pools.update(zip(owners, arena.unbind(0), strict=True))
-        self._pools = [(pools[i, "keys"], pools[i, "values"]) for i in range(len(layers))]
+        self._pools = [pools[i] for i in range(len(layers))]
         self._batch: Batch | None = None
         self._plans: dict[tuple[int, LayerKV, int | None], native.Plan] = {}
         self._places: dict[int, torch.Tensor] = {}
@@ -45,10 +45,10 @@ class PagedKV:
     @staticmethod
     def page_bytes(layers: Sequence[LayerKV], dtype: torch.dtype) -> int:
         """Bytes that one page takes over all layers."""
-        return sum(layer.heads * (layer.dim + layer.value_dim) for layer in layers) * BLOCK_SIZE * dtype.itemsize
+        return sum(2 * layer.heads * width(layer) for layer in layers) * BLOCK_SIZE * dtype.itemsize
 
-    def pool(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pages of keys and of values of one layer."""
+    def pool(self, layer: int) -> torch.Tensor:
+        """The pages of one layer."""
         return self._pools[layer]
 
     def clear(self, pages: list[int]) -> None:
@@ -68,9 +68,9 @@ class PagedKV:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> None:
         """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slots``."""
-        places = self.places(layer, batch)
-        for rows, pages in zip((keys, values), self._pools[layer], strict=True):
-            native.write(rows, pages, places)
+        places, heads = self.places(layer, batch), self.layers[layer].heads
+        native.write(keys, self._pools[layer], places[:, :heads])
+        native.write(values, self._pools[layer], places[:, heads:])
 
     def attend(
         self,
@@ -92,15 +92,27 @@ class PagedKV:
                 batch.spans,
                 heads=queries.shape[1],
                 kv_heads=shape.heads,
-                dim=max(shape.dim, shape.value_dim),
+                dim=width(shape),
                 window=window,
                 zero_page=self.blocks,
                 device=self.device,
             )
-        keys, values = self._pools[layer]
-        return native.attend(queries, keys, values, self._plans[key], scale=scale, softcap=softcap, sinks=sinks)
+        return native.attend(
+            queries,
+            self._pools[layer],
+            self._plans[key],
+            scale=scale,
+            value_dim=shape.value_dim,
+            softcap=softcap,
+            sinks=sinks,
+        )
 
     def _follow(self, batch: Batch) -> None:
         """Forget what was worked out for the previous batch. A batch object is one step and never changed."""
         if batch is not self._batch:
             self._batch, self._plans, self._places = batch, {}, {}
+
+
+def width(layer: LayerKV) -> int:
+    """Numbers that a page has for a key, and for a value."""
+    return max(layer.dim, layer.value_dim)

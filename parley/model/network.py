@@ -47,8 +47,8 @@ class Batch:
 class Pages(Protocol):
     """The KV cache of one model, in pages of BLOCK_SIZE tokens; the layout inside a page is the kernels' own affair."""
 
-    def pool(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pages of keys and of values of one layer, for kernels that write them themselves."""
+    def pool(self, layer: int) -> torch.Tensor:
+        """The pages of one layer, for kernels that write them themselves."""
 
     def places(self, layer: int, batch: Batch) -> torch.Tensor:
         """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""

@@ -6,13 +6,13 @@ How a row keeps its bits. Queries are cut into tiles of one sequence, tiles of s
 everything that depends on the company a row has there leaves its own arithmetic alone:
 
 * a score is one chain over the head's dimension, in float32 (scores of real models exceed what bfloat16 resolves). The
-  matrix product runs with at least MIN_ROWS rows, for the libraries have other kernels below that;
+  matrix product gets at least MIN_ROWS rows, for below that libraries change to other kernels;
 * keys beyond a row's own are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at multiples of
   CHUNK and are padded to multiples of PAD, so that each key always meets the same vector lane;
 * values are summed in chunks of CHUNK absolute positions, chunk after chunk in float32.
 
-Pages are [pages, kv_heads, BLOCK_SIZE, dim]. The last page is never handed out and stays zero: it pads page tables, so
-that no stranger's numbers are ever multiplied, not even by zero (0 * NaN is NaN).
+Pages are [pages, 2, kv_heads, BLOCK_SIZE, dim], keys before values. The last page is never handed out and stays zero:
+it pads page tables, so that no stranger's numbers are ever multiplied, not even by zero (0 * NaN is NaN).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.network import Span
@@ -41,7 +42,7 @@ class Group:
     keys: int
     take: torch.Tensor | None  # int64 [S * R], the batch row of each tile row (padding repeats a real one)
     put: torch.Tensor | None  # int64 [S * R], where its result goes (padding goes to row T)
-    pages: torch.Tensor  # int64 [S * kv_heads * L / BLOCK_SIZE], rows of the pages seen as [pages * kv_heads, ...]
+    pages: torch.Tensor  # int64 [2 * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * 2 * kv_heads, ...]
     mask: torch.Tensor  # float32 [S, 1, 1, R, L], 0 or -inf
 
 
@@ -65,7 +66,7 @@ def plan(
     zero_page: int,
     device: torch.device,
 ) -> list[Group]:
-    """Group a batch's rows. One plan serves all layers of one shape; ``dim`` is the larger of key and value size."""
+    """Group a batch's rows. One plan serves all layers of one shape; ``dim`` is that of the pages."""
     fold = heads // kv_heads
     groups: dict[tuple[int, int], list[Tile]] = {}
     for span in spans:
@@ -80,7 +81,7 @@ def plan(
     total = sum(span.count for span in spans)
     result = []
     for (log_rows, _), tiles in groups.items():
-        rows = max(1 << log_rows, -(-MIN_ROWS // fold))
+        rows = 1 << log_rows
         most = -(-max(tile.length for tile in tiles) // PAD) * PAD
         step = max(1, BUDGET // (most * kv_heads * max(fold * rows, dim)))
         for i in range(0, len(tiles), step):
@@ -97,7 +98,8 @@ def _group(
     for i, tile in enumerate(tiles):
         pages = tile.table[tile.start // BLOCK_SIZE : -(-(tile.start + tile.length) // BLOCK_SIZE)]
         table[i, : len(pages)] = pages
-    index = table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
+    inside = np.arange(2 * kv_heads).reshape(2, 1, kv_heads, 1)
+    index = table[None, :, None, :] * (2 * kv_heads) + inside
 
     token, count, position, start = (
         np.array([getattr(tile, name) for tile in tiles])[:, None] for name in ("token", "count", "position", "start")
@@ -126,57 +128,57 @@ def _group(
 
 def attend(
     queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    pages: torch.Tensor,
     groups: list[Group],
     *,
     scale: float,
+    value_dim: int,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of queries [T, heads, dim] over pages of keys and values: [T, heads, value_dim], dtype of the queries.
+    """Attention of queries [T, heads, key_dim] over pages: [T, heads, value_dim], dtype of the queries.
 
-    ``groups`` is a plan of the same rows; causality and window are in it. Softmax in float32; probabilities are
-    rounded to the values' dtype before they weigh them.
+    ``groups`` is a plan of the same rows; causality and window are in it. Keys and values may be shorter than the dim
+    of the pages. Softmax in float32; probabilities are rounded to the pages' dtype before they weigh the values.
     """
     total, heads = queries.shape[:2]
+
+    def compute(rows: torch.Tensor, group: Group) -> torch.Tensor:
+        return _attend(rows, pages, group, scale, value_dim, softcap, sinks)
+
     if len(groups) == 1 and groups[0].put is None:
-        return _attend(queries, keys, values, groups[0], scale, softcap, sinks)
-    out = queries.new_empty(total + 1, heads, values.shape[-1])
+        return compute(queries, groups[0])
+    out = queries.new_empty(total + 1, heads, value_dim)
     for group in groups:
-        rows = queries if group.take is None else queries.index_select(0, group.take)
-        result = _attend(rows, keys, values, group, scale, softcap, sinks)
-        if group.put is None:
-            out[:total] = result
-        else:
-            out.index_copy_(0, group.put, result)
+        assert group.take is not None and group.put is not None
+        out.index_copy_(0, group.put, compute(queries.index_select(0, group.take), group))
     return out[:total]
 
 
 def _attend(
     queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    pages: torch.Tensor,
     group: Group,
     scale: float,
+    value_dim: int,
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    kv_heads, value_dim = keys.shape[1], values.shape[-1]
+    kv_heads, width = pages.shape[2], pages.shape[-1]
     heads, dim = queries.shape[1:]
     fold = heads // kv_heads
     size, rows, length = group.tiles, group.rows, group.keys
-    many = size * kv_heads
+    many, folded = size * kv_heads, fold * rows
     # The heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
-    query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
-    query = query.reshape(many, fold * rows, dim)
-    key = keys.view(-1, BLOCK_SIZE * dim).index_select(0, group.pages).view(many, length, dim)
-    value = values.view(-1, BLOCK_SIZE * value_dim).index_select(0, group.pages).view(many, length, value_dim)
-    scores = torch.bmm(query, key.float().transpose(1, 2))
+    query = queries.float().view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4).reshape(many, folded, dim)
+    if folded < MIN_ROWS:
+        query = F.pad(query, (0, 0, 0, MIN_ROWS - folded))
+    key, value = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(2, many, length, width)
+    scores = torch.bmm(query, key[..., :dim].float().transpose(1, 2))[:, :folded]
     if softcap is not None:
-        scores.div_(softcap).tanh_().mul_(softcap)
-    scores = scores.view(size, kv_heads, fold, rows, length)
-    scores += group.mask
+        scores = (scores * (scale / softcap)).tanh_().mul_(softcap)
+        scale = 1.0
+    scores = torch.add(group.mask, scores.view(size, kv_heads, fold, rows, length), alpha=scale)
     if sinks is None:
         weights = torch.softmax(scores, -1)
     else:
@@ -184,22 +186,22 @@ def _attend(
         sink = scores.new_full((size, kv_heads, fold, rows, PAD), float("-inf"))
         sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
         weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., PAD:]
-    weights = weights.to(values.dtype).view(many, fold * rows, length)
+    weights = weights.to(pages.dtype).view(many, folded, length)
     result = torch.bmm(weights[..., :CHUNK], value[:, :CHUNK])
     if length > CHUNK:
         result = result.float()
         for first in range(CHUNK, length, CHUNK):
             result += torch.bmm(weights[..., first : first + CHUNK], value[:, first : first + CHUNK])
-    result = result.to(queries.dtype).view(size, kv_heads, fold, rows, value_dim).permute(0, 3, 1, 2, 4)
-    return result.contiguous().view(size * rows, heads, value_dim)
+    result = result.to(queries.dtype).view(size, kv_heads, fold, rows, width).permute(0, 3, 1, 2, 4)
+    return result[..., :value_dim].contiguous().view(size * rows, heads, value_dim)
 
 
 def places(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Where tokens at ``slots`` live in pages seen as [pages * kv_heads * BLOCK_SIZE, dim]: int64 [T, kv_heads]."""
-    first = (slots // BLOCK_SIZE) * (kv_heads * BLOCK_SIZE) + slots % BLOCK_SIZE
-    return first[:, None] + torch.arange(0, kv_heads * BLOCK_SIZE, BLOCK_SIZE, device=slots.device)
+    """Where keys, then values, of tokens at ``slots`` live in pages seen as rows of dim: int64 [T, 2 * kv_heads]."""
+    first = (slots // BLOCK_SIZE) * (2 * kv_heads * BLOCK_SIZE) + slots % BLOCK_SIZE
+    return first[:, None] + torch.arange(0, 2 * kv_heads * BLOCK_SIZE, BLOCK_SIZE, device=slots.device)
 
 
 def write(rows: torch.Tensor, pages: torch.Tensor, places: torch.Tensor) -> None:
-    """Store rows [T, kv_heads, dim] in pages at ``places``."""
-    pages.view(-1, pages.shape[-1]).index_put_((places,), rows)
+    """Store rows [T, N, up to dim] in pages at ``places`` [T, N]."""
+    pages.view(-1, pages.shape[-1])[:, : rows.shape[-1]].index_put_((places,), rows)

@@ -55,8 +55,7 @@ def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
+    pages: torch.Tensor,
     places: torch.Tensor,
     *,
     head_norm: torch.Tensor | None = None,
@@ -64,25 +63,24 @@ def rope_write(
 ) -> torch.Tensor:
     """Rotate the queries and keys in qkv [T, (heads + 2 * kv_heads) * dim], store keys and values: [T, heads, dim].
 
-    cos and sin are float32 [T, 1, rotary]: dimension i turns with i + rotary / 2, those beyond ``rotary`` stay as they
-    are, and the first half of sin is negative. ``head_norm`` float32 [heads + kv_heads, dim]: weights of an RMS norm of
-    each head before it is rotated. ``keys`` and ``values`` are pages, ``places`` as in ``write``.
+    Overwrites qkv; the result is a part of it. cos and sin are float32 [T, 1, rotary]: dimension i turns with
+    i + rotary / 2, those beyond ``rotary`` stay as they are, and the first half of sin is negative. ``head_norm``
+    float32 [heads + kv_heads, dim]: weights of an RMS norm of each head before it is rotated.
     """
-    kv_heads, dim = keys.shape[1], keys.shape[-1]
+    kv_heads, dim = pages.shape[2], pages.shape[-1]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
-    wide = qkv[:, : heads + kv_heads].float()
+    rotary = cos.shape[-1]
+    turning = qkv[:, : heads + kv_heads]
+    wide = turning.float()
     if head_norm is not None:
         wide = F.rms_norm(wide, (dim,), None, eps).mul_(head_norm)
-    rotary = cos.shape[-1]
-    turning = wide[..., :rotary]
-    turned = (turning * cos).add_(turning.roll(rotary // 2, -1).mul_(sin))
-    if rotary < dim:
-        turned = torch.cat((turned, wide[..., rotary:]), -1)
-    turned = turned.to(qkv.dtype)
-    write(turned[:, heads:], keys, places)
-    write(qkv[:, heads + kv_heads :], values, places)
-    return turned[:, :heads]
+        if rotary < dim:
+            turning[..., rotary:] = wide[..., rotary:]
+    wide = wide[..., :rotary]
+    torch.add(wide * cos, wide.roll(rotary // 2, -1).mul_(sin), out=turning[..., :rotary])
+    write(qkv[:, heads:], pages, places)
+    return qkv[:, :heads]
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

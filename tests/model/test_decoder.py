@@ -112,7 +112,7 @@ def test_shards_and_other_dtypes_load_alike(tmp_path):
 
 
 class Counter(TorchDispatchMode):
-    """Counts operators that compute something; a view only describes."""
+    """Counts operators that compute or copy; a view only describes."""
 
     def __init__(self):
         super().__init__()
@@ -120,13 +120,15 @@ class Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        name = function.__name__.split(".")[0]
-        if not function.is_view and name not in ("unbind", "split", "chunk", "_unsafe_view", "expand"):
-            self.names.append(name)
+        first = result[0] if isinstance(result, list | tuple) else result
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        inplace = function._schema.is_mutable
+        if inplace or source is None or first.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
+            self.names.append(function.__name__.split(".")[0])
         return result
 
 
-@pytest.mark.parametrize(("architecture", "most"), [("llama", 26), ("qwen2", 26), ("qwen3", 28)])
+@pytest.mark.parametrize(("architecture", "most"), [("llama", 25), ("qwen2", 25), ("qwen3", 27)])
 def test_few_operators_per_layer(architecture, most):
     def count(layers: int) -> list[str]:
         runner, info = start(models.model(architecture, num_hidden_layers=layers), dtype="bfloat16")

@@ -37,8 +37,7 @@ def make_runner(architecture: str, blocks: int, wide: bool = False) -> Runner:
     pages = PagedKV(model.layers, blocks, torch.bfloat16)
     # What was left there by a stranger.
     for i in range(len(model.layers)):
-        for pool in pages.pool(i):
-            pool[:-1] = float("nan")
+        pages.pool(i)[:-1] = float("nan")
     return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
 
 
