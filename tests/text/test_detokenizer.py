@@ -72,8 +72,8 @@ def test_characters_arrive_whole_and_at_once(kind: str, text: str) -> None:
     tokenizer = KINDS[kind]()
     prompt = tokenizer.encode("x")
     output = tokenizer.encode("y" + text, special=False)
-    text = tokenizer.decode(output)[1:]
-    detokenizer = Detokenizer(tokenizer, prompt)
+    text = tokenizer.decode(output, skip_special=False)
+    detokenizer = Detokenizer(tokenizer, prompt, skip_special=False)
     seen = ""
     for count, id in enumerate(output, start=1):
         piece = detokenizer.push([id])

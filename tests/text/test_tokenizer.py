@@ -110,7 +110,7 @@ def test_limits_stored_with_a_tokenizer_do_not_cut_prompts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@given(st.text(max_size=40))
+@given(st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=40))  # no mark of the tokenizer's own
 @settings(max_examples=100, deadline=None)
 def test_the_bytes_of_tokens_spell_the_text(kind: str, text: str) -> None:
     tokenizer = KINDS[kind]()
