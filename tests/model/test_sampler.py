@@ -210,6 +210,15 @@ def test_every_width_gives_the_same_tokens(case, width):
         assert torch.equal(draw(args[0], args[1], args[2], args[5]), tokens)
 
 
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("top_k", [0, 700])
+def test_a_wide_nucleus_is_cut_at_the_same_token(top_p, top_k):
+    logits = torch.randn(3000, generator=torch.Generator().manual_seed(2)).expand(500, 3000)
+    u = torch.linspace(0, 1 - 2**-53, 500, dtype=torch.float64)
+    options = (torch.ones(500), torch.zeros(500).double(), torch.full((500,), top_k), torch.full_like(u, top_p), u)
+    assert torch.equal(draw_cut(logits, *options, width=3000), draw_cut(logits, *options, width=4))
+
+
 @pytest.mark.parametrize("spread", [0.01, 3.0])
 def test_a_large_vocabulary(spread):
     """151,936 tokens, the common size: nucleus inside and far beyond the candidates, alone and together."""
