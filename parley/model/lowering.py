@@ -132,21 +132,13 @@ class _Names:
 
     def _pack(self, parts: list[tuple[str, int, int, bool]]) -> native.Packed:
         weights = [self.checkpoint.tensor(name + ".weight", out, into) for name, out, into, _ in parts]
-        merged = torch.empty(
-            sum(len(part) for part in weights), weights[0].shape[1], dtype=self.dtype, device=self.device
-        )
-        torch.cat(weights, out=merged) if weights[0].dtype == self.dtype else _fill(merged, weights)
+        merged = torch.empty(sum(part.shape[0] for part in weights), parts[0][2], dtype=self.dtype, device=self.device)
+        for rows, part in zip(merged.split([part.shape[0] for part in weights]), weights, strict=True):
+            rows.copy_(part)
         bias = None
         if parts[0][3]:
             bias = torch.cat([self.copy(name + ".bias", out) for name, out, _, _ in parts])
         return native.pack(merged, bias)
-
-
-def _fill(merged: torch.Tensor, parts: list[torch.Tensor]) -> None:
-    first = 0
-    for part in parts:
-        merged[first : first + len(part)] = part
-        first += len(part)
 
 
 @torch.inference_mode()

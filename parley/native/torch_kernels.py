@@ -14,6 +14,8 @@ import torch.nn.functional as F
 
 from parley.native.torch_attention import write
 
+ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -26,7 +28,7 @@ class Packed:
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
     """Prepare a weight [out, in]. bfloat16 on CPU is laid out for oneDNN, a copy; otherwise the tensor is kept."""
-    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and ONEDNN:
         return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
     return Packed(weight, bias, False)
 

@@ -97,6 +97,18 @@ def test_lowered_is_what_transformers_runs(architecture, overrides, tmp_path):
         assert max(abs(a - b) for (_, a), (_, b) in zip(got, want, strict=True)) < 1e-4
 
 
+@pytest.mark.parametrize("architecture", ["llama3", "mistral", "qwen2", "qwen3", "phi3"])
+def test_lowered_is_not_lowered(architecture):
+    folder = models.model(architecture)
+    prompts = [list(range(5, 5 + length)) for length in (3, 61, 100)]
+    lowered, plain = start(folder), start(folder, lowering=False)
+    assert lowered[1].lowered and not plain[1].lowered
+    assert lowered[1].parameters == plain[1].parameters
+    for got, want in zip(generate(lowered[0], prompts, 8), generate(plain[0], prompts, 8), strict=True):
+        assert [token for token, _ in got] == [token for token, _ in want]
+        assert max(abs(a - b) for (_, a), (_, b) in zip(got, want, strict=True)) < 1e-4
+
+
 def test_shards_and_other_dtypes_load_alike(tmp_path):
     from transformers import AutoModelForCausalLM
 
