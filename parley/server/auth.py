@@ -86,7 +86,7 @@ class Gate:
             raise Forbidden("The Host header names another machine. Allow it with --allow-host if that is intended.")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if self._check_origin and origin and origin not in self._origins and urlsplit(origin).netloc.lower() != host:
-            raise Forbidden("Web pages of other origins may not call this server. Allow one with --cors.")
+            raise Forbidden("Web pages of other origins may not call this server. Allow one with --cors-origin.")
 
 
 def _hostname(host: str) -> str:

@@ -40,11 +40,10 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def _read(service: Service, route: Route, exchange: Exchange) -> Reply:
     """The parsed body; the body itself is let go of here."""
+    assert route.read is not None
     body = await exchange.body()
     head = Head(exchange.unique, int(time.time()), service.fingerprint)
-    assert route.read is not None
-    reply: Reply = await service.off_loop(len(body), partial(route.read, body, head))
-    return reply
+    return await service.off_loop(len(body), partial(route.read, body, head))
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
@@ -122,11 +121,7 @@ class Generation:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
         request, service = self._request, self._service
         self._check_ids()
-        prepared = []
-        for prompt in request.prompts:
-            prepare = partial(service.language.prepare, prompt, service.info.max_model_len)
-            ready = await service.off_loop(_size(prompt), prepare)
-            prepared.append((ready, self._room(ready.token_ids)))
+        prepared = await service.off_loop(sum(map(_size, request.prompts)), self._prepare)
         if self._error is not None:
             raise self._error
         service.require()  # it may have changed while a long prompt was read
@@ -179,6 +174,15 @@ class Generation:
         self._count()
 
     # -- before the engine
+
+    def _prepare(self) -> list[tuple[Prepared, int]]:
+        """Each prompt in tokens, and how many may be generated behind it."""
+        language, limit = self._service.language, self._service.info.max_model_len
+        made = []
+        for prompt in self._request.prompts:
+            ready = language.prepare(prompt, limit)
+            made.append((ready, self._room(ready.token_ids)))
+        return made
 
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
@@ -260,7 +264,8 @@ class Generation:
         now = time.perf_counter()
         for output in outputs:
             if output.finish == "error":
-                raise self._failure(output)
+                self._error = self._failure(output)
+                raise self._error
             if output.token_ids:
                 self._clock(part, output, now)
             choice = part.choices[output.index]

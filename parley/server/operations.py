@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
     service.require()
     body = await exchange.body()
     assert route.read is not None and route.write is not None
-    wish: Tokenize = route.read(body)
+    wish: Tokenize = await service.off_loop(len(body), partial(route.read, body))
     service.resolve(wish.model)
     prompt = wish.prompt
     if isinstance(prompt, Chat):
         exchange.names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
-    ids = (await service.off_loop(size, lambda: service.language.prepare(prompt))).token_ids
+    ids = (await service.off_loop(size, partial(service.language.prepare, prompt))).token_ids
     strings = [service.language.tokenizer.token_str(id) or "" for id in ids] if wish.strings else None
     await exchange.answer(route.write(Tokenized(ids, strings, service.info.max_model_len)))
 
@@ -49,12 +50,13 @@ async def detokenize(service: Service, route: Route, exchange: Exchange) -> None
     service.require()
     body = await exchange.body()
     assert route.read is not None and route.write is not None
-    wish: Detokenize = route.read(body)
+    wish: Detokenize = await service.off_loop(len(body), partial(route.read, body))
     service.resolve(wish.model)
     vocabulary = service.language.tokenizer.vocab_size
     if wish.ids and max(wish.ids) >= vocabulary:
         raise Invalid(f"Token id {max(wish.ids)} is not in the vocabulary of {vocabulary} tokens.", field="tokens")
-    text = await service.off_loop(4 * len(wish.ids), lambda: service.language.tokenizer.decode(wish.ids, False))
+    decode = partial(service.language.tokenizer.decode, wish.ids, False)
+    text = await service.off_loop(4 * len(wish.ids), decode)
     await exchange.answer(route.write(text))
 
 

@@ -160,9 +160,9 @@ class Exchange:
         self.complete = last
 
     async def _send(self, message: Message) -> None:
+        """Send, unless the client has not read for too long: then its connection is cut, and it counts as gone."""
+        watchdog = asyncio.get_running_loop().call_later(self.options.write_timeout, self.abort)
         try:
-            async with asyncio.timeout(self.options.write_timeout):
-                await self.raw_send(message)
-        except TimeoutError:
-            self.abort()
-            raise ClientGone from None
+            await self.raw_send(message)
+        finally:
+            watchdog.cancel()

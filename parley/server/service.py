@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LARGE = 64 << 10  # bytes or characters from which work on a text leaves the event loop
+LARGE = 16 << 10  # bytes or characters from which work on a text leaves the event loop
 GRACE = 2.0  # seconds for the last events of aborted requests to be written
 
 

@@ -88,6 +88,12 @@ async def test_a_refused_key_does_not_make_the_server_read_the_body(serve):
     connection.close()
 
 
+async def test_a_missing_key_is_told_from_a_wrong_one(serve):
+    served = await serve(api_keys=(KEY,))
+    assert (await served.get("/v1/models")).error["code"] is None
+    assert (await served.get("/v1/models", authorization="Bearer no")).error["code"] == "invalid_api_key"
+
+
 # -- paths and methods
 
 

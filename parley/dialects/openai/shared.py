@@ -212,9 +212,7 @@ def error_object(error: ParleyError) -> dict[str, Any]:
             type_ = "server_error"
         case _:
             type_ = "invalid_request_error"
-    code = error.code
-    if code is None and type(error) is NotFound:
-        code = "unknown_url"
+    code = error.code or ("unknown_url" if type(error) is NotFound else None)
     return {"error": {"message": error.message, "type": type_, "param": error.field, "code": code}}
 
 
