@@ -279,7 +279,7 @@ def summary(samples: Sequence[Sample], wall: float, concurrency: int, shape: Sha
         "errors": len(samples) - len(good),
         "reasons": dict(Counter(s.error for s in samples if s.error).most_common()),
         "short": sum(s.tokens < shape.output for s in good),
-        "seconds": round(wall, 3),
+        "seconds": round(wall, 6),
         "prompt_tokens": prompt,
         "cached_tokens": sum(s.cached_tokens for s in good),
         "output_tokens": tokens,
