@@ -31,6 +31,7 @@ from parley.model.network import Batch, LayerKV, Pages
 from parley.model.proof import deviation
 
 ATTENTION = "parley"  # the name under which Transformers finds ``attend``
+UNTOLD = -1  # a sliding window that a layer's code does not mention
 KINDS = {"full_attention", "sliding_attention"}  # of layer_types: what pages can do
 
 Attend = Callable[..., torch.Tensor]  # (layer_idx, queries, keys, values, scale=, window=, softcap=, sinks=)
@@ -47,7 +48,7 @@ def attend(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float | None = None,
-    sliding_window: int | None = -1,
+    sliding_window: int | None = UNTOLD,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **other: Any,
@@ -62,7 +63,7 @@ def attend(
         layer,
         *(part[0].transpose(0, 1) for part in (query, key, value)),
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=_window(module, layer) if sliding_window == -1 else sliding_window,
+        window=_window(module, layer) if sliding_window == UNTOLD else sliding_window,
         softcap=softcap,
         sinks=s_aux,
     )
