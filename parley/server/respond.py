@@ -97,9 +97,9 @@ class Exchange:
         watch = asyncio.create_task(self._departure())
         try:
             await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
+            if not task.done() and not self.complete:
                 raise ClientGone
-            task.result()
+            await task
         finally:
             task.cancel()
             watch.cancel()

@@ -60,7 +60,8 @@ def run(settings: Settings, options: ServerOptions) -> int:
     try:
         sock = listen(options)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        code = error.errno or 0
+        reason = os.strerror(code) if code > 0 else "the address is not known"
         banner.say(f"parley: cannot listen on {options.host} port {options.port}: {reason}.")
         return 1
     with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -8,6 +8,7 @@ import pytest
 from served import HELLO, INFO, request
 
 from parley.errors import NotReady
+from parley.text import ChatTemplate, Tokenizer, detect
 from parley.types import Output, Outputs
 
 CHAT = "/v1/chat/completions"
@@ -355,3 +356,66 @@ async def test_requests_sent_at_once_are_answered_in_order(serve):
     texts = [json.loads((await connection.answer()).body)["choices"][0]["text"] for _ in bodies]
     assert texts == ["p0", "p1", "p2"]
     connection.close()
+
+
+# -- the parts of an answer
+
+THINKER = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% if tools %}<tool_call></tool_call>{% endif %}"
+)
+CALLING = (
+    '<think>\nWhat is it?\n</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+)
+
+
+@pytest.fixture
+async def thinker(serve, folder):
+    """A server whose model thinks and calls a tool."""
+    tokenizer = Tokenizer.load(folder)
+    served = await serve(reply=lambda work, index: tokenizer.encode(CALLING, False))
+    served.service.language.template = ChatTemplate({"default": THINKER})
+    served.service.language.markup = detect(THINKER)
+    return served
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+async def test_reasoning_and_calls_in_one_piece(thinker):
+    body = HELLO | {"tools": TOOLS, "max_tokens": 500, "chat_template_kwargs": {"enable_thinking": True}}
+    choice = (await thinker.post(CHAT, body)).json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["reasoning_content"].strip() == "What is it?"
+    assert message["content"].strip() == "Let me see."
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"]) == {"a": 1}
+
+
+async def test_reasoning_and_calls_as_a_stream_are_the_same(thinker):
+    body = HELLO | {"tools": TOOLS, "max_tokens": 500, "reasoning_effort": "high"}
+    message = (await thinker.post(CHAT, body)).json["choices"][0]["message"]
+    events = (await thinker.post(CHAT, body | {"stream": True, "stream_options": {"include_usage": True}})).events
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert [call["function"].get("name") for call in calls if "id" in call] == ["add"]
+    arguments = "".join(call["function"].get("arguments", "") for call in calls)
+    assert arguments == message["tool_calls"][0]["function"]["arguments"]
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def test_without_tools_a_call_is_text(thinker):
+    message = (await thinker.post(CHAT, HELLO | {"max_tokens": 500})).json["choices"][0]["message"]
+    assert "<tool_call>" in message["content"] and "tool_calls" not in message
+    answer = await thinker.post(CHAT, HELLO | {"max_tokens": 500, "tools": TOOLS, "tool_choice": "none"})
+    assert "tool_calls" not in answer.json["choices"][0]["message"]
+
+
+async def test_completions_do_not_tell_parts_apart(thinker):
+    choice = (await thinker.post(TEXT, {"prompt": "a", "max_tokens": 500})).json["choices"][0]
+    assert choice["text"] == CALLING

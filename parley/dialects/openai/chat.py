@@ -72,7 +72,7 @@ class ChatReply(Reply):
         self._prompt_ids: list[int] | None = None
         self._prompt_scores: list[Token] | None = None
         self._before = b""
-        self._after = b'],"usage":null}\n\n' if self.request.want.usage else b"]}\n\n"
+        self._after = b',"usage":null}\n\n' if self.request.want.usage else b"}\n\n"
 
     # -- a stream
 
@@ -104,10 +104,8 @@ class ChatReply(Reply):
         choice.started = True
         delta = {"role": "assistant", "content": self._echo, "refusal": None}
         opening = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        if not self._ids:
-            return self._frame(shared.encode(opening))
-        ids = b',"prompt_token_ids":' + shared.encode(self._prompt_ids)
-        return self._frame(shared.encode(opening)).replace(self._after, b"]" + ids + self._after[1:])
+        ids = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
+        return self._frame(shared.encode(opening), ids)
 
     def _delta(self, event: Delta) -> bytes:
         wants_tokens = self.request.want.logprobs is not None or self._ids
@@ -164,11 +162,12 @@ class ChatReply(Reply):
             )
         )
 
-    def _frame(self, choice: bytes) -> bytes:
+    def _frame(self, choice: bytes, more: bytes = b"") -> bytes:
+        """A chunk with one choice; ``more`` are further members behind the choices."""
         if not self._before:  # the model's name is only known for sure once the server has looked it up
             envelope = shared.encode(self._envelope("chat.completion.chunk", []))
             self._before = b"data: " + envelope.removesuffix(b"]}")
-        return self._before + choice + self._after
+        return self._before + choice + b"]" + more + self._after
 
     # -- one answer
 
