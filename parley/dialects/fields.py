@@ -176,8 +176,8 @@ class Fields:
             raise self._words.long(self.path(name), "string", len(value), cap)
         return value
 
-    def strings(self, name: str, *, cap: int, longest: int) -> list[str]:
-        """A string, or an array of at most ``cap`` strings, none of them empty or longer than ``longest``."""
+    def strings(self, name: str, *, cap: int, total: int) -> list[str]:
+        """A string, or an array of at most ``cap`` strings, none empty, together of at most ``total`` characters."""
         value = self._data.get(name)
         if value is None:
             return []
@@ -193,8 +193,9 @@ class Fields:
                 raise self._words.mistyped(where, "a string", text)
             if not text:
                 raise self._words.empty(where, "string")
-            if len(text) > longest:
-                raise self._words.long(where, "string", len(text), longest)
+        size = sum(map(len, value))
+        if size > total:
+            raise self._words.long(self.path(name), "string", size, total)
         return value
 
     def integers(self, name: str, *, cap: int, low: int | None, high: int | None) -> list[int]:

@@ -61,7 +61,7 @@ def test_null_and_absence_mean_the_default():
         assert fields.number(name, 0.5) == 0.5
         assert fields.boolean(name, True) is True
         assert fields.string(name, "s") == "s"
-        assert fields.strings(name, cap=1, longest=1) == []
+        assert fields.strings(name, cap=1, total=1) == []
         assert fields.integers(name, cap=1, low=0, high=1) == []
         assert fields.object(name) is None
         assert fields.free(name) == {}
@@ -141,7 +141,7 @@ def test_an_open_bound_is_not_allowed_itself():
 
 def test_lists_are_capped_and_their_members_named():
     def strings(value):
-        return Fields({"stop": value}).strings("stop", cap=3, longest=4)
+        return Fields({"stop": value}).strings("stop", cap=3, total=5)
 
     assert strings("a") == ["a"]
     assert strings(["a", "bcde"]) == ["a", "bcde"]
@@ -149,7 +149,8 @@ def test_lists_are_capped_and_their_members_named():
     assert refusal(lambda: strings(["a", 1])).field == "stop[1]"
     assert refusal(lambda: strings(["a", ""])).code == "empty_string"
     assert refusal(lambda: strings("")).code == "empty_string"
-    assert refusal(lambda: strings("abcde")).code == "string_above_max_length"
+    assert refusal(lambda: strings("abcdef")).code == "string_above_max_length"
+    assert refusal(lambda: strings(["ab", "cd", "ef"])).field == "stop"
 
 
 def test_integers_name_the_one_that_is_wrong():

@@ -182,7 +182,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
     ({"stop": 5}, "stop", "invalid_type"),
     ({"stop": ["a"] * 1025}, "stop", "array_above_max_length"),
-    ({"stop": ["a" * 32_769]}, "stop[0]", "string_above_max_length"),
+    ({"stop": ["a" * 10_000, "b" * 10_000]}, "stop", "string_above_max_length"),
     ({"stop": ["a", ""]}, "stop[1]", "empty_string"),
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "integer_below_min_value"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", "integer_above_max_value"),

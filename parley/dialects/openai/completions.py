@@ -276,7 +276,7 @@ def _prompts(body: Fields) -> list[Prompt]:
     if not value:
         raise body.empty("prompt", "array")
     if isinstance(value[0], str):
-        return [Text(text, special) for text in body.strings("prompt", cap=MAX_PROMPTS, longest=2**31)]
+        return [Text(text, special) for text in body.strings("prompt", cap=MAX_PROMPTS, total=2**31)]
     if not isinstance(value[0], list):
         return [Tokens(body.integers("prompt", cap=2**31, low=0, high=shared.MAX_ID))]
     prompts: list[Prompt] = []

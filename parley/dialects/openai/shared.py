@@ -13,7 +13,7 @@ from parley.types import Reason, Sampling, Stop, Token, Usage
 MAX_N = 128
 MAX_CHOICES = 2048  # n times prompts
 MAX_STOPS = 1024
-MAX_STOP_LENGTH = 32_768
+MAX_STOP_CHARACTERS = 16_384  # of all together
 MAX_STOP_IDS = 1024
 MAX_BIAS = 1024
 MAX_TOP = 20  # alternatives per token
@@ -74,7 +74,7 @@ def stop(body: Fields, max_tokens: int | None) -> Stop:
     if max_tokens is not None and min_tokens > max_tokens:
         raise body.fail("min_tokens", f"must be at most max_tokens, which is {max_tokens}, but got {min_tokens}.")
     return Stop(
-        strings=body.strings("stop", cap=MAX_STOPS, longest=MAX_STOP_LENGTH),
+        strings=body.strings("stop", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS),
         ids=body.integers("stop_token_ids", cap=MAX_STOP_IDS, low=0, high=MAX_ID),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
