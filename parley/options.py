@@ -100,20 +100,20 @@ class Value:
 class Config(Mapping[str, Any]):
     """All values of a table by option name."""
 
-    values: dict[str, Value]
+    found: dict[str, Value]
     warnings: list[str] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Any:
-        return self.values[name].value
+        return self.found[name].value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values)
+        return iter(self.found)
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.found)
 
     def source(self, name: str) -> str:
-        return self.values[name].source
+        return self.found[name].source
 
     def given(self, name: str) -> bool:
         """Whether anybody set it."""
