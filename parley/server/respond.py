@@ -21,6 +21,7 @@ from parley.dialects.dialect import Dialect
 from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge
 from parley.server.limits import ABORT, inflate
 from parley.server.options import ServerOptions
+from parley.server.tally import Note
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
 JSON = b"application/json"
@@ -30,18 +31,6 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 class ClientGone(Exception):
     """The client closed the connection, or stopped reading."""
-
-
-@dataclass
-class Note:
-    """What the access log says of a request beside method, path, status and time."""
-
-    model: str = ""
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    first_token: float | None = None  # seconds
-    finish: str = ""
-    probe: bool = False  # asked every few seconds; not worth a line
 
 
 @dataclass

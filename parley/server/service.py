@@ -22,7 +22,7 @@ from parley.text import Language
 from parley.types import ModelInfo, Settings
 
 if TYPE_CHECKING:
-    from parley.server.life import Generation
+    from parley.server.generation import Generation
 
 T = TypeVar("T")
 

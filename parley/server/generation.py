@@ -1,0 +1,242 @@
+"""One request between its admission and its last event: works in the engine, outputs as events, nothing left behind.
+
+A request may have several prompts; each is a work of its own, and their events come as one series. Whatever happens,
+``close`` cancels what still runs and gives the places back. Knows no HTTP and no API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from parley.engine.protocol import Stream
+from parley.errors import ContextLength, EngineDied, EngineError, Invalid, ParleyError
+from parley.server.service import Service
+from parley.server.tally import Tally
+from parley.text import Choice, Prepared, Stops, scored
+from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
+
+
+@dataclass(eq=False)
+class Branch:
+    """One prompt of a request, in the engine's hands. Outputs are held until the scores that precede them are there."""
+
+    number: int
+    prepared: Prepared
+    stream: Stream
+    choices: list[Choice]
+    scores_due: bool
+    held: list[Output] = field(default_factory=list)
+
+
+class Generation:
+    """One request from its admission to its last event."""
+
+    def __init__(self, service: Service, request: Request, tally: Tally):
+        request.model = tally.note.model = service.resolve(request.model)
+        service.hold(request.n * len(request.prompts))
+        service.open.add(self)
+        self.usage = Usage()
+        self._service = service
+        self._request = request
+        self._tally = tally
+        self._branches: list[Branch] = []
+        self._pumps: list[asyncio.Task[None]] = []
+        self._queue: asyncio.Queue[tuple[Branch, list[Output]]] = asyncio.Queue()
+        self._fresh: list[Event] = []  # made by begin, given by the first next
+        self._left = request.n * len(request.prompts)  # choices without their last event
+        self._error: ParleyError | None = None
+        self._closed = False
+
+    async def begin(self) -> None:
+        """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
+        request, service = self._request, self._service
+        self._check_ids()
+        prepared = await service.off_loop(sum(map(_size, request.prompts)), self._prepare)
+        if self._error is not None:
+            raise self._error
+        service.require()  # it may have changed while a long prompt was read
+        stops = Stops(request.stop.strings) if request.stop.strings else None
+        stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else service.language.tokenizer.eos_ids)})
+        for number, (ready, max_tokens) in enumerate(prepared):
+            self._submit(number, ready, max_tokens, stops, stop_ids)
+        self._tally.submit(request, self.usage)
+        if len(self._branches) > 1:
+            self._pumps = [asyncio.create_task(self._pump(branch)) for branch in self._branches]
+
+    async def next(self) -> list[Event]:
+        """The events since the last time, at least one; none when every choice has ended. Raises ParleyError."""
+        while True:
+            if self._fresh:
+                events, self._fresh = self._fresh, []
+                return events
+            if self._error is not None:
+                raise self._error
+            if not self._left:
+                return []
+            if len(self._branches) == 1:
+                arrived = [(self._branches[0], await self._branches[0].stream.next())]
+            else:
+                arrived = [await self._queue.get()]
+                while not self._queue.empty():
+                    arrived.append(self._queue.get_nowait())
+            for branch, outputs in arrived:
+                if not outputs and not self._error and any(not choice.ended for choice in branch.choices):
+                    raise EngineError("The engine ended this request without an answer.")
+                self._fresh += self._take(branch, outputs)
+
+    def abort(self, error: ParleyError) -> None:
+        """End it from outside: the next ``next`` raises the error."""
+        self._error = self._error or error
+        for branch in self._branches:
+            branch.stream.cancel()
+
+    def close(self) -> None:
+        """Stop whatever still runs, give the places back, and count what was done."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._pumps:
+            task.cancel()
+        for branch in self._branches:
+            branch.stream.cancel()
+        self._service.held -= self._request.n * len(self._request.prompts)
+        self._service.open.discard(self)
+        delivered = sum(choice.usage.completion_tokens for branch in self._branches for choice in branch.choices)
+        self._tally.close(delivered, self._left, failed=self._error is not None)
+
+    # -- before the engine
+
+    def _prepare(self) -> list[tuple[Prepared, int]]:
+        """Each prompt in tokens, and how many may be generated behind it."""
+        language, limit = self._service.language, self._service.info.max_model_len
+        made = []
+        for prompt in self._request.prompts:
+            ready = language.prepare(prompt, limit)
+            made.append((ready, self._room(ready.token_ids)))
+        return made
+
+    def _check_ids(self) -> None:
+        """Token ids that a client gave must be in the vocabulary."""
+        vocabulary = self._service.info.vocab_size
+        request = self._request
+        given = [("logit_bias", id) for id in request.sampling.logit_bias] + [
+            ("stop_ids", id) for id in request.stop.ids
+        ]
+        for field_, id in given:
+            if id >= vocabulary:
+                raise Invalid(f"Token id {id} is not in the vocabulary of {vocabulary} tokens.", field=field_)
+
+    def _room(self, ids: list[int]) -> int:
+        """How many tokens may be generated behind the prompt. Raises ContextLength, Invalid."""
+        info, stop = self._service.info, self._request.stop
+        if not ids:
+            raise Invalid("The prompt is empty: it has no tokens.", field="prompt")
+        if max(ids) >= info.vocab_size:
+            raise Invalid(f"Token id {max(ids)} is not in the vocabulary of {info.vocab_size} tokens.", field="prompt")
+        room = info.max_model_len - len(ids)
+        wanted = stop.max_tokens if stop.max_tokens is not None else max(1, stop.min_tokens)
+        if wanted > room:
+            asked = f" and {wanted} tokens were requested behind it" if stop.max_tokens is not None else ""
+            raise ContextLength(
+                f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(ids)}{asked}."
+                " Shorten the prompt or ask for fewer tokens.",
+                field="prompt",
+            )
+        return room if stop.max_tokens is None else stop.max_tokens
+
+    def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
+        request, service = self._request, self._service
+        sampling, want = request.sampling, request.want
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        work = Work(
+            id=f"{request.id}-{number}",
+            token_ids=ready.token_ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            seed=seed & (2**64 - 1),
+            n=request.n,
+            min_tokens=request.stop.min_tokens,
+            stop_ids=stop_ids,
+            logprobs=-1 if want.logprobs is None else want.logprobs,
+            prompt_logprobs=-1 if want.prompt_logprobs is None else want.prompt_logprobs,
+            salt=request.salt,
+        )
+        first = number * request.n
+        tokenizer = service.language.tokenizer
+        choices = [
+            Choice(request, first + k, tokenizer, ready, stops, details=request.want.ids) for k in range(request.n)
+        ]
+        due = want.prompt_logprobs is not None
+        self._branches.append(Branch(number, ready, service.engine.submit(work), choices, due))
+        self.usage.prompt_tokens += len(ready.token_ids)
+        self._fresh.append(Accepted(number, ready.token_ids))
+        if want.echo and not due:
+            self._fresh.append(self._scored(self._branches[-1], None))
+
+    # -- behind the engine
+
+    async def _pump(self, branch: Branch) -> None:
+        while outputs := await branch.stream.next():
+            self._queue.put_nowait((branch, outputs))
+        self._queue.put_nowait((branch, []))
+
+    def _take(self, branch: Branch, outputs: list[Output]) -> list[Event]:
+        events: list[Event] = []
+        if branch.scores_due:
+            outputs = branch.held + outputs
+            scores = next((output.prompt_scores for output in outputs if output.prompt_scores is not None), None)
+            failed = any(output.finish == "error" for output in outputs)
+            if scores is None and not failed:
+                branch.held = outputs
+                return events
+            branch.scores_due, branch.held = False, []
+            if scores is not None:
+                events.append(self._scored(branch, scores))
+        now = time.perf_counter()
+        first = branch.number * self._request.n
+        for output in outputs:
+            if output.finish == "error":
+                self._error = self._failure(output)
+                raise self._error
+            if output.token_ids:
+                self._tally.tokens(first + output.index, len(output.token_ids), now)
+            choice = branch.choices[output.index]
+            for event in choice.push(output):
+                events.append(event)
+                if isinstance(event, Done):
+                    self._end(event, output.index)
+            if choice.ended and output.finish is None:
+                branch.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
+        return events
+
+    def _scored(self, branch: Branch, scores: list[Score | None] | None) -> Scored:
+        want, tokenizer, ids = self._request.want, self._service.language.tokenizer, branch.prepared.token_ids
+        event = scored(tokenizer, branch.number, ids, scores, want.prompt_logprobs or 0)
+        if want.echo:
+            prompt = self._request.prompts[branch.number]
+            event.text = prompt.text if isinstance(prompt, Text) else tokenizer.decode(ids, want.skip_special)
+        return event
+
+    def _end(self, done: Done, index: int) -> None:
+        self._left -= 1
+        self.usage.completion_tokens += done.usage.completion_tokens
+        self.usage.reasoning_tokens += done.usage.reasoning_tokens
+        if index == 0:  # the others always find the prompt in the cache
+            self.usage.cached_tokens += done.usage.cached_tokens
+        self._tally.end(done.reason)
+
+    def _failure(self, output: Output) -> ParleyError:
+        message = output.error or "The engine failed this request."
+        return EngineError(message) if self._service.engine.state == "ready" else EngineDied(message)
+
+
+def _size(prompt: Prompt) -> int:
+    """Characters of a prompt's text, roughly."""
+    if isinstance(prompt, Text):
+        return len(prompt.text)
+    if isinstance(prompt, Chat):
+        return sum(len(message.content or "") for message in prompt.messages) + 64 * len(prompt.messages)
+    return 0

@@ -1,0 +1,82 @@
+"""What is counted of one request, on its way into the metrics and the access log. Times are ``time.perf_counter``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from parley.server.metrics import Metrics
+from parley.types import Reason, Request, Usage
+
+REASONS: dict[Reason, str] = {"stop": "stop", "tool": "stop", "length": "length", "cancel": "abort", "error": "error"}
+
+
+@dataclass
+class Note:
+    """What the access log says of a request beside method, path, status and time."""
+
+    model: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    first_token: float | None = None  # seconds
+    finish: str = ""
+    probe: bool = False  # asked every few seconds; not worth a line
+
+
+class Tally:
+    """The calls come in this order: submit, tokens and end as things happen, close."""
+
+    def __init__(self, metrics: Metrics, note: Note, arrived: float):
+        self.note = note
+        self._metrics = metrics
+        self._arrived = arrived
+        self._submitted = 0.0
+        self._first = 0.0
+        self._last: dict[int, float] = {}  # choice -> when its last token came
+        self._usage = Usage()
+
+    def submit(self, request: Request, usage: Usage) -> None:
+        """The engine has the request. ``usage`` goes on being added to."""
+        self._submitted = time.perf_counter()
+        self._usage = usage
+        metrics = self._metrics
+        metrics.queued.observe(self._submitted - self._arrived)
+        metrics.prompt_length.observe(usage.prompt_tokens)
+        metrics.choices.observe(request.n)
+        if request.stop.max_tokens is not None:
+            metrics.max_tokens.observe(request.stop.max_tokens)
+
+    def tokens(self, choice: int, count: int, now: float) -> None:
+        """Some tokens of a choice came."""
+        if not self._first:
+            self._first = now
+            self.note.first_token = now - self._arrived
+            self._metrics.first_token.observe(now - self._arrived)
+        before = self._last.get(choice)
+        if before is not None:
+            self._metrics.between_tokens.observe((now - before) / count, count)
+        self._last[choice] = now
+
+    def end(self, reason: Reason) -> None:
+        """A choice ended."""
+        self.note.finish = reason
+        self._metrics.finished.add(value=REASONS[reason])
+
+    def close(self, delivered: int, left: int, *, failed: bool) -> None:
+        """Nothing more comes. ``delivered`` tokens in all; ``left`` choices never ended."""
+        if not self._submitted:
+            return
+        now, metrics, usage = time.perf_counter(), self._metrics, self._usage
+        self.note.prompt_tokens, self.note.completion_tokens = usage.prompt_tokens, delivered
+        if left:
+            self.note.finish = "error" if failed else "abort"
+            metrics.finished.add(left, self.note.finish)
+        metrics.cached.add(usage.cached_tokens)
+        metrics.whole.observe(now - self._arrived)
+        metrics.inference.observe(now - self._submitted)
+        metrics.output_length.observe(delivered)
+        if self._first:
+            metrics.prefill.observe(self._first - self._submitted)
+            metrics.decode.observe(now - self._first)
+            if delivered > 1:
+                metrics.per_token.observe((now - self._first) / (delivered - 1))
