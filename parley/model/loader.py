@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,33 +54,32 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     length = _length(config, settings.max_model_len)
+    checkpoint = Checkpoint(folder)
+    size, free = checkpoint.parameters * dtype.itemsize, _free(device)
+    if size > free:
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {free >> 20} MiB of memory are free.")
 
     def weights(fraction: float) -> None:
         progress("loading the weights", 0.05 + 0.85 * fraction)
 
-    try:
-        network = _lower(folder, config, dtype, device, length, weights) if settings.lowering else None
+    with _memory("the model's weights"):
+        network = _lower(checkpoint, config, dtype, device, length, weights) if settings.lowering else None
         lowered = network is not None
         if network is None:
             from parley.model.foreign import load_foreign  # imports Transformers, which takes seconds
 
             network = load_foreign(folder, dtype, device, weights, length)
-    except MemoryError:
-        raise LoadError("There is not enough memory for the model's weights.") from None
-    except RuntimeError as error:
-        if "alloc" in str(error) or "out of memory" in str(error):
-            raise LoadError("There is not enough memory for the model's weights.") from None
-        raise
 
     progress("reserving the KV cache", 0.92)
     blocks = _blocks(network, dtype, device, length, settings)
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE
         log.info("The context is reduced to %d tokens, which is what the KV cache holds.", length)
-    pages = PagedKV(network.layers, blocks, dtype, device)
-    runner = Runner(network, pages, max_model_len=length, slots=settings.max_batch)
-    progress("warming up", 0.96)
-    runner.warm()
+    with _memory("a KV cache of this size"):
+        pages = PagedKV(network.layers, blocks, dtype, device)
+        runner = Runner(network, pages, max_model_len=length, slots=settings.max_batch)
+        progress("warming up", 0.96)
+        runner.warm()
     progress("ready", 1.0)
     names = config.get("architectures")
     return runner, ModelInfo(
@@ -97,8 +97,19 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
     )
 
 
+@contextmanager
+def _memory(what: str) -> Iterator[None]:
+    """Turn a failed allocation into a sentence; torch reports it as a RuntimeError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
+            raise LoadError(f"There is not enough memory for {what}.") from None
+        raise
+
+
 def _lower(
-    folder: Path,
+    checkpoint: Checkpoint,
     config: dict[str, Any],
     dtype: torch.dtype,
     device: torch.device,
@@ -108,7 +119,6 @@ def _lower(
     """The fused decoder, or None where the model has to run through Transformers."""
     try:
         shape = read_shape(config)
-        checkpoint = Checkpoint(folder)
         decoder = lower(checkpoint, shape, dtype, device, length, progress)
     except Unfit as reason:
         log.info("The model runs through Transformers: %s.", reason)

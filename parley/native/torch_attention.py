@@ -30,7 +30,7 @@ TILE = 64  # query rows of a tile
 PAD = 64  # key ranges are padded to a multiple of this
 CHUNK = 512  # keys whose values are summed in one matrix product
 MIN_ROWS = 4  # rows of a matrix product
-BUDGET = 4 << 20  # elements of a group's score matrix, and of the keys gathered for it
+BUDGET = 1 << 19  # elements of a group's score matrix, and of the keys gathered for it: what caches hold
 
 
 @dataclass(frozen=True)

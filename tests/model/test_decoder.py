@@ -263,6 +263,7 @@ def test_errors_are_sentences(tmp_path):
     fails("at least 1", max_model_len=0)
     fails("at most 2048", max_model_len=4096)
     fails("one page", kv_memory=10)
+    fails("not enough memory for a KV cache", kv_memory=1 << 58, max_batch=1 << 50)
 
     (folder / "config.json").write_text("{")
     fails("not valid JSON")
@@ -305,6 +306,12 @@ def test_errors_are_sentences(tmp_path):
     fails("missing")
     (folder / "model.safetensors.index.json").write_text("[]")
     fails("JSON object")
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
+    monkeypatch.setattr(loader, "_free", lambda device: 100_000)
+    with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
+        start(models.model("llama"))
 
 
 def test_memory_is_not_taken_before_it_is_used():
