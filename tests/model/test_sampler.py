@@ -16,7 +16,10 @@ from parley.model.sampler import Sampler
 from parley.model.score import score
 from parley.types import Sampling, Work
 
-MARGIN = 1e-5  # how close to a cut-off float32 and float64 may disagree
+
+def margin(sampling: Sampling) -> float:
+    """How close to a cut-off float32 and float64 may disagree: the rounding of logits (up to 100) is scaled, too."""
+    return 1e-5 + 3e-5 / max(sampling.temperature, 1e-5)
 
 
 def sequence(tokens=(0,), prompt_len=1, seed=0, sampling=None, **work) -> Sequence:
@@ -54,22 +57,23 @@ def reference(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np
         x[token] = x[token] / options.repetition_penalty if x[token] > 0 else x[token] * options.repetition_penalty
         x[token] -= options.frequency_penalty * output.count(token)
         x[token] -= options.presence_penalty * (token in output)
+    near = margin(options)
     if options.temperature < 1e-5:
         rivals = np.sort(x)[-2:]
-        return np.eye(len(x))[x.argmax()], rivals[0] != rivals[1] and rivals[1] - rivals[0] < MARGIN
+        return np.eye(len(x))[x.argmax()], rivals[0] != rivals[1] and rivals[1] - rivals[0] < 3e-5
     x = (x - x.max()) / options.temperature
     p = np.exp(x)
-    close = np.any((np.abs(p - options.min_p) < MARGIN) & (p != options.min_p))
+    close = np.any((np.abs(p - options.min_p) < near) & (p != options.min_p))
     p[p < options.min_p] = 0
     order = np.sort(p)[::-1]
     if 0 < options.top_k < len(p):
         edge = order[options.top_k - 1]
-        close |= np.any((np.abs(p - edge) < MARGIN * edge) & (p != edge))
+        close |= np.any((np.abs(p - edge) < near * edge) & (p != edge))
         p[p < edge] = 0
     if options.top_p < 1:
         above = np.array([p[p > value * (1 + 1e-9)].sum() for value in p]) / p.sum()
-        close |= np.any(np.abs(above - options.top_p) < MARGIN)
-        p[above >= options.top_p] = 0
+        close |= np.any((np.abs(above - options.top_p) < near) & (above > 0))
+        p[(above >= options.top_p) & (above > 0)] = 0  # the largest always stay
     return p / p.sum(), bool(close)
 
 
@@ -105,7 +109,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_equals_the_naive_sampler(case):
     logits, each = case
     expected, close = reference(logits.numpy(), each, each.generated)
@@ -115,7 +119,8 @@ def test_equals_the_naive_sampler(case):
     before = expected[:token].sum()
     u = uniform(each.seed, each.generated)
     if each.work.sampling.temperature >= 1e-5:
-        assert before - MARGIN <= u <= before + expected[token] + MARGIN
+        near = margin(each.work.sampling)
+        assert before - near <= u <= before + expected[token] + near
 
 
 @pytest.mark.parametrize(
