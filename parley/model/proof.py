@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -57,10 +57,12 @@ def _paged(network: Foreign, sequences: list[torch.Tensor]) -> list[torch.Tensor
     done = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     for step in STEPS:
-        ids, positions, spans = [], [], []
+        ids: list[torch.Tensor] = []
+        positions: list[torch.Tensor] = []
+        spans: list[Span] = []
         for number, count in step:
             start, end = done[number], done[number] + count
-            spans.append(Span(sum(map(len, ids)), count, end, tables[number]))
+            spans.append(Span(sum(len(part) for part in ids), count, end, tables[number]))
             ids.append(sequences[number][start:end])
             positions.append(torch.arange(start, end, device=network.device))
             done[number] = end
@@ -75,7 +77,10 @@ def _paged(network: Foreign, sequences: list[torch.Tensor]) -> list[torch.Tensor
 @contextmanager
 def _narrowed(model: PreTrainedModel) -> Iterator[None]:
     """Sliding windows of WINDOW tokens wherever the model has wider ones."""
-    holders = {id(holder): holder for module in model.modules() for holder in (module, getattr(module, "config", None))}
+    holders: dict[int, Any] = {}
+    for module in model.modules():
+        for holder in (module, getattr(module, "config", None)):
+            holders[id(holder)] = holder
     wide = [
         (holder, holder.sliding_window)
         for holder in holders.values()
