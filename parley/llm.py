@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -26,10 +27,10 @@ from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid
 from parley.hub import resolve, served_name
-from parley.server.life import Generation
+from parley.server.generation import Generation
 from parley.server.options import ServerOptions
-from parley.server.respond import Note
 from parley.server.service import Service
+from parley.server.tally import Note, Tally
 from parley.types import Delta, Done, Event, Reason, Request, Scored, Settings, Token, ToolCall, Usage
 
 T = TypeVar("T")
@@ -134,9 +135,9 @@ class LLM:
         """End the engine and free its memory. Work that is still running ends with an error."""
         if self._closed:
             return
-        self._closed = True
         if self._service is not None:
             self._wait(self._service.engine.close())
+        self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -149,7 +150,7 @@ class LLM:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run in our loop, and block the calling thread. An interrupted caller leaves no work behind."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._begin(work)
         try:
             return future.result()
         except BaseException:
@@ -158,7 +159,13 @@ class LLM:
 
     async def _follow(self, work: Coroutine[Any, Any, T]) -> T:
         """Run in our loop, awaited from another."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self._begin(work))
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._closed:
+            work.close()
+            raise RuntimeError("This LLM was closed.")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     # From here on: in our loop.
 
@@ -189,7 +196,8 @@ class LLM:
     @asynccontextmanager
     async def _generation(self, request: Request) -> AsyncIterator[Generation]:
         assert self._service is not None, "loaded in __init__"
-        generation = Generation(self._service, request, time.perf_counter(), Note())
+        tally = Tally(self._service.metrics, Note(), time.perf_counter())
+        generation = Generation(self._service, request, tally)
         try:
             await generation.begin()
             yield generation
