@@ -50,4 +50,4 @@ bench: setup
 	@$(VENV)/bin/parley bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info parley/native/kernels-*.so .mypy_cache .pytest_cache .ruff_cache

@@ -197,7 +197,7 @@ CLIENT: list[Option] = [
     ),
 ]
 
-VARIABLES = sorted({option.key for option in SERVE + CLIENT if option.variable})
+VARIABLES = sorted({option.key for option in SERVE + CLIENT if option.variable} | {"PARLEY_NATIVE"})
 
 
 def settings(config: Config, folder: str) -> Settings:

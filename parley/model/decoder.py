@@ -84,4 +84,4 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of some hidden rows: float32 [rows, vocab_size]."""
-        return native.linear(hidden, self._head).float()
+        return native.logits(hidden, self._head)

@@ -1,21 +1,23 @@
 """The kernels of the CPU path, by name. One signature each; a row's bits never depend on the other rows.
 
-This is the table: the model calls ``native.linear``, ``native.attend`` and so on, and what stands behind a name may
-change per machine. The torch forms also run on an accelerator.
+This is the table: the model calls ``native.linear``, ``native.attend`` and so on, and what stands behind a name is
+chosen here, per call. bfloat16 on the CPU goes to the compiled kernels where there are any; everything else (float32,
+an accelerator, a machine without a compiler) goes to the torch forms, whose docstrings say what each kernel does.
 """
 
-from parley.native.torch_attention import Group, attend, places, plan, write
-from parley.native.torch_kernels import (
-    Packed,
-    add_rms_norm,
-    embed,
-    linear,
-    pack,
-    rms_norm,
-    rope_write,
-    silu_mul,
-)
+from __future__ import annotations
 
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from parley.native import compiled, library, torch_kernels
+from parley.native.torch_attention import Group, attend, places, plan, write
+from parley.native.torch_kernels import embed
+
+Packed = compiled.Packed | torch_kernels.Packed
 Plan = list[Group]
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "attend",
     "embed",
     "linear",
+    "logits",
     "pack",
     "places",
     "plan",
@@ -33,3 +36,54 @@ __all__ = [
     "silu_mul",
     "write",
 ]
+
+
+@functools.cache
+def _compiled() -> compiled.Kernels | None:
+    found = library.load()
+    return None if found is None else compiled.Kernels(found)
+
+
+def _form(x: torch.Tensor) -> Any:
+    """Where the kernels for such a tensor are."""
+    form: compiled.Kernels | ModuleType | None = _compiled() if x.dtype == torch.bfloat16 and x.is_cpu else None
+    return form or torch_kernels
+
+
+def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    return _form(weight).pack(weight, bias)
+
+
+def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    return _form(x).linear(x, packed)
+
+
+def logits(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    return _form(x).logits(x, packed)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return _form(x).rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _form(x).add_rms_norm(x, residual, weight, eps)
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    return _form(gate_up).silu_mul(gate_up)
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    pages: torch.Tensor,
+    places: torch.Tensor,
+    *,
+    head_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    return _form(qkv).rope_write(qkv, cos, sin, pages, places, head_norm=head_norm, eps=eps)

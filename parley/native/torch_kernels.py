@@ -40,6 +40,11 @@ def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     return F.linear(x, packed.weight, packed.bias)
 
 
+def logits(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """``linear`` for the head: float32 [T, out]."""
+    return linear(x, packed).float()
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32."""
     return F.rms_norm(x, weight.shape[-1:], weight, eps)

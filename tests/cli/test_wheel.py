@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,21 +14,32 @@ import pytest
 
 import parley
 from parley import demo
+from parley.native import build
 
 ROOT = Path(parley.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    """A wheel made from a copy of what is under version control's eyes, so that no build output is left here."""
+def source(tmp_path_factory) -> Path:
+    """A copy of what is under version control's eyes, so that no build output is left here."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(ROOT / "parley", source / "parley", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", source, source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return source
+
+
+def make_wheel(source: Path, folder: Path, environment: dict[str, str] | None = None) -> zipfile.ZipFile:
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    return zipfile.ZipFile(next(source.glob("parley-*.whl")))
+    shutil.rmtree(source / "build", ignore_errors=True)
+    return zipfile.ZipFile(next(folder.glob("parley-*.whl")))
+
+
+@pytest.fixture(scope="module")
+def wheel(source) -> zipfile.ZipFile:
+    return make_wheel(source, source / "wheel")
 
 
 def read(wheel: zipfile.ZipFile, ending: str) -> str:
@@ -42,6 +54,22 @@ def test_the_wheel_holds_every_module_and_the_built_in_model(wheel):
     model = {str(path.relative_to(ROOT)) for path in demo.folder().rglob("*") if path.is_file()}
     assert {name for name in model if not name.endswith(".md")} <= names
     assert {Path(name).name for name in model} >= {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+def test_the_wheel_holds_the_kernels_of_its_sources_for_every_level(wheel):
+    held = {Path(name).name for name in wheel.namelist() if name.endswith(".so")}
+    assert held == {build.name(level) for level in build.levels()}
+    assert {path.name for path in build.sources()} <= {Path(name).name for name in wheel.namelist()}
+    tag = re.search(r"^Tag: (\S+)$", read(wheel, ".dist-info/WHEEL"), re.M)[1]
+    assert tag.startswith("py3-none-") and not tag.endswith("-any")
+
+
+def test_without_a_compiler_the_wheel_is_made_all_the_same(source):
+    environment = os.environ | {"CXX": "/nowhere/g++", "PATH": str(source)}
+    made = make_wheel(source, source / "plain", environment)
+    assert not [name for name in made.namelist() if name.endswith(".so")]
+    assert "Tag: py3-none-any" in read(made, ".dist-info/WHEEL")
 
 
 def test_the_wheel_holds_nothing_else(wheel):

@@ -1,0 +1,107 @@
+"""Compiles the kernels: one library per instruction set, from the same sources, named after what they are made of.
+
+It runs when parley is installed, when a library is wanted and not there, and as ``python parley/native/build.py``.
+setup.py loads this file by its path, so it must import nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra"]
+
+AVX2 = ("avx2", "fma")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+# What a level needs of the CPU, in the words of /proc/cpuinfo; the best level first.
+LEVELS = {"avx512bf16": (*AVX512, "avx512_bf16"), "avx512": AVX512, "avx2": AVX2, "generic": ()}
+X86 = ("x86_64", "AMD64")
+
+
+class BuildError(Exception):
+    """The kernels cannot be compiled here; the message says why."""
+
+
+def levels() -> list[str]:
+    """The levels that can be compiled for this kind of machine, best first."""
+    return [level for level, needs in LEVELS.items() if not needs or platform.machine() in X86]
+
+
+def usable() -> list[str]:
+    """The levels that this CPU can run, best first."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    has = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return [level for level in levels() if set(LEVELS[level]) <= set(has)]
+
+
+@functools.cache
+def name(level: str) -> str:
+    """The file name of a library: it changes with the sources and with how they are compiled."""
+    digest = hashlib.sha256()
+    for path in [*sources("*.h"), *sources("*.cpp"), Path(__file__)]:
+        digest.update(path.read_bytes())
+    return f"kernels-{digest.hexdigest()[:12]}-{level}.so"
+
+
+def sources(pattern: str = "*.cpp") -> list[Path]:
+    return sorted((HERE / "source").glob(pattern))
+
+
+def compiler() -> str:
+    """The C++ compiler: what CXX says, else the first that is there. Raises BuildError."""
+    for command in (os.environ.get("CXX"), "g++", "c++"):
+        if command and (found := shutil.which(command)):
+            return found
+    raise BuildError("no C++ compiler was found (g++)")
+
+
+def compile(level: str, folder: Path, extra: Iterable[str] = ()) -> Path:
+    """Compile one level into a folder, unless it is there. Safe against others who do the same. Raises BuildError."""
+    target = folder / name(level)
+    if target.exists():
+        return target
+    machine = [f"-m{need.replace('_', '')}" for need in LEVELS[level]]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
+            made = Path(scratch) / target.name
+            command = [compiler(), *FLAGS, *machine, *extra, *map(str, sources()), "-o", str(made)]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
+            if done.returncode:
+                raise BuildError(f"the compiler failed: {(done.stderr.strip() or str(done.returncode))[:2000]}")
+            os.replace(made, target)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(str(error)) from None
+    return target
+
+
+def install(folder: Path, wanted: Iterable[str]) -> list[Path]:
+    """Compile some levels into a folder, side by side, and remove what older sources left there. Raises BuildError."""
+    wanted = list(wanted)
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        made = list(pool.map(lambda level: compile(level, folder), wanted))
+    keep = {name(level) for level in LEVELS}
+    for path in folder.glob("kernels-*.so"):
+        if path.name not in keep:
+            path.unlink(missing_ok=True)
+    return made
+
+
+if __name__ == "__main__":
+    try:
+        for path in install(HERE, levels()):
+            print(path)
+    except BuildError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,138 @@
+"""The compiled kernels behind the names of the table: bfloat16 on the CPU.
+
+Each function has the meaning of its namesake in ``torch_kernels``, and the same promise without the limits: a row's
+bits do not depend on other rows, nor on the number of threads. It knows no file; it is given a loaded library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from parley.native import torch_kernels
+
+P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+ARGUMENTS = {
+    "packed_size": [N, N],
+    "pack": [P, P, N, N, N],
+    "linear": [P, P, P, P, N, N, N, N, N],
+    "add_rms_norm": [P, P, P, P, P, N, N, R, N],
+    "silu_mul": [P, P, N, N, N],
+    "max_dim": [],
+    "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N],
+}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A linear layer's weight in the order that ``linear.cpp`` describes, for rows of ``into`` numbers."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    out: int
+    into: int
+
+
+class Kernels:
+    """The kernels of one library."""
+
+    def __init__(self, library: ctypes.CDLL):
+        for name, arguments in ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, N if name in ("packed_size", "max_dim") else None
+        self._c = library
+        self._max_dim = library.max_dim()
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+        out, into = weight.shape
+        weight = weight.contiguous()
+        packed = torch.empty(self._c.packed_size(out, into), dtype=torch.bfloat16)
+        self._c.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
+        return Packed(packed, None if bias is None else bias.contiguous(), out, into)
+
+    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return self._multiply(x, packed, torch.bfloat16)
+
+    def logits(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return self._multiply(x, packed, torch.float32)
+
+    def _multiply(self, x: torch.Tensor, packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+        into, out = packed.into, packed.out
+        if x.shape[-1] != into:
+            raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")
+        rows = F.pad(x, (0, 1)) if into % 2 else x.contiguous()
+        y = torch.empty(*x.shape[:-1], out, dtype=dtype)
+        self._c.linear(
+            rows.data_ptr(),
+            packed.weight.data_ptr(),
+            0 if packed.bias is None else packed.bias.data_ptr(),
+            y.data_ptr(),
+            y.numel() // max(out, 1),
+            out,
+            into + into % 2,
+            dtype == torch.float32,
+            torch.get_num_threads(),
+        )
+        return y
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._norm(0, x.contiguous(), 0, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, total = x.contiguous(), torch.empty_like(x)
+        return self._norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps), total
+
+    def _norm(self, x: int, residual: torch.Tensor, total: int, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty_like(residual)
+        width = weight.shape[0]
+        rows = residual.numel() // width
+        threads = torch.get_num_threads()
+        self._c.add_rms_norm(
+            x, residual.data_ptr(), total, weight.data_ptr(), out.data_ptr(), rows, width, eps, threads
+        )
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate_up = gate_up.contiguous()
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty(rows, width, dtype=torch.bfloat16)
+        self._c.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, torch.get_num_threads())
+        return out
+
+    def rope_write(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        pages: torch.Tensor,
+        places: torch.Tensor,
+        *,
+        head_norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+    ) -> torch.Tensor:
+        kv_heads, dim = pages.shape[2], pages.shape[-1]
+        if dim > self._max_dim:
+            return torch_kernels.rope_write(qkv, cos, sin, pages, places, head_norm=head_norm, eps=eps)
+        cos, sin, places = cos.contiguous(), sin.contiguous(), places.contiguous()
+        rows, heads = qkv.shape[0], qkv.shape[1] // dim - 2 * kv_heads
+        self._c.rope_write(
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            pages.data_ptr(),
+            places.data_ptr(),
+            0 if head_norm is None else head_norm.data_ptr(),
+            eps,
+            rows,
+            heads,
+            kv_heads,
+            dim,
+            cos.shape[-1],
+            torch.get_num_threads(),
+        )
+        return qkv.view(rows, heads + 2 * kv_heads, dim)[:, :heads]

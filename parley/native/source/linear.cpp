@@ -1,0 +1,139 @@
+// Linear layers on bf16: y = x W^T + bias, with the weights in an order of their own.
+//
+// Each output element is one SIMD lane's chain over K, from first to last, whatever else is computed beside it. Its
+// accumulator may rest in memory between two stretches of K, which loses nothing. So neither the number of rows, nor
+// how they are cut into tiles, nor the number of threads can change a bit.
+//
+// Packed weights are [panels][K / 2][PANEL][2]: a panel is PANEL outputs, and a register holds a pair of neighbours in K
+// for each of its lanes. Outputs beyond N and an odd K are filled with zeros.
+#include <omp.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+
+#include "vector.h"
+
+namespace {
+
+constexpr int PANEL = 2 * LANES;
+constexpr int TILE = LANES == 16 ? 12 : 4;  // rows whose sums, with a panel's weights, fill the registers
+constexpr long STRETCH = 256;               // pairs of K: a panel's part of them stays in the first cache while tiles pass
+constexpr long PASS = 512;                  // rows whose sums are kept at once
+constexpr long AHEAD = 8192;                // bytes that the first tile fetches the weights in advance
+
+// sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL], in pairs
+template <int ROWS, bool FETCH>
+void tile(const Pair* x, long stride, const Pair* w, long steps, float* sums, bool fresh) {
+  Vec acc[ROWS][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Vec{} : read<Vec>(sums + r * PANEL + i * LANES);
+  const Pair* rows[(ROWS + 2) / 3];  // a pointer for three rows: more would not fit the registers
+#pragma GCC unroll 16
+  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
+  for (long k = 0; k < steps; k++, w += PANEL) {
+    Bits left = read<Bits>(w), right = read<Bits>(w + LANES);
+    if (FETCH) {
+      __builtin_prefetch((const char*)w + AHEAD);
+      if (LANES == 16) __builtin_prefetch((const char*)(w + LANES) + AHEAD);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      Bits each = fill(rows[r / 3][r % 3 * stride + k]);
+      acc[r][0] = dot(acc[r][0], each, left);
+      acc[r][1] = dot(acc[r][1], each, right);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < 2; i++) put(sums + r * PANEL + i * LANES, acc[r][i]);
+}
+
+using Tile = void (*)(const Pair*, long, const Pair*, long, float*, bool);
+
+template <bool FETCH, int ROWS = TILE> Tile choose(long rows) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return choose<FETCH, ROWS - 1>(rows);
+  return tile<ROWS, FETCH>;
+}
+
+// sums [rows][PANEL] of one panel
+void multiply(const Pair* x, const Pair* panel, long rows, long steps, float* sums) {
+  long tiles = (rows + TILE - 1) / TILE, stretch = tiles == 1 ? steps : std::min(steps, STRETCH), k = 0;
+  do {
+    for (long t = 0; t < tiles; t++) {
+      long first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
+      Tile run = t ? choose<false>(count) : choose<true>(count);
+      run(x + first * steps + k, steps, panel + k * PANEL, std::min(stretch, steps - k), sums + first * PANEL, k == 0);
+    }
+    k += stretch;
+  } while (k < steps);
+}
+
+template <class T> void finish(const float* sums, const bf16* bias, T* y, long rows, long stride, long count) {
+  for (long r = 0; r < rows; r++)
+    for (long i = 0; i < PANEL && i < count; i += LANES) {
+      Vec v = read<Vec>(sums + r * PANEL + i);
+      if (bias) v += load(bias + i, count - i);
+      store(y + r * stride + i, v, count - i);
+    }
+}
+
+template <class T>
+void run(const Pair* x, const Pair* w, const bf16* bias, T* y, long M, long N, long steps, int threads) {
+  long panels = (N + PANEL - 1) / PANEL;
+  if (!M || !panels) return;
+  // Rows are cut into groups so that their sums fit, and so that no thread is left without work.
+  long groups = std::max((M + PASS - 1) / PASS, std::min((M + TILE - 1) / TILE, (threads + panels - 1) / panels));
+  long tasks = groups * panels;
+#pragma omp parallel num_threads(threads)
+  {
+    alignas(64) float sums[PASS * PANEL];
+    long me = omp_get_thread_num(), team = omp_get_num_threads();
+    for (long task = tasks * me / team; task < tasks * (me + 1) / team; task++) {
+      long group = task / panels, panel = task % panels, n = panel * PANEL;
+      long first = M * group / groups, rows = M * (group + 1) / groups - first;
+      multiply(x + first * steps, w + panel * steps * PANEL, rows, steps, sums);
+      finish(sums, bias ? bias + n : nullptr, y + first * N + n, rows, N, N - n);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Numbers of a weight [N, K] when it is packed.
+int64_t packed_size(int64_t N, int64_t K) { return (N + PANEL - 1) / PANEL * PANEL * ((K + 1) / 2 * 2); }
+
+// w [N, K] -> packed
+void pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t threads) {
+  long panels = (N + PANEL - 1) / PANEL, steps = (K + 1) / 2;
+#ifdef __linux__
+  // Large pages: weights are read from end to end at every step, and each page's address costs a look-up.
+  constexpr uintptr_t PAGE = 2 << 20;
+  uintptr_t begin = ((uintptr_t)packed + PAGE - 1) & ~(PAGE - 1);
+  uintptr_t end = (uintptr_t)(packed + panels * PANEL * steps * 2) & ~(PAGE - 1);
+  if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
+#endif
+#pragma omp parallel for num_threads(threads)
+  for (long p = 0; p < panels; p++)
+    for (long k = 0; k < steps; k++)
+      for (long j = 0; j < PANEL; j++) {
+        long n = p * PANEL + j;
+        bf16* to = packed + ((p * steps + k) * PANEL + j) * 2;
+        to[0] = n < N ? w[n * K + 2 * k] : 0;
+        to[1] = n < N && 2 * k + 1 < K ? w[n * K + 2 * k + 1] : 0;
+      }
+}
+
+// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is even, bias may be null.
+void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide,
+            int64_t threads) {
+  if (wide) run((const Pair*)x, (const Pair*)packed, bias, (float*)y, M, N, K / 2, threads);
+  else run((const Pair*)x, (const Pair*)packed, bias, (bf16*)y, M, N, K / 2, threads);
+}
+
+}  // extern "C"

@@ -1,0 +1,95 @@
+// What is done to each row between the linear layers, in one pass over it: norms, SiLU, rotation and the way to the pages.
+// A row is computed by one thread and in one order, so it depends on nothing but itself.
+#include <cmath>
+
+#include "vector.h"
+
+namespace {
+
+constexpr long SMALL = 32768;  // numbers below which a second thread costs more than it gains
+
+int team(long numbers, long threads) { return numbers < SMALL ? 1 : (int)threads; }
+
+// 1 / sqrt(mean of squares + eps) of what `at` gives for 0, LANES, ...: four sums side by side, then their sum
+template <class F> float inverse_rms(long width, float eps, F at) {
+  Vec squares[4] = {};
+  for (long i = 0; i < width; i += LANES) {
+    Vec v = at(i);
+    squares[i / LANES % 4] = fma(v, v, squares[i / LANES % 4]);
+  }
+  return 1.f / std::sqrt(sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / width + eps);
+}
+
+}  // namespace
+
+extern "C" {
+
+// total = residual + x, or, if x is null, the residual itself; out = RMS norm of the total times the weight [width].
+// Each [M, width]; without x nothing is written to total.
+void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* weight, bf16* out, int64_t M,
+                  int64_t width, float eps, int64_t threads) {
+#pragma omp parallel for num_threads(team(M * width, threads))
+  for (long m = 0; m < M; m++) {
+    const bf16* row = residual + m * width;
+    if (x) {
+      const bf16 *one = x + m * width, *other = row;
+      bf16* both = total + m * width;
+      for (long i = 0; i < width; i += LANES)
+        store(both + i, load(one + i, width - i) + load(other + i, width - i), width - i);
+      row = both;
+    }
+    float scale = inverse_rms(width, eps, [&](long i) { return load(row + i, width - i); });
+    for (long i = 0; i < width; i += LANES)
+      store(out + m * width + i, load(row + i, width - i) * scale * load(weight + i, width - i), width - i);
+  }
+}
+
+// out [M, width] = silu(gate) * up of rows [gate | up]
+void silu_mul(const bf16* gate_up, bf16* out, int64_t M, int64_t width, int64_t threads) {
+#pragma omp parallel for num_threads(team(M * width, threads))
+  for (long m = 0; m < M; m++) {
+    const bf16 *gate = gate_up + 2 * m * width, *up = gate + width;
+    for (long i = 0; i < width; i += LANES) {
+      Vec g = load(gate + i, width - i);
+      store(out + m * width + i, g / (1.f + exp(-g)) * load(up + i, width - i), width - i);
+    }
+  }
+}
+
+// Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads, dim] in
+// place, and keys and values into rows places [M, 2 kv_heads] of the pages. cos, sin: [M, rotary]. rotary <= dim <= MAX_DIM.
+constexpr int64_t MAX_DIM = 1024;
+
+int64_t max_dim() { return MAX_DIM; }
+
+void rope_write(bf16* qkv, const float* cos, const float* sin, bf16* pages, const int64_t* places, const float* head_norm,
+                float eps, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t threads) {
+  long width = (heads + 2 * kv_heads) * dim, half = rotary / 2;
+#pragma omp parallel for num_threads(team(M * width, threads))
+  for (long m = 0; m < M; m++) {
+    float x[MAX_DIM];
+    for (long h = 0; h < heads + kv_heads; h++) {
+      bf16* head = qkv + m * width + h * dim;
+      for (long i = 0; i < dim; i += LANES) store(x + i, load(head + i, dim - i), dim - i);
+      if (head_norm) {
+        const float* weight = head_norm + h * dim;
+        float scale = inverse_rms(dim, eps, [&](long i) { return load(x + i, dim - i); });
+        for (long i = 0; i < dim; i += LANES)
+          store(x + i, load(x + i, dim - i) * scale * load(weight + i, dim - i), dim - i);
+        for (long i = rotary; i < dim; i += LANES) store(head + i, load(x + i, dim - i), dim - i);
+      }
+      for (long part = 0; part < rotary; part += half) {
+        const float *c = cos + m * rotary + part, *s = sin + m * rotary + part, *own = x + part, *other = x + half - part;
+        for (long i = 0; i < half; i += LANES) {
+          long left = half - i;
+          store(head + part + i, fma(load(own + i, left), load(c + i, left), load(other + i, left) * load(s + i, left)), left);
+        }
+      }
+    }
+    const bf16* row = qkv + m * width + heads * dim;
+    for (long i = 0; i < 2 * kv_heads; i++)
+      memcpy(pages + places[m * 2 * kv_heads + i] * dim, row + i * dim, dim * sizeof(bf16));
+  }
+}
+
+}  // extern "C"

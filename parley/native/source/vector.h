@@ -1,0 +1,122 @@
+// Vectors as wide as the registers of the instruction set that this is compiled for: arithmetic is written once, with the
+// compiler's vector operators, and only what operators cannot say is an intrinsic. Compile with -ffp-contract=off: what
+// is fused is fused by name, so that no optimiser decides about bits.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef uint16_t bf16;
+typedef uint32_t __attribute__((may_alias)) Pair;  // two bf16 that follow each other
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Half __attribute__((vector_size(2 * LANES)));
+
+static inline Vec fill(float x) { return x - Vec{}; }
+static inline Bits fill(uint32_t x) { return Bits{} | x; }
+
+template <class V> static inline V read(const void* from) {
+  V v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <class V> static inline void put(void* to, V v) { memcpy(to, &v, sizeof v); }
+
+// a * b + c
+static inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// c + a.low * b.low + a.high * b.high of bf16 pairs, in this order
+static inline Vec dot(Vec c, Bits a, Bits b) {
+#if defined(__AVX512BF16__)
+  return (Vec)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b);
+#else
+  c = fma((Vec)(a << 16), (Vec)(b << 16), c);
+  return fma((Vec)(a & 0xffff0000), (Vec)(b & 0xffff0000), c);
+#endif
+}
+
+static inline Vec widen(Half h) { return (Vec)(__builtin_convertvector(h, Bits) << 16); }
+
+// to the nearest bf16, ties to even; a NaN stays one
+static inline Half narrow(Vec v) {
+#if defined(__AVX512BF16__)
+  return (Half)_mm512_cvtneps_pbh((__m512)v);
+#else
+  Bits bits = (Bits)v;
+  Bits near = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector(v == v ? near : (bits >> 16) | 0x40, Half);
+#endif
+}
+
+// LANES numbers, or the first `count` of them and zeros
+static inline Vec load(const bf16* from) { return widen(read<Half>(from)); }
+
+static inline Vec load(const bf16* from, long count) {
+  if (count >= LANES) return load(from);
+  Half h = {};
+  memcpy(&h, from, count * sizeof(bf16));
+  return widen(h);
+}
+
+static inline Vec load(const float* from, long count) {
+  if (count >= LANES) return read<Vec>(from);
+  Vec v = {};
+  memcpy(&v, from, count * sizeof(float));
+  return v;
+}
+
+// LANES numbers, or the first `count` of them
+static inline void store(bf16* to, Vec v, long count) {
+  Half h = narrow(v);
+  if (count >= LANES) put(to, h);
+  else memcpy(to, &h, count * sizeof(bf16));
+}
+
+static inline void store(float* to, Vec v, long count) {
+  if (count >= LANES) put(to, v);
+  else memcpy(to, &v, count * sizeof(float));
+}
+
+static inline float sum(Vec v) {
+  float lanes[LANES];
+  put(lanes, v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+// e^x to about 2e-7 of it; below -87 it stays what it is there, above 88 it is infinite
+static inline Vec exp(Vec x) {
+  const Vec round = fill(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  x = x < -87.f ? fill(-87.f) : x;
+  Vec shifted = fma(x, fill(1.44269504f), round), n = shifted - round;
+  Vec f = fma(n, fill(-1.42860677e-6f), fma(n, fill(-0.693145752f), x));  // x - n ln 2, in two parts
+  Vec p = fill(1.98756911e-4f);
+  p = fma(p, f, fill(1.39819994e-3f));
+  p = fma(p, f, fill(8.33345205e-3f));
+  p = fma(p, f, fill(4.16657962e-2f));
+  p = fma(p, f, fill(1.66666657e-1f));
+  p = fma(p, f, fill(0.5f));
+  p = fma(p, f * f, f) + 1.f;
+  p *= (Vec)(((Bits)shifted + 127) << 23);
+  return x > 88.f ? fill(__builtin_inff()) : p;
+}
