@@ -2,6 +2,7 @@
 # make serve   the built-in model on http://127.0.0.1:8000        ARGS="--port 9000" passes flags on
 # make test    every test                                         ARGS="-k chat -x" passes flags on
 # make lint    formatter, linter and type checker
+# make sanitize the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)
 # make format and make docs rewrite what make lint and the tests would complain about
 # make bench   measure a server that runs                         ARGS="--concurrency 1,8,32"
 
@@ -13,7 +14,7 @@ STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test lint format docs bench clean
+.PHONY: setup serve test lint format docs bench sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -48,6 +49,13 @@ docs: setup
 
 bench: setup
 	@$(VENV)/bin/parley bench $(ARGS)
+
+# Python itself is not instrumented, so the sanitizer has to be there first; what Python never frees is no leak of ours.
+sanitize: setup
+	@PARLEY_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/model/test_kernels.py tests/model/test_compiled.py \
+		-k "not (compile or promise or wrong)" $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info parley/native/kernels-*.so .mypy_cache .pytest_cache .ruff_cache

@@ -91,10 +91,10 @@ class PagedKV:
             self._plans[key] = native.plan(
                 batch.spans,
                 heads=queries.shape[1],
-                kv_heads=shape.heads,
-                dim=width(shape),
+                layer=shape,
                 window=window,
                 zero_page=self.blocks,
+                dtype=self._pools[layer].dtype,
                 device=self.device,
             )
         return native.attend(

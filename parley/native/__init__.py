@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from parley.native import compiled, library, torch_kernels
-from parley.native.torch_attention import Group, attend, places, plan, write
+from parley.model.network import LayerKV, Span
+from parley.native import compiled, library, torch_attention, torch_kernels
+from parley.native.torch_attention import places, write
 from parley.native.torch_kernels import embed
 
 Packed = compiled.Packed | torch_kernels.Packed
-Plan = list[Group]
+Plan = compiled.Cut | list[torch_attention.Group]
 
 __all__ = [
     "Packed",
@@ -87,3 +88,46 @@ def rope_write(
     eps: float = 0.0,
 ) -> torch.Tensor:
     return _form(qkv).rope_write(qkv, cos, sin, pages, places, head_norm=head_norm, eps=eps)
+
+
+def plan(
+    spans: list[Span],
+    *,
+    heads: int,
+    layer: LayerKV,
+    window: int | None,
+    zero_page: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Plan:
+    """How a batch's rows attend to pages of ``dtype``. One plan serves all layers of one shape."""
+    kernels = _compiled() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    cut = kernels.plan(spans, heads=heads, layer=layer, window=window) if kernels else None
+    return cut or torch_attention.plan(
+        spans,
+        heads=heads,
+        kv_heads=layer.heads,
+        dim=max(layer.dim, layer.value_dim),
+        window=window,
+        zero_page=zero_page,
+        device=device,
+    )
+
+
+def attend(
+    queries: torch.Tensor,
+    pages: torch.Tensor,
+    plan: Plan,
+    *,
+    scale: float,
+    value_dim: int,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if isinstance(plan, compiled.Cut):
+        kernels = _compiled()
+        assert kernels is not None
+        dtype, queries = queries.dtype, queries.to(pages.dtype)
+        done = kernels.attend(queries, pages, plan, scale=scale, value_dim=value_dim, softcap=softcap, sinks=sinks)
+        return done.to(dtype)
+    return torch_attention.attend(queries, pages, plan, scale=scale, value_dim=value_dim, softcap=softcap, sinks=sinks)

@@ -19,6 +19,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra"]
+if os.environ.get("PARLEY_SANITIZE"):
+    FLAGS += ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 AVX2 = ("avx2", "fma")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -52,6 +54,7 @@ def name(level: str) -> str:
     digest = hashlib.sha256()
     for path in [*sources("*.h"), *sources("*.cpp"), Path(__file__)]:
         digest.update(path.read_bytes())
+    digest.update(" ".join(FLAGS).encode())
     return f"kernels-{digest.hexdigest()[:12]}-{level}.so"
 
 
@@ -67,7 +70,7 @@ def compiler() -> str:
     raise BuildError("no C++ compiler was found (g++)")
 
 
-def compile(level: str, folder: Path, extra: Iterable[str] = ()) -> Path:
+def compile(level: str, folder: Path) -> Path:
     """Compile one level into a folder, unless it is there. Safe against others who do the same. Raises BuildError."""
     target = folder / name(level)
     if target.exists():
@@ -77,7 +80,7 @@ def compile(level: str, folder: Path, extra: Iterable[str] = ()) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
             made = Path(scratch) / target.name
-            command = [compiler(), *FLAGS, *machine, *extra, *map(str, sources()), "-o", str(made)]
+            command = [compiler(), *FLAGS, *machine, *map(str, sources()), "-o", str(made)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
             if done.returncode:
                 raise BuildError(f"the compiler failed: {(done.stderr.strip() or str(done.returncode))[:2000]}")
@@ -88,14 +91,12 @@ def compile(level: str, folder: Path, extra: Iterable[str] = ()) -> Path:
 
 
 def install(folder: Path, wanted: Iterable[str]) -> list[Path]:
-    """Compile some levels into a folder, side by side, and remove what older sources left there. Raises BuildError."""
+    """Compile some levels into a folder, side by side, and remove what other sources left there. Raises BuildError."""
     wanted = list(wanted)
     with ThreadPoolExecutor(len(wanted)) as pool:
         made = list(pool.map(lambda level: compile(level, folder), wanted))
-    keep = {name(level) for level in LEVELS}
-    for path in folder.glob("kernels-*.so"):
-        if path.name not in keep:
-            path.unlink(missing_ok=True)
+    for path in set(folder.glob("kernels-*.so")) - {folder / name(level) for level in LEVELS}:
+        path.unlink(missing_ok=True)
     return made
 
 

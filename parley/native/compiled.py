@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from parley.model.network import LayerKV, Span
 from parley.native import torch_kernels
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -23,7 +24,11 @@ ARGUMENTS = {
     "silu_mul": [P, P, N, N, N],
     "max_dim": [],
     "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N],
+    "attend_dim": [],
+    "attend_fold": [],
+    "attend": [P, N, P, P, P, P, P, N, P, N, N, N, N, N, N, R, R, N],
 }
+NUMBERS = ("packed_size", "max_dim", "attend_dim", "attend_fold")  # what gives one
 
 
 @dataclass(frozen=True)
@@ -36,15 +41,26 @@ class Packed:
     into: int
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How a batch's attention is cut into units; int64 tensors as ``attention.cpp`` describes them."""
+
+    spans: torch.Tensor  # [S, 4]
+    table: torch.Tensor  # the spans' page tables, one behind the other
+    units: torch.Tensor  # [U, 3]
+    window: int | None
+
+
 class Kernels:
     """The kernels of one library."""
 
     def __init__(self, library: ctypes.CDLL):
         for name, arguments in ARGUMENTS.items():
             function = getattr(library, name)
-            function.argtypes, function.restype = arguments, N if name in ("packed_size", "max_dim") else None
+            function.argtypes, function.restype = arguments, N if name in NUMBERS else None
         self._c = library
         self._max_dim = library.max_dim()
+        self._attend_dim, self._attend_fold = library.attend_dim(), library.attend_fold()
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
         out, into = weight.shape
@@ -136,3 +152,57 @@ class Kernels:
             torch.get_num_threads(),
         )
         return qkv.view(rows, heads + 2 * kv_heads, dim)[:, :heads]
+
+    def plan(self, spans: list[Span], *, heads: int, layer: LayerKV, window: int | None) -> Cut | None:
+        """One plan serves all layers of one shape. None where the heads are of a kind that is not compiled."""
+        fold = heads // layer.heads
+        if layer.dim % 2 or max(layer.dim, layer.value_dim) > self._attend_dim or fold > self._attend_fold:
+            return None
+        tables: list[int] = []
+        rows, units = [], []
+        for i, span in enumerate(spans):
+            rows.append((span.first, span.count, span.length, len(tables)))
+            tables += span.table
+            step = self._attend_fold // fold
+            units += [(i, token, min(step, span.count - token)) for token in range(0, span.count, step)]
+        # Backwards: what lies further back in a prompt takes longer, and should not be begun last.
+        return Cut(torch.tensor(rows), torch.tensor(tables), torch.tensor(units[::-1]), window)
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        pages: torch.Tensor,
+        cut: Cut,
+        *,
+        scale: float,
+        value_dim: int,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        total, heads, dim = queries.shape
+        if queries.stride()[1:] != (dim, 1):
+            queries = queries.contiguous()
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
+        out = torch.empty(total, heads, value_dim, dtype=torch.bfloat16)
+        self._c.attend(
+            queries.data_ptr(),
+            queries.stride(0),
+            pages.data_ptr(),
+            out.data_ptr(),
+            cut.spans.data_ptr(),
+            cut.table.data_ptr(),
+            cut.units.data_ptr(),
+            cut.units.shape[0],
+            0 if sinks is None else sinks.data_ptr(),
+            heads,
+            pages.shape[2],
+            dim,
+            pages.shape[-1],
+            value_dim,
+            cut.window or 0,
+            scale,
+            softcap or 0.0,
+            torch.get_num_threads(),
+        )
+        return out

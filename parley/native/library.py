@@ -36,7 +36,7 @@ def _load() -> ctypes.CDLL | None:
         if wish and wish not in usable:
             raise build.BuildError(f"PARLEY_NATIVE is {wish}, and this machine can use {', '.join(usable)} or off")
         return open_level(wish or usable[0])
-    except (build.BuildError, OSError) as error:
+    except (build.BuildError, OSError, RuntimeError) as error:  # RuntimeError: no home folder
         log.warning("The kernels are torch's, so answers take longer: %s.", error)
         return None
 
@@ -51,8 +51,8 @@ def open_level(level: str) -> ctypes.CDLL:
     path = next((folder / build.name(level) for folder in folders if (folder / build.name(level)).exists()), None)
     if path is None:
         log.info("Compiling the kernels for %s, once; it takes some seconds.", level)
-        folder = next(folder for folder in folders if os.access(folder, os.W_OK) or folder is folders[-1])
-        path = build.compile(level, folder)
+        own, cache = folders
+        path = build.install(own, [level])[0] if os.access(own, os.W_OK) else build.compile(level, cache)
     return ctypes.CDLL(str(path))
 
 

@@ -13,8 +13,18 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, LayerKV, Span
+from parley.native import build, compiled, library, torch_attention
 
 ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
+
+
+@pytest.fixture(scope="module", autouse=True, params=["off", *(build.usable() if library.load() else [])])
+def form(request):
+    """Once with torch's forms behind the names, and once with the compiled ones of each level that this CPU has."""
+    kernels = None if request.param == "off" else compiled.Kernels(library.open_level(request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_compiled", lambda: kernels)
+        yield request.param
 
 
 @pytest.fixture(autouse=True)
@@ -232,6 +242,26 @@ def test_attention_over_several_chunks_of_values(window):
         assert (got.double() - definition(*data, 0.125, window)).abs().max() < allowed(data)
 
 
+def test_threads_do_not_change_attention():
+    before = torch.get_num_threads()
+    results = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        results.append(Stage([200, 3, 90, 64], 14, LayerKV(2, 64, 64), torch.bfloat16).mixed(scale=0.125))
+    torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("heads", "dim", "value_dim"), [(100, 8, 8), (2, 15, 15), (2, 16, 600), (1, 600, 24)])
+def test_attention_of_unusual_heads(heads, dim, value_dim):
+    stage = Stage([30, 70], heads, LayerKV(1, dim, value_dim), torch.bfloat16)
+    alone = stage.alone(scale=dim**-0.5)
+    for got, expected, data in zip(stage.mixed(scale=dim**-0.5), alone, stage.data, strict=True):
+        assert torch.equal(got, expected)
+        assert (got.double() - definition(*data, dim**-0.5)).abs().max() < allowed(data)
+
+
 def test_attention_float32():
     stage = Stage([70, 9], 6, LayerKV(2, 24, 24), torch.float32)
     for got, data in zip(stage.mixed(scale=0.2), stage.data, strict=True):
@@ -250,13 +280,17 @@ def test_scores_too_large_for_bfloat16_are_told_apart():
 def test_a_large_batch_is_computed_in_groups_of_bounded_size():
     table = list(range(64))
     spans = [Span(i, 1, 1000, table) for i in range(500)]
-    groups = native.plan(spans, heads=4, kv_heads=2, dim=64, window=None, zero_page=64, device=torch.device("cpu"))
+    groups = torch_attention.plan(
+        spans, heads=4, kv_heads=2, dim=64, window=None, zero_page=64, device=torch.device("cpu")
+    )
     assert sum(group.tiles for group in groups) == 500
     assert all(group.tiles * group.keys * 2 * 64 <= 1 << 19 for group in groups)
 
 
 def test_a_window_reads_only_the_pages_it_needs():
     spans = [Span(0, 1, 5000, list(range(400)))]
-    (group,) = native.plan(spans, heads=1, kv_heads=1, dim=8, window=100, zero_page=400, device=torch.device("cpu"))
+    (group,) = torch_attention.plan(
+        spans, heads=1, kv_heads=1, dim=8, window=100, zero_page=400, device=torch.device("cpu")
+    )
     assert group.keys <= 1024
     assert int(group.pages[0]) // 2 * BLOCK_SIZE <= 4900

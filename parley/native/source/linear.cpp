@@ -13,51 +13,12 @@
 
 #include <algorithm>
 
-#include "vector.h"
+#include "tile.h"
 
 namespace {
 
-constexpr int PANEL = 2 * LANES;
-constexpr int TILE = LANES == 16 ? 12 : 4;  // rows whose sums, with a panel's weights, fill the registers
-constexpr long STRETCH = 256;               // pairs of K: a panel's part of them stays in the first cache while tiles pass
-constexpr long PASS = 512;                  // rows whose sums are kept at once
-constexpr long AHEAD = 8192;                // bytes that the first tile fetches the weights in advance
-
-// sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL], in pairs
-template <int ROWS, bool FETCH>
-void tile(const Pair* x, long stride, const Pair* w, long steps, float* sums, bool fresh) {
-  Vec acc[ROWS][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Vec{} : read<Vec>(sums + r * PANEL + i * LANES);
-  const Pair* rows[(ROWS + 2) / 3];  // a pointer for three rows: more would not fit the registers
-#pragma GCC unroll 16
-  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
-  for (long k = 0; k < steps; k++, w += PANEL) {
-    Bits left = read<Bits>(w), right = read<Bits>(w + LANES);
-    if (FETCH) {
-      __builtin_prefetch((const char*)w + AHEAD);
-      if (LANES == 16) __builtin_prefetch((const char*)(w + LANES) + AHEAD);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) {
-      Bits each = fill(rows[r / 3][r % 3 * stride + k]);
-      acc[r][0] = dot(acc[r][0], each, left);
-      acc[r][1] = dot(acc[r][1], each, right);
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) put(sums + r * PANEL + i * LANES, acc[r][i]);
-}
-
-using Tile = void (*)(const Pair*, long, const Pair*, long, float*, bool);
-
-template <bool FETCH, int ROWS = TILE> Tile choose(long rows) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS) return choose<FETCH, ROWS - 1>(rows);
-  return tile<ROWS, FETCH>;
-}
+constexpr long STRETCH = 256;  // pairs of K: a panel's part of them stays in the first cache while tiles pass
+constexpr long PASS = 512;     // rows whose sums are kept at once
 
 // sums [rows][PANEL] of one panel
 void multiply(const Pair* x, const Pair* panel, long rows, long steps, float* sums) {
@@ -66,7 +27,8 @@ void multiply(const Pair* x, const Pair* panel, long rows, long steps, float* su
     for (long t = 0; t < tiles; t++) {
       long first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
       Tile run = t ? choose<false>(count) : choose<true>(count);
-      run(x + first * steps + k, steps, panel + k * PANEL, std::min(stretch, steps - k), sums + first * PANEL, k == 0);
+      run(x + first * steps + k, steps, panel + k * PANEL, PANEL, std::min(stretch, steps - k), sums + first * PANEL, PANEL,
+          k == 0);
     }
     k += stretch;
   } while (k < steps);
@@ -119,14 +81,19 @@ void pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t threads) {
   if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
 #endif
 #pragma omp parallel for num_threads(threads)
-  for (long p = 0; p < panels; p++)
-    for (long k = 0; k < steps; k++)
-      for (long j = 0; j < PANEL; j++) {
-        long n = p * PANEL + j;
-        bf16* to = packed + ((p * steps + k) * PANEL + j) * 2;
-        to[0] = n < N ? w[n * K + 2 * k] : 0;
-        to[1] = n < N && 2 * k + 1 < K ? w[n * K + 2 * k + 1] : 0;
-      }
+  for (long p = 0; p < panels; p++) {
+    const bf16* from = w + p * PANEL * K;
+    bf16* to = packed + p * steps * PANEL * 2;
+    if ((p + 1) * PANEL <= N && K % 2 == 0) {
+      for (long k = 0; k < steps; k++)
+        for (long j = 0; j < PANEL; j++) ((Pair*)to)[k * PANEL + j] = ((const Pair*)from)[j * steps + k];
+      continue;
+    }
+    long count = std::min<long>(PANEL, N - p * PANEL);
+    for (long k = 0; k < 2 * steps; k++)
+      for (long j = 0; j < PANEL; j++)
+        to[(k / 2 * PANEL + j) * 2 + k % 2] = j < count && k < K ? from[j * K + k] : 0;
+  }
 }
 
 // y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is even, bias may be null.
