@@ -73,9 +73,6 @@ class Checkpoint:
         """Numbers in all tensors."""
         return sum(math.prod(entry.shape) for entry in self._entries.values())
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
-
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """A view of the file. Raises LoadError if the tensor is missing or has another shape than the config wants."""
         entry = self._entry(name)
