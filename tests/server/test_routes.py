@@ -191,6 +191,15 @@ async def test_rebound_names_are_kept_out_on_loopback(serve):
         assert await status(bad) == 403, bad
 
 
+async def test_with_keys_a_proxy_may_pass_any_host_and_origin(serve):
+    served = await serve(api_keys=(KEY,))
+    headers = f"host: llm.example\r\norigin: https://app.example\r\nauthorization: Bearer {KEY}"
+    connection = await served.connect()
+    await connection.send(f"GET /v1/models HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+    assert (await connection.answer()).status == 200
+    connection.close()
+
+
 async def test_allowed_origins_get_cors_and_others_do_not(serve):
     served = await serve(cors=("https://app.example",), api_keys=(KEY,))
     ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
