@@ -181,6 +181,18 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog)
     assert "not used" in caplog.text
 
 
+def test_weights_that_are_not_numbers_are_no_proof(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(models.model("llama"), tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    checkpoint, shape = Checkpoint(folder), read_shape(read_config(folder))
+    decoder = lowering.lower(checkpoint, shape, torch.float32, torch.device("cpu"), 64, lambda fraction: None)
+    assert not lowering.deviation(decoder, checkpoint) <= lowering.TOLERANCE[torch.float32]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -300,6 +312,8 @@ def test_errors_are_sentences(tmp_path):
         fails(match)
     weights.unlink()
     fails("neither model.safetensors nor")
+    (folder / "pytorch_model.bin").touch()
+    fails("pickle")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
     fails("not a safetensors file of the same folder")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
