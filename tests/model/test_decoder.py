@@ -246,6 +246,12 @@ def test_the_context_is_what_the_cache_holds(caplog):
     assert start(folder, max_model_len=50)[1].max_model_len == 50
 
 
+@pytest.mark.parametrize("inner", ["max_position_embeddings", "n_positions"])
+def test_a_model_that_also_sees_says_its_context_further_inside(inner):
+    assert loader._length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
+    assert loader._length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
+
+
 def test_the_cache_is_never_larger_than_useful():
     runner, _ = start(models.model("llama"), kv_memory=1 << 40, max_batch=2, max_model_len=100)
     assert runner.blocks == 2 * 7
