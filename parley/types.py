@@ -167,7 +167,8 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     """What one step gave one choice. The last output of a choice has ``finish``; exactly one does.
 
     ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``). ``prompt_scores`` arrives once, with
-    the first output of choice 0; its first entry is None, for nothing precedes the first token.
+    the first output of choice 0; its first entry is None, for nothing precedes the first token. ``waited``: seconds in
+    the engine's queue, told with the first output of a choice.
     """
 
     id: str
@@ -179,6 +180,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     error: str | None = None
     cached_tokens: int = 0
     prompt_scores: list[Score | None] | None = None
+    waited: float = 0.0
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):

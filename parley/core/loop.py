@@ -86,6 +86,7 @@ class Loop:
         stops = frozenset(work.stop_ids)
         limit = allowance(work, self.context)
         choices: dict[int, Sequence] = {}
+        now = perf_counter()
         for index in range(work.n):
             sequence = Sequence(
                 id=work.id,
@@ -101,6 +102,7 @@ class Loop:
                 limit=limit,
                 stops=stops,
                 root=start,
+                added=now,
             )
             self._arrivals += 1
             choices[index] = sequence
@@ -189,8 +191,9 @@ class Loop:
         if row.start + row.count < len(sequence.tokens):
             return
         output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached)
-        if sequence.generated == 0 and sequence.prompt_scores:
-            output.prompt_scores = sequence.prompt_scores
+        if sequence.generated == 0:
+            output.waited = sequence.waited
+            output.prompt_scores = sequence.prompt_scores or None
         finish: Finish | None = "length"
         if result.token is not None and row.sample:
             sequence.tokens.append(result.token)
@@ -223,6 +226,8 @@ class Loop:
             del self._open[sequence.id]
 
     def _admit(self, sequence: Sequence) -> bool:
+        if not sequence.preemptions:
+            sequence.waited = perf_counter() - sequence.added
         try:
             self.runner.admit(sequence)
         except Exception:

@@ -47,6 +47,8 @@ class Sequence:
     status: Status = Status.WAITING
     cached: int = 0  # prompt tokens found in the prefix cache when it first ran
     preemptions: int = 0
+    added: float = 0.0  # when it was queued, time.perf_counter
+    waited: float = 0.0  # seconds from then to its first step
     prompt_scores: list[Score | None] = field(default_factory=list)
     limit: int = 0  # output tokens it may have; 0 computes the prompt alone
     stops: frozenset[int] = frozenset()  # tokens that end it

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from parley.engine.protocol import Engine, EngineFailed
+from parley.engine.protocol import Engine
 from parley.types import Cancel, Finish, ModelInfo, Output, Outputs, Progress, Score, Stats, Submit, ToEngine, Work
 
 Reply = Callable[[Work, int], list[int]]
@@ -73,18 +73,11 @@ class FakeEngine(Engine):
         self._running: list[_Choice] = []
         self._counts = Stats(blocks_total=info.kv_blocks)
         self._work = asyncio.Event()
-        self._loaded: asyncio.Future[ModelInfo] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self.state = "loading"
-        self._loaded = asyncio.get_running_loop().create_future()
-        self._loaded.add_done_callback(lambda f: f.exception())
+        self._begin()
         self._tasks = [asyncio.create_task(self._run())]
-
-    async def ready(self) -> ModelInfo:
-        assert self._loaded is not None, "start() comes first"
-        return await asyncio.shield(self._loaded)
 
     async def close(self) -> None:
         self.state = "closed"
@@ -95,9 +88,8 @@ class FakeEngine(Engine):
 
     def crash(self, reason: str = "The engine process was killed.") -> None:
         """Lose all work, as when an engine process dies and is not restarted."""
-        self.state, self.failure = "failed", reason
         self._waiting, self._running = [], []
-        self._fail_all(reason)
+        self._give_up(reason)
 
     def _send(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
@@ -109,17 +101,14 @@ class FakeEngine(Engine):
                 queue[:] = [c for c in queue if c.work.id != message.id or message.index not in (-1, c.index)]
 
     async def _run(self) -> None:
-        assert self._loaded is not None
         if self._load:
             for part in range(1, 11):
                 await asyncio.sleep(self._load / 10)
                 self.progress = Progress("loading", part / 10)
         if self._load_failure is not None:
-            self.state, self.failure = "failed", self._load_failure
-            self._loaded.set_exception(EngineFailed(self._load_failure))
+            self._give_up(self._load_failure)
             return
-        self.info, self.state = self._model, "ready"
-        self._loaded.set_result(self._model)
+        self._serve(self._model)
         while True:
             if not self._waiting and not self._running:
                 self._deliver(Outputs([], self._stats()))

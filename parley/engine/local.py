@@ -6,8 +6,8 @@ import asyncio
 import queue
 import threading
 
-from parley.engine.protocol import Engine, EngineFailed
-from parley.types import Fatal, FromEngine, ModelInfo, Outputs, Progress, Ready, Settings, Shutdown, ToEngine
+from parley.engine.protocol import Engine
+from parley.types import Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine
 
 
 class LocalEngine(Engine):
@@ -18,15 +18,12 @@ class LocalEngine(Engine):
         self.settings = settings
         self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._ready: asyncio.Future[ModelInfo] | None = None
 
     async def start(self) -> None:
         from parley.engine.host import work
 
         loop = asyncio.get_running_loop()
-        self._ready = loop.create_future()
-        self._ready.add_done_callback(lambda f: f.cancelled() or f.exception())
-        self.state = "loading"
+        self._begin()
 
         def send(message: FromEngine) -> None:
             try:
@@ -38,10 +35,6 @@ class LocalEngine(Engine):
             target=work, args=(self.settings, self._inbox, send), name="parley-engine", daemon=True
         )
         self._thread.start()
-
-    async def ready(self) -> ModelInfo:
-        assert self._ready is not None, "start() comes first"
-        return await asyncio.shield(self._ready)
 
     async def close(self) -> None:
         if self.state == "closed":
@@ -58,17 +51,12 @@ class LocalEngine(Engine):
     def _receive(self, message: FromEngine) -> None:
         if self.state == "closed":
             return
-        assert self._ready is not None
         match message:
             case Outputs():
                 self._deliver(message)
             case Progress():
                 self.progress = message
             case Ready(info):
-                self.info, self.state = info, "ready"
-                self._ready.set_result(info)
+                self._serve(info)
             case Fatal(reason):
-                self.state, self.failure = "failed", reason
-                if not self._ready.done():
-                    self._ready.set_exception(EngineFailed(reason))
-                self._fail_all(reason)
+                self._give_up(reason)

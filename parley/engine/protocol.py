@@ -79,14 +79,16 @@ class Engine(ABC):
         self.stats = Stats()
         self.failure = ""
         self._streams: dict[str, Stream] = {}
+        self._loaded: asyncio.Future[ModelInfo] | None = None
 
     @abstractmethod
     async def start(self) -> None:
         """Begin loading. Returns at once; raises EngineFailed only if nothing could even be begun."""
 
-    @abstractmethod
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded. Raises EngineFailed."""
+        assert self._loaded is not None, "start() comes first"
+        return await asyncio.shield(self._loaded)
 
     @abstractmethod
     async def close(self) -> None:
@@ -119,6 +121,25 @@ class Engine(ABC):
     def in_flight(self) -> int:
         """Works that have not ended."""
         return len(self._streams)
+
+    def _begin(self) -> None:
+        """Loading is under way: from here on it can be waited for."""
+        self.state = "loading"
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._loaded.add_done_callback(lambda loaded: loaded.cancelled() or loaded.exception())  # nobody has to wait
+
+    def _serve(self, info: ModelInfo) -> None:
+        """The model is loaded, for the first time or again."""
+        self.info, self.state, self.failure = info, "ready", ""
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_result(info)
+
+    def _give_up(self, reason: str) -> None:
+        """The engine has ended for good, before or after it was ready."""
+        self.state, self.failure = "failed", reason
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_exception(EngineFailed(reason))
+        self._fail_all(reason)
 
     def _deliver(self, message: Outputs) -> None:
         self.stats = message.stats

@@ -19,7 +19,7 @@ import msgspec
 
 from parley import wire
 from parley.engine.protocol import Engine, EngineFailed
-from parley.types import Fatal, FromEngine, ModelInfo, Outputs, Progress, Ready, Settings, Shutdown, ToEngine
+from parley.types import Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine
 
 log = logging.getLogger("parley.engine")
 
@@ -35,7 +35,6 @@ class RemoteEngine(Engine):
         self.settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._ready: asyncio.Future[ModelInfo] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -44,15 +43,10 @@ class RemoteEngine(Engine):
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        self._ready = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(lambda f: f.cancelled() or f.exception())
-        self.state = "loading"
+        self._begin()
         reader = await self._spawn()
         self._task = asyncio.create_task(self._supervise(reader))
-
-    async def ready(self) -> ModelInfo:
-        assert self._ready is not None, "start() comes first"
-        return await asyncio.shield(self._ready)
+        self._task.add_done_callback(self._orphaned)
 
     async def close(self) -> None:
         if self.state == "closed":
@@ -63,8 +57,8 @@ class RemoteEngine(Engine):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._end()
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(EngineFailed("The engine was closed while it was loading."))
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_exception(EngineFailed("The engine was closed while it was loading."))
 
     def _send(self, message: ToEngine) -> None:
         if self._writer is not None:
@@ -97,6 +91,8 @@ class RemoteEngine(Engine):
             served = self.info is not None and self.state == "ready"
             reason = fatal or f"The engine process {_how(code)}."
             if not served or time.monotonic() - restarted_at < HEALTHY_S:
+                if self.info is not None:
+                    log.error("%s It is not restarted again; restart the server.", reason)
                 self._give_up(reason)
                 return
             restarted_at = time.monotonic()
@@ -112,6 +108,12 @@ class RemoteEngine(Engine):
                 self._give_up(str(error))
                 return
 
+    def _orphaned(self, task: asyncio.Task[None]) -> None:
+        """The supervisor is done. An exception in it is a defect, and must not leave streams waiting for ever."""
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the engine's supervisor failed", exc_info=task.exception())
+            self._give_up("The connection to the engine failed.")
+
     async def _listen(self, reader: asyncio.StreamReader) -> str | None:
         """Take messages until the stream ends. Returns the reason if the engine gave one before it ended."""
         decoder = msgspec.msgpack.Decoder(FromEngine)
@@ -124,25 +126,14 @@ class RemoteEngine(Engine):
                     case Progress():
                         self.progress = message
                     case Ready(info):
-                        again = self.state == "restarting"
-                        self.info, self.state, self.failure = info, "ready", ""
-                        if again:
+                        if self.state == "restarting":
                             log.warning("The engine is ready again.")
-                        elif self._ready is not None:
-                            self._ready.set_result(info)
+                        self._serve(info)
                     case Fatal(reason):
                         fatal = reason
         except (OSError, wire.BrokenFrame, msgspec.DecodeError) as error:
             log.debug("engine stream: %s", error)
         return fatal
-
-    def _give_up(self, reason: str) -> None:
-        self.state, self.failure = "failed", reason
-        self._fail_all(reason)
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(EngineFailed(reason))
-        else:
-            log.error("%s It was not restarted; restart the server.", reason)
 
     async def _end(self) -> int | None:
         """Make sure that the process is gone; its exit code."""

@@ -73,9 +73,6 @@ class Checkpoint:
         """Numbers in all tensors."""
         return sum(math.prod(entry.shape) for entry in self._entries.values())
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
-
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """A view of the file. Raises LoadError if the tensor is missing or has another shape than the config wants."""
         entry = self._entry(name)
@@ -155,9 +152,9 @@ def _files(folder: Path) -> list[Path]:
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     if not index.is_file():
-        others = sorted(path.name for path in folder.glob("*.safetensors"))
-        also = f" (there is {others[0]})" if others else ""
-        raise LoadError(f"{folder} has neither model.safetensors nor model.safetensors.index.json{also}.")
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+            raise LoadError(f"{folder} has weights in pickle files only, which are never read; convert to safetensors.")
+        raise LoadError(f"{folder} has neither model.safetensors nor model.safetensors.index.json.")
     weights = _read_json(index, "though it was there a moment ago").get("weight_map")
     if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
         raise LoadError(f"{index.name} has no weight_map from tensor to file names.")

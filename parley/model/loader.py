@@ -153,6 +153,8 @@ def _device(name: str) -> torch.device:
 
 def _length(config: dict[str, Any], wanted: int | None) -> int:
     """The context in tokens: what the model was made for, or less if so wanted."""
+    if isinstance(inner := config.get("text_config"), dict):  # a model that also sees says it there
+        config = {**config, **inner}
     own = next((config[name] for name in LENGTHS if type(config.get(name)) is int and config[name] > 0), None)
     if wanted is None:
         return own or FALLBACK_LENGTH

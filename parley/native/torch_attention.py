@@ -5,8 +5,8 @@ It must not know sequences or layers; it sees packed rows, the spans they form, 
 How a row keeps its bits. Queries are cut into tiles of one sequence, tiles of similar size are computed together, and
 everything that depends on the company a row has there leaves its own arithmetic alone:
 
-* a score is one chain over the head's dimension, in float32 (scores of real models exceed what bfloat16 resolves). The
-  matrix product gets at least MIN_ROWS rows, for below that libraries change to other kernels;
+* a score is one chain over the head's dimension, in float32 (scores of real models exceed what bfloat16 resolves);
+* a matrix product gets at least MIN_ROWS rows, for below that libraries change to other kernels;
 * keys beyond a row's own are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at multiples of
   CHUNK and are padded to multiples of PAD, so that each key always meets the same vector lane;
 * values are summed in chunks of CHUNK absolute positions, chunk after chunk in float32.
@@ -43,7 +43,8 @@ class Group:
     take: torch.Tensor | None  # int64 [S * R], the batch row of each tile row (padding repeats a real one)
     put: torch.Tensor | None  # int64 [S * R], where its result goes (padding goes to row T)
     pages: torch.Tensor  # int64 [2 * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * 2 * kv_heads, ...]
-    mask: torch.Tensor  # float32 [S, 1, 1, R, L], 0 or -inf
+    clear: int  # so many keys at the beginning are seen by all rows
+    mask: torch.Tensor | None  # float32 [S, 1, 1, R, L - clear], 0 or -inf; None if nothing is left
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,12 @@ def _group(
     )
     row = np.minimum(np.arange(rows)[None], count - 1)
     query = (position + row - start)[:, :, None]
-    key = np.arange(keys)[None, None]
+    clear = int((position - start).min()) + 1 if window is None else 0
+    key = np.arange(clear, keys)[None, None]
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
-    mask = np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None]
+    mask = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None])
 
     take = (token + row).reshape(-1)
     put = np.where(np.arange(rows)[None] < count, token + row, total).reshape(-1)
@@ -122,7 +124,8 @@ def _group(
         None if whole else torch.from_numpy(take).to(device),
         None if whole else torch.from_numpy(put).to(device),
         torch.from_numpy(index.reshape(-1)).to(device),
-        torch.from_numpy(mask).to(device),
+        clear,
+        mask.to(device) if clear < keys else None,
     )
 
 
@@ -170,15 +173,16 @@ def _attend(
     size, rows, length = group.tiles, group.rows, group.keys
     many, folded = size * kv_heads, fold * rows
     # The heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
-    query = queries.float().view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4).reshape(many, folded, dim)
-    if folded < MIN_ROWS:
-        query = F.pad(query, (0, 0, 0, MIN_ROWS - folded))
+    query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
+    query = query.reshape(many, folded, dim)
+    query = _rows(query)
     key, value = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(2, many, length, width)
     scores = torch.bmm(query, key[..., :dim].float().transpose(1, 2))[:, :folded]
     if softcap is not None:
-        scores = (scores * (scale / softcap)).tanh_().mul_(softcap)
-        scale = 1.0
-    scores = torch.add(group.mask, scores.view(size, kv_heads, fold, rows, length), alpha=scale)
+        scores = (scores / softcap).tanh_().mul_(softcap)
+    scores = scores.view(size, kv_heads, fold, rows, length)
+    if group.mask is not None:
+        scores[..., group.clear :].add_(group.mask)
     if sinks is None:
         weights = torch.softmax(scores, -1)
     else:
@@ -186,14 +190,19 @@ def _attend(
         sink = scores.new_full((size, kv_heads, fold, rows, PAD), float("-inf"))
         sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
         weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., PAD:]
-    weights = weights.to(pages.dtype).view(many, folded, length)
+    weights = _rows(weights.to(pages.dtype).view(many, folded, length))
     result = torch.bmm(weights[..., :CHUNK], value[:, :CHUNK])
     if length > CHUNK:
         result = result.float()
         for first in range(CHUNK, length, CHUNK):
             result += torch.bmm(weights[..., first : first + CHUNK], value[:, first : first + CHUNK])
-    result = result.to(queries.dtype).view(size, kv_heads, fold, rows, width).permute(0, 3, 1, 2, 4)
+    result = result[:, :folded].to(queries.dtype).view(size, kv_heads, fold, rows, width).permute(0, 3, 1, 2, 4)
     return result[..., :value_dim].contiguous().view(size * rows, heads, value_dim)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """At least MIN_ROWS rows [..., R, N]."""
+    return F.pad(x, (0, 0, 0, MIN_ROWS - x.shape[-2])) if x.shape[-2] < MIN_ROWS else x
 
 
 def places(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:

@@ -66,26 +66,26 @@ def mask(key: bytes) -> str:
 
 
 class Gate:
-    """Refuses what a foreign web page makes a browser send.
+    """Refuses what a foreign web page makes a browser send to a server without keys.
 
-    ``Host`` is checked when listening on a loopback address, against DNS rebinding. ``Origin`` is checked when there
-    are no keys, for then a browser's mere presence on this machine would be the permission.
+    Without keys a browser's mere presence on this machine would be the permission. So ``Origin`` is checked, and, when
+    listening on a loopback address, ``Host``, against names that were rebound to it.
     """
 
     def __init__(self, host: str, hosts: Iterable[str], origins: Iterable[str], keys: Keys):
         self._hosts = {name.lower() for name in hosts}
         self._origins = set(origins)
-        self._loopback = is_loopback(host)
+        self._check_host = not keys and is_loopback(host)
         self._check_origin = not keys and "*" not in self._origins
 
     def check(self, headers: dict[bytes, bytes]) -> None:
         """Raises Forbidden."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         name = _hostname(host)
-        if self._loopback and host and not is_loopback(name) and name not in self._hosts:
+        if self._check_host and host and not is_loopback(name) and name not in self._hosts:
             raise Forbidden("The Host header names another machine. Allow it with --allow-host if that is intended.")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if self._check_origin and origin and origin not in self._origins and urlsplit(origin).netloc.lower() != host:
+        if self._check_origin and origin and origin not in self._origins and _authority(origin) != host:
             raise Forbidden("Web pages of other origins may not call this server. Allow one with --cors-origin.")
 
 
@@ -94,6 +94,14 @@ def _hostname(host: str) -> str:
     if host.startswith("["):
         return host[1 : host.find("]")]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an Origin header; None if it cannot be read."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _digest(key: bytes) -> bytes:

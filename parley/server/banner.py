@@ -79,4 +79,6 @@ def _count(number: int) -> str:
 
 
 def _bytes(number: int) -> str:
-    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+    if number >= 2**30:
+        return f"{number / 2**30:.2f} GiB"
+    return f"{number / 2**20:.{0 if number >= 10 * 2**20 else 1}f} MiB"

@@ -202,7 +202,7 @@ class Generation:
                 self._error = self._failure(output)
                 raise self._error
             if output.token_ids:
-                self._tally.tokens(first + output.index, len(output.token_ids), now)
+                self._tally.tokens(first + output.index, len(output.token_ids), now, output.waited)
             choice = branch.choices[output.index]
             for event in choice.push(output):
                 events.append(event)

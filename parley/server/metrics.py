@@ -93,7 +93,7 @@ class Metrics:
             "vllm:e2e_request_latency_seconds", "From a request's arrival to its last token.", LATENCY
         )
         self.queued = Histogram(
-            "vllm:request_queue_time_seconds", "From a request's arrival until the engine was given it.", LATENCY
+            "vllm:request_queue_time_seconds", "From a request's arrival to its first step.", LATENCY
         )
         self.prefill = Histogram(
             "vllm:request_prefill_time_seconds", "From the engine's being given a request to its first token.", LATENCY

@@ -31,6 +31,7 @@ class Tally:
         self._metrics = metrics
         self._arrived = arrived
         self._submitted = 0.0
+        self._began = 0.0  # when the engine's first step with it began
         self._first = 0.0
         self._last: dict[int, float] = {}  # choice -> when its last token came
         self._usage = Usage()
@@ -40,16 +41,18 @@ class Tally:
         self._submitted = time.perf_counter()
         self._usage = usage
         metrics = self._metrics
-        metrics.queued.observe(self._submitted - self._arrived)
         metrics.prompt_length.observe(usage.prompt_tokens)
         metrics.choices.observe(request.n)
         if request.stop.max_tokens is not None:
             metrics.max_tokens.observe(request.stop.max_tokens)
 
-    def tokens(self, choice: int, count: int, now: float) -> None:
-        """Some tokens of a choice came."""
+    def tokens(self, choice: int, count: int, now: float, waited: float) -> None:
+        """Some tokens of a choice came; with the first ones, how long it ``waited`` in the engine."""
         if not self._first:
             self._first = now
+            self._began = self._submitted + waited
+            self._metrics.queued.observe(self._began - self._arrived)
+            self._metrics.prefill.observe(now - self._began)
             self.note.first_token = now - self._arrived
             self._metrics.first_token.observe(now - self._arrived)
         before = self._last.get(choice)
@@ -73,10 +76,9 @@ class Tally:
             metrics.finished.add(left, self.note.finish)
         metrics.cached.add(usage.cached_tokens)
         metrics.whole.observe(now - self._arrived)
-        metrics.inference.observe(now - self._submitted)
         metrics.output_length.observe(delivered)
         if self._first:
-            metrics.prefill.observe(self._first - self._submitted)
+            metrics.inference.observe(now - self._began)
             metrics.decode.observe(now - self._first)
             if delivered > 1:
                 metrics.per_token.observe((now - self._first) / (delivered - 1))

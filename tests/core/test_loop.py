@@ -442,3 +442,13 @@ def test_counters_count() -> None:
     bench.drain()
     assert (bench.stats.prompt_tokens, bench.stats.generated_tokens, bench.stats.steps) == (3, 8, 4)
     assert bench.stats.blocks_total == 64
+
+
+def test_waiting_is_told_once_and_lasts_until_somebody_leaves():
+    bench = Bench(slots=1)
+    for number in range(2):
+        bench.loop.add(Work(f"w{number}", COMMON[:5], 4))
+    bench.drain()
+    first, second = ([part.waited for part in bench.outputs[f"w{number}", 0]] for number in range(2))
+    assert 0 < first[0] < second[0]
+    assert first[1:] == second[1:] == [0.0] * 3

@@ -238,6 +238,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"logits_processors": ["x"]}, "logits_processors"),
     ({"bad_words": ["x"]}, "bad_words"),
+    ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
     ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),

@@ -140,7 +140,7 @@ class Counter(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize(("architecture", "most"), [("llama", 25), ("qwen2", 25), ("qwen3", 27)])
+@pytest.mark.parametrize(("architecture", "most"), [("llama", 26), ("qwen2", 26), ("qwen3", 28)])
 def test_few_operators_per_layer(architecture, most):
     def count(layers: int) -> list[str]:
         runner, info = start(models.model(architecture, num_hidden_layers=layers), dtype="bfloat16")
@@ -179,6 +179,18 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog)
     with caplog.at_level("INFO"):
         assert not start(folder, dtype="bfloat16")[1].lowered
     assert "not used" in caplog.text
+
+
+def test_weights_that_are_not_numbers_are_no_proof(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(models.model("llama"), tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    checkpoint, shape = Checkpoint(folder), read_shape(read_config(folder))
+    decoder = lowering.lower(checkpoint, shape, torch.float32, torch.device("cpu"), 64, lambda fraction: None)
+    assert not lowering.deviation(decoder, checkpoint) <= lowering.TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize(
@@ -232,6 +244,12 @@ def test_the_context_is_what_the_cache_holds(caplog):
     assert info.max_model_len == runner.blocks * BLOCK_SIZE < 2048
     assert "reduced" in caplog.text
     assert start(folder, max_model_len=50)[1].max_model_len == 50
+
+
+@pytest.mark.parametrize("inner", ["max_position_embeddings", "n_positions"])
+def test_a_model_that_also_sees_says_its_context_further_inside(inner):
+    assert loader._length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
+    assert loader._length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
 
 
 def test_the_cache_is_never_larger_than_useful():
@@ -300,6 +318,8 @@ def test_errors_are_sentences(tmp_path):
         fails(match)
     weights.unlink()
     fails("neither model.safetensors nor")
+    (folder / "pytorch_model.bin").touch()
+    fails("pickle")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
     fails("not a safetensors file of the same folder")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 
 import msgspec
 import pytest
@@ -241,6 +242,46 @@ async def test_a_dead_engine_ends_every_stream_and_is_said(serve):
     assert (await served.get("/health/ready")).status == 503
     assert (await served.get("/health/live")).status == 200
     await served.until(lambda: not served.service.open)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_request_ends_exactly_once(serve, seed):
+    """Random requests, and an engine that dies at some moment: each choice gets one end, or the request an error."""
+    rng = random.Random(seed)
+    served = await serve(max_batch=5, tick=0.001)
+
+    async def ask():
+        await asyncio.sleep(rng.random() * 0.2)
+        body = {
+            "prompt": [f"prompt {n}" for n in range(rng.choice([1, 1, 3]))],
+            "n": rng.choice([1, 2]),
+            "max_tokens": rng.choice([0, 1, 7, 40]),
+            "stream": rng.random() < 0.6,
+            "stop": rng.choice([None, ["pro"], ["mpt 1", "zz"]]),
+            "echo": True,
+            "logprobs": rng.choice([None, 1]),
+        }
+        answer = await served.post(TEXT, body)
+        choices = range(len(body["prompt"]) * body["n"])
+        if not body["stream"]:
+            assert answer.status == 503 or [c["index"] for c in answer.json["choices"]] == list(choices)
+            return
+        if answer.status == 503:
+            return
+        events = answer.events
+        failed = "error" in events[-1]
+        ends = [e["choices"][0]["index"] for e in events[: -1 if failed else None] if e["choices"][0]["finish_reason"]]
+        assert len(set(ends)) == len(ends)
+        assert failed or sorted(ends) == list(choices)
+        assert not any("error" in event for event in events[:-1])
+
+    asking = [asyncio.create_task(ask()) for _ in range(40)]
+    await asyncio.sleep(0.05 + 0.1 * seed)
+    if seed:
+        served.engine.crash()
+    await asyncio.gather(*asking)
+    await served.until(lambda: not served.service.open)
+    assert served.service.held == 0 and not served.engine.in_flight
 
 
 # -- the end of the server

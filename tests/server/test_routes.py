@@ -117,6 +117,7 @@ async def test_names_with_slashes(serve):
     assert [model["id"] for model in listed["data"]] == ["org/model", "alias"]
     for path in ("org/model", "org%2Fmodel", "alias"):
         assert (await served.get(f"/v1/models/{path}")).status == 200
+    assert (await served.get("/v1/models/")).status == 404
     answer = await served.get("/v1/models/org%2Fother")
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
     said = await served.post("/v1/chat/completions", HELLO | {"model": "alias"})
@@ -172,6 +173,7 @@ async def test_foreign_web_pages_are_kept_out(serve):
     assert await status(own) == 200
     assert await status("https://evil.example") == 403
     assert await status("null") == 403
+    assert await status("http://[") == 403
     assert (await served.get("/v1/models", host="evil.example")).status in (400, 403)
 
 
@@ -189,6 +191,15 @@ async def test_rebound_names_are_kept_out_on_loopback(serve):
         assert await status(good) == 200, good
     for bad in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "169.254.1.1"):
         assert await status(bad) == 403, bad
+
+
+async def test_with_keys_a_proxy_may_pass_any_host_and_origin(serve):
+    served = await serve(api_keys=(KEY,))
+    headers = f"host: llm.example\r\norigin: https://app.example\r\nauthorization: Bearer {KEY}"
+    connection = await served.connect()
+    await connection.send(f"GET /v1/models HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+    assert (await connection.answer()).status == 200
+    connection.close()
 
 
 async def test_allowed_origins_get_cors_and_others_do_not(serve):

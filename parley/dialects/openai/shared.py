@@ -49,6 +49,7 @@ FEATURES = {
     "thinking_token_budget": "A budget for thinking is",
     "repetition_detection": "Detection of repetition is",
     "prompt_embeds": "Embeddings as a prompt are",
+    "web_search_options": "Web search is",
     "kv_transfer_params": "Transfer of KV blocks is",
 }
 

@@ -1,0 +1,49 @@
+"""The same code on a GPU: what it draws and scores is what the CPU draws and scores, in float32."""
+
+import models
+import pytest
+import torch
+from serving import serve, start
+
+from parley.types import Sampling, Work
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+
+WORKS = [
+    Work(
+        str(k),
+        [3 + (7 * k + i * i) % (models.VOCAB - 3) for i in range(1 + 23 * k)],
+        12,
+        Sampling(temperature=(k % 3) * 0.4, top_p=0.9, top_k=20 * (k % 2), repetition_penalty=1.1),
+        seed=k,
+        logprobs=2,
+        prompt_logprobs=0 if k % 4 == 0 else -1,
+    )
+    for k in range(12)
+]
+
+
+@pytest.mark.parametrize("lowering", [True, False])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "qwen3_moe", "gpt2"])
+def test_a_gpu_answers_as_the_cpu_does(architecture, lowering):
+    folder = models.model(architecture)
+    answers = []
+    for device in ("cpu", "cuda"):
+        runner, info = start(folder, device=device, dtype="float32", lowering=lowering)
+        assert info.device.startswith(device)
+        answers.append(serve(runner, WORKS, step=64, blocks=120)[0])
+    for key, ours in answers[0].items():
+        theirs = answers[1][key]
+        assert theirs.token_ids == ours.token_ids
+        for a, b in zip(ours.scores, theirs.scores, strict=True):
+            assert abs(a.logprob - b.logprob) < 1e-3
+
+
+def test_bf16_on_a_gpu_gives_finite_scores_and_every_answer_an_end():
+    runner, _ = start(models.model("qwen3"), device="cuda")
+    answers, stats = serve(runner, WORKS, step=64, blocks=120)
+    assert all(score.logprob <= 0 for answer in answers.values() for score in answer.scores)
+    assert stats.generated_tokens == sum(len(answer.token_ids) for answer in answers.values())
