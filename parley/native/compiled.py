@@ -67,7 +67,7 @@ class Kernels:
         weight = weight.contiguous()
         packed = torch.empty(self._c.packed_size(out, into), dtype=torch.bfloat16)
         self._c.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
-        return Packed(packed, None if bias is None else bias.contiguous(), out, into)
+        return Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
 
     def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.bfloat16)

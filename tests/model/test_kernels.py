@@ -299,5 +299,7 @@ def test_a_window_reads_only_the_pages_it_needs():
 
 def test_masks_stay_small_in_long_contexts():
     spans = [Span(0, 2048, 32768, list(range(2048)))]
-    groups = native.plan(spans, heads=2, kv_heads=1, dim=64, window=None, zero_page=2048, device=torch.device("cpu"))
+    groups = torch_attention.plan(
+        spans, heads=2, kv_heads=1, dim=64, window=None, zero_page=2048, device=torch.device("cpu")
+    )
     assert sum(group.mask.numel() for group in groups) < 1 << 20
