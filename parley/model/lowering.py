@@ -20,6 +20,7 @@ from parley.model.decoder import Decoder, Layer
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Span
 from parley.model.shape import Shape, Unfit
+from parley.native import memory
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 IGNORED = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed
@@ -132,13 +133,14 @@ class _Names:
 
     def _pack(self, parts: list[tuple[str, int, int, bool]]) -> native.Packed:
         weights = [self.checkpoint.tensor(name + ".weight", out, into) for name, out, into, _ in parts]
-        merged = torch.empty(sum(part.shape[0] for part in weights), parts[0][2], dtype=self.dtype, device=self.device)
+        into = parts[0][2]
+        merged = memory.mapped(sum(part.shape[0] for part in weights) * into, self.dtype).view(-1, into)
         for rows, part in zip(merged.split([part.shape[0] for part in weights]), weights, strict=True):
             rows.copy_(part)
         bias = None
         if parts[0][3]:
             bias = torch.cat([self.copy(name + ".bias", out) for name, out, _, _ in parts])
-        return native.pack(merged, bias)
+        return native.pack(merged.to(self.device), bias)
 
 
 @torch.inference_mode()

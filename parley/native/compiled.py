@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.network import LayerKV, Span
-from parley.native import torch_kernels
+from parley.native import memory, torch_kernels
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 ARGUMENTS = {
@@ -65,7 +65,7 @@ class Kernels:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
         out, into = weight.shape
         weight = weight.contiguous()
-        packed = torch.empty(self._c.packed_size(out, into), dtype=torch.bfloat16)
+        packed = memory.mapped(self._c.packed_size(out, into), torch.bfloat16)
         self._c.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
         return Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
 

@@ -7,9 +7,6 @@
 // Packed weights are [panels][K / 2][PANEL][2]: a panel is PANEL outputs, and a register holds a pair of neighbours in K
 // for each of its lanes. Outputs beyond N and an odd K are filled with zeros.
 #include <omp.h>
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #include <algorithm>
 
@@ -73,13 +70,6 @@ int64_t packed_size(int64_t N, int64_t K) { return (N + PANEL - 1) / PANEL * PAN
 // w [N, K] -> packed
 void pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t threads) {
   long panels = (N + PANEL - 1) / PANEL, steps = (K + 1) / 2;
-#ifdef __linux__
-  // Large pages: weights are read from end to end at every step, and each page's address costs a look-up.
-  constexpr uintptr_t PAGE = 2 << 20;
-  uintptr_t begin = ((uintptr_t)packed + PAGE - 1) & ~(PAGE - 1);
-  uintptr_t end = (uintptr_t)(packed + panels * PANEL * steps * 2) & ~(PAGE - 1);
-  if (begin < end) madvise((void*)begin, end - begin, MADV_HUGEPAGE);
-#endif
 #pragma omp parallel for num_threads(threads)
   for (long p = 0; p < panels; p++) {
     const bf16* from = w + p * PANEL * K;

@@ -1,0 +1,29 @@
+"""Memory for weights: mappings of their own in place of the heap.
+
+What is loaded is copied and laid out piece by piece, large pieces that stay between large ones that go; in the heap
+that leaves holes of a quarter of the model. And large pages are asked for, because weights are read from end to end at
+every step, and the address of each page costs a look-up.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+import torch
+
+LARGE = 2 << 20  # bytes of a large page
+SMALL = 1 << 16  # bytes that the heap may hold
+
+
+def mapped(numbers: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of so many numbers on the CPU, not initialised."""
+    size = numbers * dtype.itemsize
+    if size < SMALL:
+        return torch.empty(numbers, dtype=dtype)
+    memory = mmap.mmap(-1, size + LARGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % LARGE
+    with suppress(AttributeError, OSError, ValueError):  # a system without large pages, or less than one of them
+        memory.madvise(mmap.MADV_HUGEPAGE, start, size // LARGE * LARGE)
+    return whole[start : start + size].view(dtype)
