@@ -20,8 +20,6 @@ from parley.server.service import Service
 from parley.server.tally import Tally
 from parley.types import Event
 
-PING = b": ping\n\n"
-
 
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request of a route that generates. Raises ParleyError as long as nothing was sent, ClientGone."""
@@ -39,7 +37,8 @@ async def _read(service: Service, route: Route, exchange: Exchange) -> Reply:
     """The parsed body; the body itself is let go of here."""
     assert route.read is not None
     body = await exchange.body()
-    head = Head(exchange.unique, int(time.time()), service.fingerprint)
+    info = service.info
+    head = Head(exchange.unique, int(time.time()), service.fingerprint, info.max_model_len, info.device)
     return await service.off_loop(len(body), partial(route.read, body, head))
 
 
@@ -50,12 +49,14 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
         return
     while events := await generation.next():
         reply.add(events)
-    await exchange.answer(reply.body(generation.usage))
+    body = reply.body(generation.usage)
+    await exchange.answer(body, extra=reply.headers(generation.timings))
 
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
-    media_type, ping = reply.media_type, exchange.options.ping_interval
+    media_type, ping = reply.media_type, exchange.options.ping_interval or reply.silence
     ping = ping if media_type.startswith("text/event-stream") else None
+    exchange.extra = reply.headers(None)
     try:
         while events := await (_pinging(exchange, reply, generation, ping) if ping else generation.next()):
             if data := reply.chunk(events):
@@ -73,7 +74,7 @@ async def _pinging(exchange: Exchange, reply: Reply, generation: Generation, int
     task = asyncio.ensure_future(generation.next())
     try:
         while not (await asyncio.wait({task}, timeout=interval))[0]:
-            await exchange.write(PING, reply.media_type)
+            await exchange.write(reply.ping, reply.media_type)
         return task.result()
     finally:
         task.cancel()
