@@ -17,13 +17,12 @@ OPTIONS = [Option("json", switch(), "Print JSON, one line per route.", False)]
 
 
 def table() -> list[dict[str, str]]:
-    """One entry per route: method, path, api, surface."""
+    """One entry per method and path, with its api and surface; where several APIs answer, the body decides."""
     from parley.server import app
-    from parley.server.operations import OPERATIONS
 
     rows = []
     for (method, path), answering in app.table().items():
-        apis = ["parley" if route in OPERATIONS else surface.dialect.name for route, surface in answering]
+        apis = [surface.dialect.name for _, surface in answering]
         surface = answering[0][1].prefix or "all"
         rows.append({"method": method, "path": path, "api": ", ".join(apis), "surface": surface})
     return rows

@@ -1,7 +1,8 @@
 """The ASGI application: which API is mounted where, who may enter, and how errors leave.
 
 Every request passes ``App.__call__``: limits of its head, origin, key, router. Whatever is raised on the way becomes
-the answer that the API's clients know. An API is added by a line in ``SURFACES``.
+the answer that the API's clients know. An API is added by a line in ``SURFACES``; where several have the same path, the
+body tells which is meant.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -47,6 +48,7 @@ SURFACES = (
     Surface("/tgi", tgi.STRICT),
 )
 
+OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
 EXCHANGE = "parley.exchange"
 
 
@@ -93,13 +95,18 @@ def members(body: bytes) -> set[str]:
 def table() -> dict[tuple[str, str], list[tuple[Route, Surface]]]:
     """Every method and path with what answers there: the first that is listed, and others that claim bodies."""
     places: dict[tuple[str, str], list[tuple[Route, Surface]]] = {}
-    routes = [(route, SURFACES[0]) for route in OPERATIONS]
-    routes += [(route, surface) for surface in SURFACES for route in surface.dialect.routes]
-    for route, surface in routes:
-        place = places.setdefault((route.method, surface.prefix + route.path), [])
-        if not place or route.claims:
-            place.append((route, surface))
+    for surface in (OWN, *SURFACES):
+        for route in surface.dialect.routes:
+            for path in _paths(surface.prefix, route.path):
+                place = places.setdefault((route.method, path), [])
+                if not place or route.claims:
+                    place.append((route, surface))
     return places
+
+
+def _paths(prefix: str, path: str) -> tuple[str, ...]:
+    """Below a prefix the root has no slash of its own: a base URL is written with and without one."""
+    return (prefix, prefix + path) if prefix and path == "/" else (prefix + path,)
 
 
 def endpoints(service: Service) -> dict[tuple[str, str], Endpoint | Fork]:

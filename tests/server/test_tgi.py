@@ -273,8 +273,6 @@ def client(served, path=""):
 
 @pytest.mark.parametrize("path", ["", "/generate", "/tgi", "/tgi/", "/invocations"])
 async def test_a_text(served, path):
-    if path == "/tgi":
-        path = "/tgi/"
     said = await client(served, path).text_generation(INPUTS, return_full_text=False)
     assert said == INPUTS
 
