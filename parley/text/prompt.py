@@ -45,8 +45,8 @@ class Language:
         """Render and encode. Takes long for a long prompt (run it in a thread). Raises BadRequest.
 
         With ``limit``, the context length, a text that is hopelessly longer is refused before all of it was read
-        (ContextLength). What comes back may still be too long. With ``last`` only so many of the last tokens come back,
-        and a hopelessly longer text is read no further to the front than they need.
+        (ContextLength). What comes back may still be too long. With ``last`` only so many of the last tokens come
+        back, and of a hopelessly longer text only the end is read.
         """
         if isinstance(prompt, Chat):
             text = self.template.render(prompt)
@@ -68,8 +68,8 @@ class Language:
         return text, *self.tokenizer.spell(text, special)
 
     def _encode(self, text: str, special: bool, limit: int | None, last: int | None) -> list[int]:
-        if last is not None and (limit is None or last <= limit):
-            return self._encode_end(text, special, last)
+        if last is not None and (limit is None or last <= limit):  # more would not fit, cut or not
+            return self._encode_end(text, special, limit, last)
         size = PROBE * limit if limit is not None else len(text)
         while limit is not None and size < len(text):
             # The rest cannot halve what its beginning has: where a token ends depends on little of what follows.
@@ -81,8 +81,8 @@ class Language:
             size *= PROBE
         return self.tokenizer.encode(text, special)
 
-    def _encode_end(self, text: str, special: bool, count: int) -> list[int]:
-        size = PROBE * count
+    def _encode_end(self, text: str, special: bool, limit: int | None, count: int) -> list[int]:
+        size = PROBE * limit if limit is not None else len(text)
         while size < len(text):
             ids = self.tokenizer.encode(text[-size:], special)
             if len(ids) > 2 * count:  # twice: where the first tokens behind the cut begin is not certain
