@@ -2,6 +2,7 @@
 
 import json
 import struct
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -581,10 +582,15 @@ def test_numbers_have_their_shortest_form_in_32_bits(value):
         assert not -shared.F32 <= value <= shared.F32
         return
     assert struct.pack("f", told) == struct.pack("f", value)
-    digits = len(repr(abs(told)).split("e")[0].replace(".", "").strip("0"))
+    digits = len(Decimal(repr(told)).normalize().as_tuple().digits)
     assert digits <= 9
-    if digits > 6:
-        assert struct.pack("f", float(f"{value:.{digits - 1}g}")) != struct.pack("f", value)
+    for fewer in range(1, digits):
+        assert struct.pack("f", float(f"{value:.{fewer}g}")) != struct.pack("f", value)
+
+
+def test_a_number_of_64_bits_is_first_rounded():
+    assert shared.single(-1.107274843) == -1.1072749
+    assert (shared.single(None), shared.single(float("-inf")), shared.single(float("nan"))) == (None, None, None)
 
 
 # -- the small routes

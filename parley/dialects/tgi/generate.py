@@ -17,6 +17,9 @@ from parley.dialects.tgi.shared import WORDS, Rules
 from parley.errors import ParleyError, WrongType
 from parley.types import Accepted, Delta, Done, Event, Request, Scored, Text, Token, Usage, Want
 
+TOKEN = (
+    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
+)
 ENDLESS = Token(0, "", b"", special=True)  # stands in the last event when a choice ends without a token of its own
 
 
@@ -147,12 +150,14 @@ class GenerateReply(Reply):
 
     def _event(self, token: Token, done: Done | None = None) -> bytes:
         self._events += 1
-        event: dict[str, Any] = {
-            "index": self._events,
-            "token": _token(token, self._sequels[0].spelling.add(token)),
-        }
-        if self._wish.top_n_tokens and token.top:
-            event["top_tokens"] = [_token(other, other.text) for other in token.top]
+        text = self._sequels[0].spelling.add(token)
+        top = token.top if self._wish.top_n_tokens else []
+        if done is None and not top:  # nearly every event there is
+            logprob, special = shared.encode(shared.single(token.logprob)), b"true" if token.special else b"false"
+            return TOKEN % (self._events, token.id, shared.encode(text), logprob, special)
+        event: dict[str, Any] = {"index": self._events, "token": _token(token, text)}
+        if top:
+            event["top_tokens"] = [_token(other, other.text) for other in top]
         event["generated_text"] = event["details"] = None
         if done is not None:
             event["generated_text"] = self._before + "".join(self._sequels[0].text)

@@ -193,8 +193,10 @@ def single(value: float | None) -> float | None:
     if value is None or not -F32 <= value <= F32:
         return None
     packed = _single.pack(value)
-    for digits in (6, 7, 8):
-        short = float(f"{value:.{digits}g}")
-        if _single.pack(short) == packed:
-            return short
-    return float(f"{value:.9g}")
+    (exact,) = _single.unpack(packed)
+    short = float(f"{exact:.7g}")  # what six digits can say comes out of seven too
+    if _single.pack(short) != packed:
+        short = float(f"{exact:.8g}")
+        if _single.pack(short) != packed:
+            short = float(f"{exact:.9g}")
+    return short
