@@ -47,8 +47,9 @@ encode = msgspec.json.Encoder().encode
 class Rules:
     """The limits that the original is started with, and whether its ``strict`` readings hold.
 
-    Not strict: a temperature of 0 is greedy; a top_p, typical_p or top_k that keeps everything is off; ``stop`` may be
-    one string; null means the default everywhere.
+    Strict: what is wrong with a stream is told inside it, with status 200. Not strict: a temperature of 0 is greedy; a
+    top_p, typical_p or top_k that keeps everything is off; ``stop`` may be one string; null means the default
+    everywhere.
     """
 
     strict: bool
@@ -146,6 +147,11 @@ def error(error: ParleyError) -> Answer:
             return Answer(error.status, b"", PLAIN)
     status = 422 if isinstance(error, BadRequest) else 424 if isinstance(error, EngineError) else error.status
     return Answer(status, encode(error_object(error)))
+
+
+def streamed(error: ParleyError) -> Answer:
+    """An error as a whole stream: what the original does with one that comes before the first event."""
+    return Answer(200, failure(error), b"text/event-stream")
 
 
 def failure(error: ParleyError) -> bytes:
