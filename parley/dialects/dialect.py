@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from parley.errors import ParleyError
 from parley.types import Event, Prompt, Request, Usage
@@ -18,11 +18,37 @@ from parley.types import Event, Prompt, Request, Usage
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the server puts on an answer: a unique id without prefix, the time in whole seconds, the fingerprint."""
+    """What the server puts on an answer: a unique id without prefix, the time in whole seconds, the fingerprint.
+
+    And of the model what a dialect may have to say: its ``context`` in tokens, the kind of ``device`` it runs on.
+    """
 
     id: str
     created: int
     fingerprint: str
+    context: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the seconds of an answered request went: reading and checking, waiting for the engine, in the engine."""
+
+    total: float
+    validation: float
+    queue: float
+    inference: float
+
+
+class Answer(NamedTuple):
+    """An answer in one piece: HTTP status, body, content type."""
+
+    status: int
+    body: bytes
+    type: bytes = b"application/json"
+
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Reply(ABC):
@@ -30,12 +56,15 @@ class Reply(ABC):
 
     The server reads ``request``, feeds events as they come, and takes bytes. A stream is ``chunk`` for each batch of
     events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it is
-    ``add`` for each batch, then ``body``. ``names`` maps neutral fields, which errors of the server name ("prompt"), to
-    this API's own.
+    ``add`` for each batch, then ``body``, then ``headers``. ``names`` maps neutral fields, which errors of the server
+    name ("prompt"), to this API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if this API
+    has a custom of its own and the server was not told another.
     """
 
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     names: ClassVar[Mapping[str, str]] = {}
+    ping: ClassVar[bytes] = b": ping\n\n"
+    silence: ClassVar[float | None] = None
     request: Request
 
     @abstractmethod
@@ -50,6 +79,10 @@ class Reply(ABC):
     def fail(self, error: ParleyError) -> bytes:
         """The last bytes of a stream that ends by an error."""
 
+    def refusal(self, error: ParleyError) -> Answer | None:
+        """The answer to an error as long as nothing was sent; None: the one that the dialect gives to all."""
+        return None
+
     @abstractmethod
     def add(self, events: Sequence[Event]) -> None:
         """Take these events into the answer that is given in one piece."""
@@ -57,6 +90,10 @@ class Reply(ABC):
     @abstractmethod
     def body(self, usage: Usage) -> bytes:
         """The whole answer."""
+
+    def headers(self, timings: Timings | None) -> Headers:
+        """Headers of this answer; ``timings`` are None for a stream, whose headers leave first."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +107,25 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """The wish to see a prompt's tokens; ``strings``: also the vocabulary's own pieces."""
+    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``spans``: also the text that
+    was read and which part of it each token is; ``truncate``: only the last so many tokens."""
 
     model: str
     prompt: Prompt
     strings: bool = False
+    spans: bool = False
+    truncate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
+    """``spans``: begin and end of each token in ``text``, in characters; equal where a token is no part of it."""
+
     ids: list[int]
     strings: list[str] | None
     max_model_len: int
+    text: str = ""
+    spans: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +136,24 @@ class Detokenize:
     ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """The server in one card: its main model, how many answers it makes or queues at once, its version."""
+
+    card: Card
+    places: int
+    version: str
+
+
 Kind = Literal[
-    "generate",  # read(body, Head) -> Reply
+    "generate",  # read(body, Head) -> Reply, or the Answer if the body itself decides how its refusal looks
     "tokenize",  # read(body) -> Tokenize; write(Tokenized) -> bytes
     "detokenize",  # read(body) -> Detokenize; write(str) -> bytes
     "models",  # write(list[Card]) -> bytes
     "model",  # the path holds {model}; write(Card) -> bytes
     "tokenizer",  # the tokenizer's configuration; write(dict) -> bytes
     "version",  # write(str) -> bytes
+    "info",  # write(About) -> bytes
     "load",  # requests being served; write(int) -> bytes
     "health",  # an empty 200 while the engine serves, else an error
     "live",  # 200 as long as the process answers at all
@@ -110,20 +164,24 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path of an API and what the server does there."""
+    """One path of an API and what the server does there.
+
+    ``claims``: where several APIs share a path, a body with one of these members is for this route.
+    """
 
     method: str
     path: str
     kind: Kind
     read: Callable[..., Any] | None = None
     write: Callable[[Any], bytes] | None = None
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One API. ``base`` is what a client of it calls its base URL, below the server's root.
 
-    ``error`` gives status and body of an error; the server has already translated its field. ``headers`` are the API's
+    ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
     own response headers, from the seconds that the request took so far.
     """
 
@@ -131,5 +189,5 @@ class Dialect:
     title: str
     base: str
     routes: Sequence[Route]
-    error: Callable[[ParleyError], tuple[int, bytes]]
-    headers: Callable[[float], list[tuple[bytes, bytes]]] = field(default=lambda seconds: [])
+    error: Callable[[ParleyError], Answer]
+    headers: Callable[[float], Headers] = field(default=lambda seconds: ())
