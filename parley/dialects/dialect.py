@@ -18,11 +18,27 @@ from parley.types import Event, Prompt, Request, Usage
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the server puts on an answer: a unique id without prefix, the time in whole seconds, the fingerprint."""
+    """What a dialect is told beside the body.
+
+    For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the request: the parts of
+    its path that the route names, decoded, and its headers, names in lower case.
+    """
 
     id: str
     created: int
     fingerprint: str
+    path: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. Without a ``type`` no content type is sent."""
+
+    body: bytes = b""
+    status: int = 200
+    type: bytes = b"application/json"
+    headers: Sequence[tuple[bytes, bytes]] = ()
 
 
 class Reply(ABC):
@@ -31,9 +47,11 @@ class Reply(ABC):
     The server reads ``request``, feeds events as they come, and takes bytes. A stream is ``chunk`` for each batch of
     events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it is
     ``add`` for each batch, then ``body``. ``names`` maps neutral fields, which errors of the server name ("prompt"), to
-    this API's own.
+    this API's own. An answer in one piece that is not plain JSON sets ``type`` and ``headers`` in ``body``.
     """
 
+    type: bytes = b"application/json"
+    headers: Sequence[tuple[bytes, bytes]] = ()
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     names: ClassVar[Mapping[str, str]] = {}
     request: Request
@@ -66,6 +84,33 @@ class Card:
     name: str
     created: int
     max_model_len: int | None
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was done since the start. Counts are requests; seconds are summed over those that succeeded."""
+
+    succeeded: int = 0
+    failed: int = 0  # by the engine
+    cancelled: int = 0  # the client left
+    rejected: int = 0  # no place was free
+    last: float = 0.0  # when the last one ended, seconds since the epoch
+    whole: float = 0.0  # from arrival to end
+    lost: float = 0.0  # the same, of those that did not succeed
+    prepared: float = 0.0  # reading, rendering, tokenising
+    queued: float = 0.0
+    computed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the server knows of itself. ``cards``: every name it serves, the main one first."""
+
+    version: str
+    cards: Sequence[Card]
+    ready: bool
+    phase: str  # loading, ready, restarting, draining, failed, closed
+    totals: Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +147,26 @@ Kind = Literal[
     "version",  # write(str) -> bytes
     "load",  # requests being served; write(int) -> bytes
     "health",  # an empty 200 while the engine serves, else an error
-    "live",  # 200 as long as the process answers at all
-    "ready",  # 200 when requests are taken, else 503 with progress
+    "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
+    "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
+    "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
     "metrics",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path of an API and what the server does there."""
+    """One path of an API and what the server does there.
+
+    Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
+    model: it is looked up before the body is read.
+    """
 
     method: str
     path: str
     kind: Kind
     read: Callable[..., Any] | None = None
-    write: Callable[[Any], bytes] | None = None
+    write: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starlette.routing import Route as Mounted
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import openai
+from parley.dialects import openai, triton
 from parley.dialects.dialect import Dialect, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
@@ -40,6 +40,8 @@ class Surface:
 SURFACES = (
     Surface("", openai.DIALECT),
     Surface("/openai", openai.DIALECT),
+    Surface("", triton.DIALECT),
+    Surface("/triton", triton.DIALECT),
 )
 
 EXCHANGE = "parley.exchange"
@@ -123,8 +125,10 @@ class App:
 
     def _dialect(self, path: str) -> Dialect:
         """The API that words the errors of a path that leads nowhere."""
-        fitting = [surface for surface in SURFACES if path.startswith(surface.prefix + "/")]
-        return max(fitting, key=lambda surface: len(surface.prefix), default=SURFACES[0]).dialect
+        roots = [(surface.prefix, surface.dialect) for surface in SURFACES]
+        roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in SURFACES]
+        fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
+        return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]
 
     async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
         if exchange.status:  # too late for an answer: a cut connection is at least no false end

@@ -26,6 +26,7 @@ PING = b": ping\n\n"
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request of a route that generates. Raises ParleyError as long as nothing was sent, ClientGone."""
     service.require()
+    service.resolve(exchange.path.get("model", ""))
     reply = await _read(service, route, exchange)
     exchange.names = reply.names
     generation = Generation(service, reply.request, Tally(service.metrics, exchange.note, exchange.arrived))
@@ -39,8 +40,11 @@ async def _read(service: Service, route: Route, exchange: Exchange) -> Reply:
     """The parsed body; the body itself is let go of here."""
     assert route.read is not None
     body = await exchange.body()
-    head = Head(exchange.unique, int(time.time()), service.fingerprint)
-    return await service.off_loop(len(body), partial(route.read, body, head))
+    return await service.off_loop(len(body), partial(route.read, body, head(service, exchange)))
+
+
+def head(service: Service, exchange: Exchange) -> Head:
+    return Head(exchange.unique, int(time.time()), service.fingerprint, exchange.path, exchange.headers)
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
@@ -50,7 +54,8 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
         return
     while events := await generation.next():
         reply.add(events)
-    await exchange.answer(reply.body(generation.usage))
+    body = reply.body(generation.usage)
+    await exchange.answer(body, type=reply.type, extra=tuple(reply.headers))
 
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
