@@ -34,6 +34,7 @@ FORMATS = {
 }
 NUMBERS = tuple(name for name in FORMATS if name != "BOOL")
 INTEGERS = {name: code for name, code in FORMATS.items() if "INT" in name}
+MAX_RANK = 32
 HALVES = ("FP16", "BF16")
 
 
@@ -160,6 +161,8 @@ def extent(shape: Any) -> list[int]:
     """A tensor's shape as it was sent. Raises Internal, Invalid."""
     if not isinstance(shape, list):
         raise mistaken("array", "'shape'")
+    if len(shape) > MAX_RANK:
+        raise Invalid(f"Unable to parse 'shape': at most {MAX_RANK} dimensions are allowed")
     for size in shape:
         if not isinstance(size, int) or isinstance(size, bool) or size >= 1 << 63:
             raise mistaken("unsigned-integer", "'shape'")
