@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from parley.errors import ParleyError
 from parley.types import Event, Prompt, Request, Usage
@@ -20,25 +20,39 @@ from parley.types import Event, Prompt, Request, Usage
 class Head:
     """What a dialect is told beside the body.
 
-    For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the request: the parts of
-    its path that the route names, decoded, and its headers, names in lower case.
+    For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the model: its
+    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on. Of the request: the parts of its
+    path that the route names, decoded, and its headers, names in lower case.
     """
 
     id: str
     created: int
     fingerprint: str
+    context: int = 0
+    device: str = "cpu"
     path: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole answer. Without a ``type`` no content type is sent."""
+class Timings:
+    """Where the seconds of an answered request went: reading and checking, waiting for the engine, in the engine."""
 
-    body: bytes = b""
+    total: float
+    validation: float
+    queue: float
+    inference: float
+
+
+class Answer(NamedTuple):
+    """An answer in one piece: HTTP status, body, content type (empty: none is sent)."""
+
     status: int = 200
+    body: bytes = b""
     type: bytes = b"application/json"
-    headers: Sequence[tuple[bytes, bytes]] = ()
+
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Reply(ABC):
@@ -46,14 +60,16 @@ class Reply(ABC):
 
     The server reads ``request``, feeds events as they come, and takes bytes. A stream is ``chunk`` for each batch of
     events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it is
-    ``add`` for each batch, then ``body``. ``names`` maps neutral fields, which errors of the server name ("prompt"), to
-    this API's own. An answer in one piece that is not plain JSON sets ``type`` and ``headers`` in ``body``.
+    ``add`` for each batch, then ``body``, then ``type`` and ``headers``. ``names`` maps neutral fields, which errors of
+    the server name ("prompt"), to this API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if
+    this API has a custom of its own and the server was not told another.
     """
 
     type: bytes = b"application/json"
-    headers: Sequence[tuple[bytes, bytes]] = ()
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     names: ClassVar[Mapping[str, str]] = {}
+    ping: ClassVar[bytes] = b": ping\n\n"
+    silence: ClassVar[float | None] = None
     request: Request
 
     @abstractmethod
@@ -75,6 +91,10 @@ class Reply(ABC):
     @abstractmethod
     def body(self, usage: Usage) -> bytes:
         """The whole answer."""
+
+    def headers(self, timings: Timings | None) -> Headers:
+        """Headers of this answer; ``timings`` are None for a stream, whose headers leave first."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +135,25 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """The wish to see a prompt's tokens; ``strings``: also the vocabulary's own pieces."""
+    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``spans``: also the text that
+    was read and which part of it each token is; ``truncate``: only the last so many tokens."""
 
     model: str
     prompt: Prompt
     strings: bool = False
+    spans: bool = False
+    truncate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
+    """``spans``: begin and end of each token in ``text``, in characters; equal where a token is no part of it."""
+
     ids: list[int]
     strings: list[str] | None
     max_model_len: int
+    text: str = ""
+    spans: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +164,15 @@ class Detokenize:
     ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """The server in one card: its main model, how many answers it makes or queues at once, its version."""
+
+    card: Card
+    places: int
+    version: str
+
+
 Kind = Literal[
     "generate",  # read(body, Head) -> Reply
     "tokenize",  # read(body) -> Tokenize; write(Tokenized) -> bytes
@@ -145,6 +181,7 @@ Kind = Literal[
     "model",  # the path holds {model}; write(Card) -> bytes
     "tokenizer",  # the tokenizer's configuration; write(dict) -> bytes
     "version",  # write(str) -> bytes
+    "info",  # write(About) -> bytes
     "load",  # requests being served; write(int) -> bytes
     "health",  # an empty 200 while the engine serves, else an error
     "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
@@ -159,7 +196,8 @@ class Route:
     """One path of an API and what the server does there.
 
     Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
-    model: it is looked up before the body is read.
+    model: it is looked up before the body is read. ``claims``: where several APIs share a path, a body with one of
+    these members is for this route.
     """
 
     method: str
@@ -167,13 +205,14 @@ class Route:
     kind: Kind
     read: Callable[..., Any] | None = None
     write: Callable[[Any], Any] | None = None
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One API. ``base`` is what a client of it calls its base URL, below the server's root.
 
-    ``error`` gives status and body of an error; the server has already translated its field. ``headers`` are the API's
+    ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
     own response headers, from the seconds that the request took so far.
     """
 
@@ -181,5 +220,5 @@ class Dialect:
     title: str
     base: str
     routes: Sequence[Route]
-    error: Callable[[ParleyError], tuple[int, bytes]]
-    headers: Callable[[float], list[tuple[bytes, bytes]]] = field(default=lambda seconds: [])
+    error: Callable[[ParleyError], Answer]
+    headers: Callable[[float], Headers] = field(default=lambda seconds: ())

@@ -20,8 +20,6 @@ from parley.server.service import Service
 from parley.server.tally import Tally
 from parley.types import Event
 
-PING = b": ping\n\n"
-
 
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request of a route that generates. Raises ParleyError as long as nothing was sent, ClientGone."""
@@ -44,7 +42,11 @@ async def _read(service: Service, route: Route, exchange: Exchange) -> Reply:
 
 
 def head(service: Service, exchange: Exchange) -> Head:
-    return Head(exchange.unique, int(time.time()), service.fingerprint, exchange.path, exchange.headers)
+    info = service.engine.info
+    context, device = (info.max_model_len, info.device) if info is not None else (0, "")
+    return Head(
+        exchange.unique, int(time.time()), service.fingerprint, context, device, exchange.path, exchange.headers
+    )
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
@@ -55,12 +57,13 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
     while events := await generation.next():
         reply.add(events)
     body = reply.body(generation.usage)
-    await exchange.answer(body, type=reply.type, extra=tuple(reply.headers))
+    await exchange.answer(body, type=reply.type, extra=reply.headers(generation.timings))
 
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
-    media_type, ping = reply.media_type, exchange.options.ping_interval
+    media_type, ping = reply.media_type, exchange.options.ping_interval or reply.silence
     ping = ping if media_type.startswith("text/event-stream") else None
+    exchange.extra = reply.headers(None)
     try:
         while events := await (_pinging(exchange, reply, generation, ping) if ping else generation.next()):
             if data := reply.chunk(events):
@@ -78,7 +81,7 @@ async def _pinging(exchange: Exchange, reply: Reply, generation: Generation, int
     task = asyncio.ensure_future(generation.next())
     try:
         while not (await asyncio.wait({task}, timeout=interval))[0]:
-            await exchange.write(PING, reply.media_type)
+            await exchange.write(reply.ping, reply.media_type)
         return task.result()
     finally:
         task.cancel()

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from parley import __version__
-from parley.dialects.dialect import Answer, Detokenize, Kind, Route, Tokenize, Tokenized
+from parley.dialects.dialect import About, Answer, Detokenize, Kind, Route, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound
 from parley.server.life import generate, head
 from parley.server.metrics import CONTENT_TYPE
@@ -41,9 +41,21 @@ async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
     if isinstance(prompt, Chat):
         exchange.names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
-    ids = (await service.off_loop(size, partial(service.language.prepare, prompt))).token_ids
-    strings = [service.language.tokenizer.token_str(id) or "" for id in ids] if wish.strings else None
-    await exchange.answer(route.write(Tokenized(ids, strings, service.info.max_model_len)))
+    made = await service.off_loop(size, partial(_tokenized, service, wish))
+    await exchange.answer(await service.off_loop(size, partial(route.write, made)))
+
+
+def _tokenized(service: Service, wish: Tokenize) -> Tokenized:
+    language, text = service.language, ""
+    spans: list[tuple[int, int]] = []
+    if wish.spans:
+        text, ids, spans = language.spell(wish.prompt)
+    else:
+        ids = language.prepare(wish.prompt).token_ids
+    if wish.truncate is not None:
+        ids, spans = ids[-wish.truncate :], spans[-wish.truncate :]
+    strings = [language.tokenizer.token_str(id) or "" for id in ids] if wish.strings else None
+    return Tokenized(ids, strings, service.info.max_model_len, text, spans)
 
 
 async def detokenize(service: Service, route: Route, exchange: Exchange) -> None:
@@ -88,6 +100,11 @@ async def version(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(route.write(__version__))
 
 
+async def info(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.write is not None
+    await exchange.answer(route.write(About(service.card(service.names[0]), service.places, __version__)))
+
+
 async def load(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
     await exchange.answer(route.write(len(service.open)))
@@ -106,7 +123,7 @@ async def ask(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def _tell(exchange: Exchange, told: Answer) -> None:
-    await exchange.answer(told.body, told.status, told.type, tuple(told.headers))
+    await exchange.answer(told.body, told.status, told.type)
 
 
 async def live(service: Service, route: Route, exchange: Exchange) -> None:
@@ -150,6 +167,7 @@ HANDLERS: dict[Kind, Handle] = {
     "model": model,
     "tokenizer": tokenizer,
     "version": version,
+    "info": info,
     "load": load,
     "health": health,
     "ask": ask,

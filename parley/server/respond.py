@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from parley.dialects.dialect import Dialect
+from parley.dialects.dialect import Dialect, Headers
 from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge
 from parley.server.limits import ABORT, inflate
 from parley.server.options import ServerOptions
@@ -26,8 +26,6 @@ from parley.server.tally import Note
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
 JSON = b"application/json"
 
-Headers = tuple[tuple[bytes, bytes], ...]
-
 
 class ClientGone(Exception):
     """The client closed the connection, or stopped reading."""
@@ -35,7 +33,7 @@ class ClientGone(Exception):
 
 @dataclass
 class Exchange:
-    """``names`` translate the fields of errors; ``dialect`` words them."""
+    """``names`` translate the fields of errors; ``dialect`` words them. ``extra``: headers of a stream."""
 
     scope: Scope
     receive: Receive
@@ -44,6 +42,7 @@ class Exchange:
     dialect: Dialect
     names: Mapping[str, str] = field(default_factory=dict)
     note: Note = field(default_factory=Note)
+    extra: Headers = ()
     status: int = 0  # 0: nothing was sent yet
     complete: bool = False
 
@@ -51,6 +50,7 @@ class Exchange:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
         self.unique = secrets.token_hex(16)
+        self._held: bytes | None = None
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
 
@@ -60,7 +60,18 @@ class Exchange:
         return self.scope.get("path_params", {})
 
     async def body(self) -> bytes:
-        """The whole request body, decompressed. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
+        """The whole request body, decompressed, and no longer held here. Raises what ``peek`` raises."""
+        body = await self.peek()
+        self._held = None
+        return body
+
+    async def peek(self) -> bytes:
+        """The whole body, decompressed, to be asked for again. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
+        if self._held is None:
+            self._held = await self._read()
+        return self._held
+
+    async def _read(self) -> bytes:
         limit = self.options.body_limit
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
@@ -118,19 +129,21 @@ class Exchange:
                     (b"content-type", media_type.encode()),
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
+                    *self.extra,
                 ],
             )
         await self._body(data, last=last)
 
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""
-        status, body = self.dialect.error(self.translate(error))
+        answer = self.dialect.error(self.translate(error))
+        headers = list(extra)
         after = getattr(error, "retry_after", None)
         if after is not None:
-            extra += ((b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000)))
-        if status == 401:
-            extra += ((b"www-authenticate", b"Bearer"),)
-        await self.answer(body, status, extra=extra)
+            headers += [(b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000))]
+        if answer.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await self.answer(answer.body, answer.status, answer.type, headers)
 
     def translate(self, error: ParleyError) -> ParleyError:
         """The error with its neutral field under the API's own name."""

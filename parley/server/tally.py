@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from parley.dialects.dialect import Timings
 from parley.server.metrics import Metrics
 from parley.types import Reason, Request, Usage
 
@@ -64,6 +65,12 @@ class Tally:
         """A choice ended."""
         self.note.finish = reason
         self._metrics.finished.add(value=REASONS[reason])
+
+    def timings(self) -> Timings:
+        """Where the time has gone until now, when the last token has come."""
+        now = time.perf_counter()
+        began = self._began or now
+        return Timings(now - self._arrived, self._submitted - self._arrived, began - self._submitted, now - began)
 
     def close(self, delivered: int, left: int, *, failed: bool) -> None:
         """Nothing more comes. ``delivered`` tokens in all; ``left`` choices never ended."""

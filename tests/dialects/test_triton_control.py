@@ -18,21 +18,21 @@ LOADING = Facts("1.2", [Card("m", 5, None)], False, "loading", Totals())
 
 
 def ask(read: control.Ask, facts: Facts = FACTS, body: Any = b"", **path: str) -> Answer:
-    return read(body if isinstance(body, bytes) else json.dumps(body).encode(), Head("0f", 1, "fp", path), facts)
+    return read(body if isinstance(body, bytes) else json.dumps(body).encode(), Head("0f", 1, "fp", path=path), facts)
 
 
 def refused(read: control.Ask, body: Any = b"", **path: str) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         ask(read, FACTS, body, **path)
-    status, data = errors.error(caught.value)
+    status, data, _ = errors.error(caught.value)
     return status, json.loads(data)["error"]
 
 
 def test_health_has_no_body():
-    assert control.health(True) == Answer(b"", 200, b"")
-    assert control.health(False) == Answer(b"", 400, b"")
-    assert ask(control.ready, model="m") == Answer(b"", 200, b"")
-    assert ask(control.ready, LOADING, model="m") == Answer(b'{"error":"Model version not ready"}', 400)
+    assert control.health(True) == Answer(200, b"", b"")
+    assert control.health(False) == Answer(400, b"", b"")
+    assert ask(control.ready, model="m") == Answer(200, b"", b"")
+    assert ask(control.ready, LOADING, model="m") == Answer(400, b'{"error":"Model version not ready"}')
 
 
 def test_the_server():
@@ -120,7 +120,7 @@ def test_loading_what_is_loaded_is_granted():
 
 def test_nothing_is_unloaded():
     answer = ask(control.unload, body={"parameters": {"unload_dependents": False}}, model="m")
-    assert answer == Answer(b'{"error":"explicit model load / unload is not allowed if polling is enabled"}', 503)
+    assert answer == Answer(503, b'{"error":"explicit model load / unload is not allowed if polling is enabled"}')
 
 
 @pytest.mark.parametrize("read", [control.index, control.load, control.unload])
@@ -155,7 +155,7 @@ def test_settings_can_be_asked_for_and_not_be_changed():
 
 def test_there_is_no_shared_memory():
     assert ask(control.regions).body == b"[]"
-    assert ask(control.regions, region="r") == Answer(b'{"error":"Unable to find shared memory region: \'r\'"}', 404)
+    assert ask(control.regions, region="r") == Answer(404, b'{"error":"Unable to find shared memory region: \'r\'"}')
     assert ask(control.register, body={"key": "/x", "byte_size": 5}, region="r").status == 501
     assert ask(control.unregister).status == 200
 

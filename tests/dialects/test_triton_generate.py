@@ -12,11 +12,11 @@ from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyErro
 from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage, Want
 
 PATH = {"model": "mymodel"}
-HEAD = Head("0f", 1700000000, "fp_1", PATH)
+HEAD = Head("0f", 1700000000, "fp_1", path=PATH)
 
 
 def raw(body: bytes, *, stream: bool = False, path: dict[str, str] = PATH) -> generate.GenerateReply:
-    return generate.read(body, Head("0f", 1700000000, "fp_1", path), stream=stream)
+    return generate.read(body, Head("0f", 1700000000, "fp_1", path=path), stream=stream)
 
 
 def read(*, stream_route: bool = False, **members: Any) -> generate.GenerateReply:
@@ -26,7 +26,7 @@ def read(*, stream_route: bool = False, **members: Any) -> generate.GenerateRepl
 def refused(body: bytes | None = None, path: dict[str, str] = PATH, **members: Any) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         raw(json.dumps({"text_input": "Hi"} | members).encode() if body is None else body, path=path)
-    status, data = errors.error(caught.value)
+    status, data, _ = errors.error(caught.value)
     assert list(json.loads(data)) == ["error"]
     return status, json.loads(data)["error"]
 
@@ -65,7 +65,7 @@ def test_the_documented_example(body):
 
 
 def test_the_documented_error():
-    assert errors.error(Unsupported("error message")) == (400, b'{"error":"error message"}')
+    assert errors.error(Unsupported("error message"))[:2] == (400, b'{"error":"error message"}')
 
 
 # -- answers
@@ -445,7 +445,7 @@ def test_the_version_in_the_path():
     ],
 )
 def test_errors_have_one_member(error, status, message):
-    assert errors.error(error) == (status, json.dumps({"error": message}, separators=(",", ":")).encode())
+    assert errors.error(error)[:2] == (status, json.dumps({"error": message}, separators=(",", ":")).encode())
 
 
 def test_the_two_routes_differ_only_in_framing():

@@ -61,7 +61,7 @@ def config(body: bytes, head: Head, facts: Facts) -> Answer:
 def ready(body: bytes, head: Head, facts: Facts) -> Answer:
     _card(head, facts)
     if not facts.ready:
-        return Answer(told("Model version not ready"), 400)
+        return Answer(400, told("Model version not ready"))
     return Answer(type=b"")
 
 
@@ -137,7 +137,7 @@ def unload(body: bytes, head: Head, facts: Facts) -> Answer:
     if "repo" in head.path:
         raise _repository()
     _parameters(body)
-    return Answer(told("explicit model load / unload is not allowed if polling is enabled"), 503)
+    return Answer(503, told("explicit model load / unload is not allowed if polling is enabled"))
 
 
 def _parameters(body: bytes) -> dict[str, Any]:
@@ -179,12 +179,12 @@ def _settings(body: bytes, current: dict[str, Any]) -> Answer:
 def regions(body: bytes, head: Head, facts: Facts) -> Answer:
     """The state of shared memory: there is none."""
     if region := head.path.get("region"):
-        return Answer(told(f"Unable to find shared memory region: {quoted(region)}"), 404)
+        return Answer(404, told(f"Unable to find shared memory region: {quoted(region)}"))
     return _json([])
 
 
 def register(body: bytes, head: Head, facts: Facts) -> Answer:
-    return Answer(told("Shared memory is not available on this server."), 501)
+    return Answer(501, told("Shared memory is not available on this server."))
 
 
 def unregister(body: bytes, head: Head, facts: Facts) -> Answer:
@@ -205,4 +205,4 @@ def _card(head: Head, facts: Facts) -> Card:
 
 
 def _json(value: Any) -> Answer:
-    return Answer(encode(value))
+    return Answer(200, encode(value))

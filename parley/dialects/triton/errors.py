@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from parley.dialects.dialect import Answer
 from parley.errors import (
     BadRequest,
     Invalid,
@@ -48,22 +49,21 @@ def body(message: str) -> bytes:
     return encode({"error": message})
 
 
-def error(error: ParleyError) -> tuple[int, bytes]:
-    """Status and body of an error that is the whole answer."""
+def error(error: ParleyError) -> Answer:
+    """An error that is the whole answer."""
+    status, message = error.status, error.message
     match error:
         case NotAllowed():
-            return 405, body("Method Not Allowed")
-        case UnknownModel(name=name) if name:
-            return 404, body(f"Request for unknown model: {quoted(name)} is not found")
-        case UnknownModel():
-            return 404, body(error.message)
+            message = "Method Not Allowed"
+        case UnknownModel(name=name):
+            message = f"Request for unknown model: {quoted(name)} is not found" if name else message
         case NotFound():
-            return 404, body("Not Found")
+            message = "Not Found"
         case TooLarge():
-            return 400, body(error.message)
+            status = 400
         case Overloaded():
-            return 503, body(error.message)
-    return error.status, body(error.message)
+            status = 503
+    return Answer(status, body(message))
 
 
 def failure(error: ParleyError) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import Head, Headers, Timings
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import Internal, about, encode, mistaken, quoted
@@ -44,9 +44,10 @@ class InferReply(GenerateReply):
     def __init__(self, asked: Asked, form: Form):
         super().__init__(asked, stream=False)
         self._form = form
+        self._length = 0
 
     def body(self, usage: Usage) -> bytes:
-        """JSON, or JSON and bytes: then ``type`` and ``headers`` say so."""
+        """JSON, or JSON and bytes: ``type`` and ``headers`` then say so."""
         made = {tensor.name: tensor for tensor in self._outputs.take()}
         outputs, tail = [], []
         for name in self._form.names or made:
@@ -63,8 +64,11 @@ class InferReply(GenerateReply):
         document, rest = encode(response), b"".join(tail)
         if rest:
             self.type = OCTETS
-            self.headers = [(LENGTH, b"%d" % len(document))]
+            self._length = len(document)
         return document + rest
+
+    def headers(self, timings: Timings | None) -> Headers:
+        return [(LENGTH, b"%d" % self._length)] if self._length else ()
 
 
 def read(body: bytes, head: Head) -> InferReply:
