@@ -5,8 +5,8 @@ It must not know sequences or layers; it sees packed rows, the spans they form, 
 How a row keeps its bits. Queries are cut into tiles of one sequence, tiles of similar size are computed together, and
 everything that depends on the company a row has there leaves its own arithmetic alone:
 
-* a score is one chain over the head's dimension, in float32 (scores of real models exceed what bfloat16 resolves). The
-  matrix product gets at least MIN_ROWS rows, for below that libraries change to other kernels;
+* a score is one chain over the head's dimension, in float32 (scores of real models exceed what bfloat16 resolves);
+* a matrix product gets at least MIN_ROWS rows, for below that libraries change to other kernels;
 * keys beyond a row's own are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at multiples of
   CHUNK and are padded to multiples of PAD, so that each key always meets the same vector lane;
 * values are summed in chunks of CHUNK absolute positions, chunk after chunk in float32.
@@ -175,8 +175,7 @@ def _attend(
     # The heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
     query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
     query = query.reshape(many, folded, dim)
-    if folded < MIN_ROWS:
-        query = F.pad(query, (0, 0, 0, MIN_ROWS - folded))
+    query = _rows(query)
     key, value = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(2, many, length, width)
     scores = torch.bmm(query, key[..., :dim].float().transpose(1, 2))[:, :folded]
     if softcap is not None:
@@ -191,14 +190,19 @@ def _attend(
         sink = scores.new_full((size, kv_heads, fold, rows, PAD), float("-inf"))
         sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
         weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., PAD:]
-    weights = weights.to(pages.dtype).view(many, folded, length)
+    weights = _rows(weights.to(pages.dtype).view(many, folded, length))
     result = torch.bmm(weights[..., :CHUNK], value[:, :CHUNK])
     if length > CHUNK:
         result = result.float()
         for first in range(CHUNK, length, CHUNK):
             result += torch.bmm(weights[..., first : first + CHUNK], value[:, first : first + CHUNK])
-    result = result.to(queries.dtype).view(size, kv_heads, fold, rows, width).permute(0, 3, 1, 2, 4)
+    result = result[:, :folded].to(queries.dtype).view(size, kv_heads, fold, rows, width).permute(0, 3, 1, 2, 4)
     return result[..., :value_dim].contiguous().view(size * rows, heads, value_dim)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """At least MIN_ROWS rows [..., R, N]."""
+    return F.pad(x, (0, 0, 0, MIN_ROWS - x.shape[-2])) if x.shape[-2] < MIN_ROWS else x
 
 
 def places(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:

@@ -85,7 +85,7 @@ class Gate:
         if self._check_host and host and not is_loopback(name) and name not in self._hosts:
             raise Forbidden("The Host header names another machine. Allow it with --allow-host if that is intended.")
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if self._check_origin and origin and origin not in self._origins and urlsplit(origin).netloc.lower() != host:
+        if self._check_origin and origin and origin not in self._origins and _authority(origin) != host:
             raise Forbidden("Web pages of other origins may not call this server. Allow one with --cors-origin.")
 
 
@@ -94,6 +94,14 @@ def _hostname(host: str) -> str:
     if host.startswith("["):
         return host[1 : host.find("]")]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an Origin header; None if it cannot be read."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _digest(key: bytes) -> bytes:

@@ -13,6 +13,7 @@ from asyncio.events import TimerHandle
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parley.errors import HeadersTooLarge, Malformed, ParleyError, TooLarge, Unsupported
@@ -22,6 +23,38 @@ LINGER = 2.0  # seconds for a client to stop sending a body that was refused
 
 REFUSED = "parley.refused"  # scope: an error that the head itself earned
 ABORT = "parley.abort"  # scope: closes the connection at once, whatever is still unsent
+
+
+class Parser:
+    """httptools' parser for a server that upgrades to nothing.
+
+    httptools takes a request that offers an upgrade for the last one in HTTP and drops its body; Java's own client
+    offers HTTP/2 with every first request. A server may ignore the offer (RFC 9110, 7.8), so such a request is read
+    again without it.
+    """
+
+    def __init__(self, protocol: Protocol):
+        self._protocol = protocol
+        self._parser = httptools.HttpRequestParser(protocol)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    @property
+    def offered(self) -> bool:
+        """Is the request at hand one that will be read again?"""
+        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes) -> None:
+        """Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
+        while data:
+            try:
+                return self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if not self.offered:
+                    raise
+                data = self._protocol.unoffered() + data[offer.args[0] :]
+                self._parser = httptools.HttpRequestParser(self._protocol)
 
 
 class Protocol(HttpToolsProtocol):
@@ -35,6 +68,7 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.parser: Parser = Parser(self)  # type: ignore[assignment]
         self._in_head = True
         self._in_message = False
         self._head_bytes = 0
@@ -65,6 +99,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self.parser.offered:
+            return
         self._disarm()
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         refused = self._judge()
@@ -74,6 +110,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_message = False
+        if self.parser.offered:
+            return
         self._disarm()
         super().on_message_complete()
 
@@ -92,6 +130,12 @@ class Protocol(HttpToolsProtocol):
             self.transport.abort()  # a second status line inside an answer would be worse than none
         else:
             self._close(400, msg)
+
+    def unoffered(self) -> bytes:
+        """The head of the current request without the offer of another protocol."""
+        head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join(head) + b"\r\n\r\n"
 
     def _judge(self) -> ParleyError | None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)

@@ -79,8 +79,10 @@ async def models(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def model(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
-    name = service.resolve(exchange.path["model"])
-    await exchange.answer(route.write(service.card(name)))
+    name = exchange.path["model"]
+    if not name:  # "/v1/models/" is a list with a stroke too many, not the model without a name
+        raise NotFound("No model is named. Leave out the last stroke for the list of models.")
+    await exchange.answer(route.write(service.card(service.resolve(name))))
 
 
 async def tokenizer(service: Service, route: Route, exchange: Exchange) -> None:

@@ -218,3 +218,33 @@ async def test_hundred_continue(serve):
     await connection.send(BODY)
     assert await status(connection) == 200
     connection.close()
+
+
+@pytest.mark.parametrize("cut", [None, 1, 60, -len(BODY), -1], ids=str)
+async def test_an_offer_of_another_protocol_is_ignored(serve, cut):
+    served = await serve()
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQ"}
+    data = request("POST", CHAT, HELLO, offer)
+    connection = await served.connect()
+    for _ in range(2):
+        await connection.send(data[:cut])
+        if cut is not None:
+            await asyncio.sleep(0.02)
+            await connection.send(data[cut:])
+        assert await status(connection) == 200
+    await connection.send(data * 50 + request("GET", "/v1/models"))
+    assert [await status(connection) for _ in range(51)] == [200] * 51
+    connection.close()
+    await served.idle()
+
+
+async def test_connect_is_refused(serve):
+    served = await serve()
+    for target in (b"/v1/models", b"localhost:80"):
+        connection = await served.connect()
+        await connection.send(
+            b"CONNECT %b HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n" % target
+        )
+        assert await status(connection) in (400, 405)
+        connection.close()
+    assert await served.control()

@@ -117,6 +117,7 @@ async def test_names_with_slashes(serve):
     assert [model["id"] for model in listed["data"]] == ["org/model", "alias"]
     for path in ("org/model", "org%2Fmodel", "alias"):
         assert (await served.get(f"/v1/models/{path}")).status == 200
+    assert (await served.get("/v1/models/")).status == 404
     answer = await served.get("/v1/models/org%2Fother")
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
     said = await served.post("/v1/chat/completions", HELLO | {"model": "alias"})
@@ -172,6 +173,7 @@ async def test_foreign_web_pages_are_kept_out(serve):
     assert await status(own) == 200
     assert await status("https://evil.example") == 403
     assert await status("null") == 403
+    assert await status("http://[") == 403
     assert (await served.get("/v1/models", host="evil.example")).status in (400, 403)
 
 
