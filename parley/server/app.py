@@ -47,7 +47,7 @@ SURFACES = (
     Surface("/openai", openai.DIALECT),
     Surface("", triton.DIALECT),
     Surface("/tgi", tgi.STRICT),
-    Surface("/triton", triton.DIALECT),
+    Surface("/triton", triton.STRICT),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import Answer, Card, Facts, Head, Totals
-from parley.dialects.triton import DIALECT, control, errors
+from parley.dialects.triton import DIALECT, STRICT, control, errors
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import ParleyError
 
@@ -168,6 +168,11 @@ def test_models_and_versions_that_are_not_there(read):
     assert ask(read, model="alias", version="1").status == 200
 
 
+def test_strictly_nothing_is_loaded():
+    assert [route.read for route in STRICT.routes if route.path.endswith("/load")] == [control.unload] * 2
+
+
 def test_every_route_is_there_once():
     keys = [(route.method, route.path) for route in DIALECT.routes]
+    assert keys == [(route.method, route.path) for route in STRICT.routes]
     assert len(keys) == len(set(keys)) == 40

@@ -1,7 +1,6 @@
 """The generate extension of Triton: what bodies mean, what is refused, and the exact bytes of answers and streams."""
 
 import json
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,20 +11,24 @@ from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyErro
 from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage, Want
 
 PATH = {"model": "mymodel"}
-HEAD = Head("0f", 1700000000, "fp_1", path=PATH)
 
 
-def raw(body: bytes, *, stream: bool = False, path: dict[str, str] = PATH) -> generate.GenerateReply:
-    return generate.read(body, Head("0f", 1700000000, "fp_1", path=path), stream=stream)
+def raw(
+    body: bytes, *, stream: bool = False, path: dict[str, str] = PATH, strict: bool = False
+) -> generate.GenerateReply:
+    return generate.read(body, Head("0f", 1700000000, "fp_1", path=path), stream=stream, strict=strict)
 
 
-def read(*, stream_route: bool = False, **members: Any) -> generate.GenerateReply:
-    return raw(json.dumps({"text_input": "Hi"} | members).encode(), stream=stream_route)
+def read(*, stream_route: bool = False, strict: bool = False, **members: Any) -> generate.GenerateReply:
+    return raw(json.dumps({"text_input": "Hi"} | members).encode(), stream=stream_route, strict=strict)
 
 
-def refused(body: bytes | None = None, path: dict[str, str] = PATH, **members: Any) -> tuple[int, str]:
+def refused(
+    body: bytes | None = None, path: dict[str, str] = PATH, strict: bool = False, **members: Any
+) -> tuple[int, str]:
+    body = json.dumps({"text_input": "Hi"} | members).encode() if body is None else body
     with pytest.raises(ParleyError) as caught:
-        raw(json.dumps({"text_input": "Hi"} | members).encode() if body is None else body, path=path)
+        raw(body, path=path, strict=strict)
     status, data, _ = errors.error(caught.value)
     assert list(json.loads(data)) == ["error"]
     return status, json.loads(data)["error"]
@@ -448,6 +451,37 @@ def test_errors_have_one_member(error, status, message):
     assert errors.error(error)[:2] == (status, json.dumps({"error": message}, separators=(",", ":")).encode())
 
 
-def test_the_two_routes_differ_only_in_framing():
-    assert isinstance(generate.whole, partial) and not generate.whole(CURL, HEAD).request.stream
-    assert generate.streamed(CURL, HEAD).request.stream
+# -- as the original would
+
+
+def test_strictly_many_responses_are_none_where_one_is_due():
+    reply = read(stream=True, strict=True)
+    reply.add([Accepted(0, [1])])
+    reply.add([Delta(0, "a")])
+    reply.add([Delta(0, "b"), done()])
+    assert reply.body(Usage()) == (
+        b'{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates '
+        b'various number of responses"}'
+    )
+    reply = read(stream=True, strict=True)
+    reply.add([Accepted(0, [1]), Delta(0, "a"), done()])
+    assert json.loads(reply.body(Usage()))["text_output"] == "a"
+    reply = read(strict=True)
+    reply.add([Delta(0, "a")])
+    reply.add([Delta(0, "b"), done()])
+    assert json.loads(reply.body(Usage()))["text_output"] == "Hiab"
+
+
+@pytest.mark.parametrize("members", [{"stop": ["x"]}, {"stop_token_ids": [5]}, {"logit_bias": {"5": 1}}], ids=str)
+def test_strictly_parameters_are_scalars(members):
+    (name,) = members
+    message = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
+    assert refused(strict=True, **members) == (400, message)
+    assert refused(strict=True, parameters=members) == (400, NESTED + message)
+    read(strict=True, sampling_parameters=json.dumps(members), stop_words=["x"])
+
+
+def test_strictly_a_stream_has_no_prompt():
+    message = "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
+    assert refused(strict=True, stream=True, exclude_input_in_output=False) == (500, message)
+    assert read(strict=True, stream=True, stream_route=True).chunk([Delta(0, "a")]) == BEFORE + b'"a"' + AFTER

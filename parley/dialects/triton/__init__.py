@@ -6,6 +6,8 @@ a request of them, ``outputs`` makes tensors of what the model says.
 
 from __future__ import annotations
 
+from functools import partial
+
 from parley.dialects.dialect import Dialect, Route
 from parley.dialects.triton import control, errors, generate, infer
 
@@ -25,22 +27,23 @@ def _regions(path: str) -> tuple[Route, ...]:
     )
 
 
-def _repository(path: str) -> tuple[Route, ...]:
+def _repository(path: str, strict: bool) -> tuple[Route, ...]:
     return (
         Route("POST", f"{path}/index", "ask", read=control.index),
-        Route("POST", path + "/models/{model}/load", "ask", read=control.load),
+        Route("POST", path + "/models/{model}/load", "ask", read=control.unload if strict else control.load),
         Route("POST", path + "/models/{model}/unload", "ask", read=control.unload),
     )
 
 
-def _model(path: str) -> tuple[Route, ...]:
+def _model(path: str, strict: bool) -> tuple[Route, ...]:
+    read = partial(generate.read, strict=strict)
     return (
         Route("GET", path, "ask", read=control.metadata),
         Route("GET", f"{path}/ready", "ask", read=control.ready),
         Route("GET", f"{path}/config", "ask", read=control.config),
         Route("GET", f"{path}/stats", "ask", read=control.statistics),
-        Route("POST", f"{path}/generate", "generate", read=generate.whole),
-        Route("POST", f"{path}/generate_stream", "generate", read=generate.streamed),
+        Route("POST", f"{path}/generate", "generate", read=partial(read, stream=False)),
+        Route("POST", f"{path}/generate_stream", "generate", read=partial(read, stream=True)),
         Route("POST", f"{path}/infer", "generate", read=infer.read),
     )
 
@@ -49,22 +52,27 @@ def _settings(path: str, read: control.Ask) -> tuple[Route, ...]:
     return tuple(Route(method, path, "ask", read=read) for method in ("GET", "POST"))
 
 
-DIALECT = Dialect(
-    name="triton",
-    title="Triton",
-    base="/v2",
-    error=errors.error,
-    routes=(
-        Route("GET", "/v2", "ask", read=control.server),
-        Route("GET", "/v2/health/live", "live", write=control.health),
-        Route("GET", "/v2/health/ready", "ready", write=control.health),
-        Route("GET", "/v2/models/stats", "ask", read=control.statistics),  # before the model of that name
-        *(route for place in PLACES for route in _model(place)),
-        *_repository("/v2/repository"),
-        *_repository("/v2/repository/{repo}"),
-        *_settings("/v2/trace/setting", control.trace),
-        *_settings(MODEL + "/trace/setting", control.trace),
-        *_settings("/v2/logging", control.log),
-        *(route for path in SHARED for route in _regions(path)),
-    ),
-)
+def _dialect(strict: bool) -> Dialect:
+    return Dialect(
+        name="triton",
+        title="Triton",
+        base="/v2",
+        error=errors.error,
+        routes=(
+            Route("GET", "/v2", "ask", read=control.server),
+            Route("GET", "/v2/health/live", "live", write=control.health),
+            Route("GET", "/v2/health/ready", "ready", write=control.health),
+            Route("GET", "/v2/models/stats", "ask", read=control.statistics),  # before the model of that name
+            *(route for place in PLACES for route in _model(place, strict)),
+            *_repository("/v2/repository", strict),
+            *_repository("/v2/repository/{repo}", strict),
+            *_settings("/v2/trace/setting", control.trace),
+            *_settings(MODEL + "/trace/setting", control.trace),
+            *_settings("/v2/logging", control.log),
+            *(route for path in SHARED for route in _regions(path)),
+        ),
+    )
+
+
+DIALECT = _dialect(strict=False)
+STRICT = _dialect(strict=True)  # with the refusals of the original

@@ -134,6 +134,7 @@ def load(body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def unload(body: bytes, head: Head, facts: Facts) -> Answer:
+    """What the original answers, for loading too, unless it was started to be told what to load."""
     if "repo" in head.path:
         raise _repository()
     _parameters(body)

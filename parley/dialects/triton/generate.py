@@ -2,36 +2,42 @@
 
 Members of the body, and those of its member ``parameters``, are inputs of the model where it has one of that name, else
 request parameters. Which endpoint it was decides the framing, the input ``stream`` how many responses there are: a
-stream of one response is as good as one of many. Where the original has no answer to many responses on ``generate``,
-all of them are given as one here.
+stream of one response is as good as one of many. What the original refuses is refused if ``strict``: many responses on
+``generate``, which are given as one otherwise, the prompt in a stream, and parameters that are lists or objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse
-from parley.dialects.triton.errors import Internal, about, encode, failure, mistaken, quoted
+from parley.dialects.triton.errors import Internal, about, body, encode, failure, mistaken, quoted
 from parley.dialects.triton.model import INPUTS, VERSION, Input
 from parley.dialects.triton.outputs import Outputs
 from parley.dialects.triton.sampling import STRUCTURES, Asked
 from parley.dialects.triton.sampling import read as ask
 from parley.dialects.triton.tensors import Tensor, from_json, to_json
 from parley.errors import Invalid, ParleyError
-from parley.types import Event, Usage
+from parley.types import Delta, Done, Event, Usage
+
+MANY = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
 
 
 class GenerateReply(Reply):
     names: ClassVar[Mapping[str, str]] = {"prompt": "text_input", "stop_ids": "stop_token_ids"}
 
-    def __init__(self, asked: Asked, *, stream: bool):
+    def __init__(self, asked: Asked, *, stream: bool, strict: bool = False):
         self.request = asked.request
         self.request.stream = stream
         self._asked = asked
+        self._strict = strict
+        self._responses = 0  # that a stream would have had
         self._outputs = Outputs(asked)
 
     def chunk(self, events: Sequence[Event]) -> bytes:
@@ -47,9 +53,12 @@ class GenerateReply(Reply):
         return failure(error)
 
     def add(self, events: Sequence[Event]) -> None:
+        self._responses += any(isinstance(event, Delta | Done) for event in events)
         self._outputs.add(events)
 
     def body(self, usage: Usage) -> bytes:
+        if self._strict and self._asked.stream and self._responses != 1:
+            return body(MANY)  # with status 200: the original has sent it by then
         return encode(self._response())
 
     def _response(self) -> dict[str, Any]:
@@ -60,42 +69,48 @@ class GenerateReply(Reply):
         return dict(sorted(response.items()))
 
 
-def read(body: bytes, head: Head, *, stream: bool) -> GenerateReply:
+def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateReply:
     """Raises BadRequest, NotFound."""
     versions.check(head.path)
-    document = parse(body)
+    document = parse(data)
     id = document.pop("id", "")
     if not isinstance(id, str):
         raise mistaken("string", "'id'")
     values: dict[str, Any] = {}
+    structures = frozenset[str]() if strict else STRUCTURES
     for name, value in document.items():
         if name == "parameters":
-            _nested(values, value, id)
+            _nested(values, value, id, structures)
         else:
-            _take(values, name, value, id)
-    return GenerateReply(ask(values, id, head), stream=stream)
+            _take(values, name, value, id, structures)
+    asked = ask(values, id, head)
+    if strict and asked.stream and asked.echo:
+        raise Internal(
+            "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed.",
+            field="exclude_input_in_output",
+        )
+    return GenerateReply(asked, stream=stream, strict=strict)
 
 
-whole = partial(read, stream=False)
-streamed = partial(read, stream=True)
-
-
-def _nested(values: dict[str, Any], parameters: Any, id: str) -> None:
+def _nested(values: dict[str, Any], parameters: Any, id: str, structures: Set[str]) -> None:
     if not isinstance(parameters, dict):
         raise Internal("Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object")
     try:
         for name, value in parameters.items():
-            _take(values, name, value, id)
+            _take(values, name, value, id, structures)
     except ParleyError as error:
         error.message = f"Converting keyword: 'parameters': {error.message}"
         raise
 
 
-def _take(values: dict[str, Any], name: str, value: Any, id: str) -> None:
-    """Add a member: as an input of the model, or as a request parameter, of which the last one counts."""
+def _take(values: dict[str, Any], name: str, value: Any, id: str, structures: Set[str]) -> None:
+    """Add a member: as an input of the model, or as a request parameter, of which the last one counts.
+
+    ``structures``: the parameters that may be lists or objects.
+    """
     tensor = INPUTS.get(name)
     if tensor is None or tensor.loose:
-        structured = name in STRUCTURES and isinstance(value, list | dict)
+        structured = name in structures and isinstance(value, list | dict)
         if not structured and not isinstance(value, str | int | float):
             raise Invalid(
                 f"parameter {quoted(name)} has invalid type. It should be either 'int', 'bool', or 'string'.",
