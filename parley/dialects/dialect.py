@@ -84,6 +84,10 @@ class Reply(ABC):
     def fail(self, error: ParleyError) -> bytes:
         """The last bytes of a stream that ends by an error."""
 
+    def refusal(self, error: ParleyError) -> Answer | None:
+        """The answer to an error as long as nothing was sent; None: the one that the dialect gives to all."""
+        return None
+
     @abstractmethod
     def add(self, events: Sequence[Event]) -> None:
         """Take these events into the answer that is given in one piece."""
@@ -174,7 +178,7 @@ class About:
 
 
 Kind = Literal[
-    "generate",  # read(body, Head) -> Reply
+    "generate",  # read(body, Head) -> Reply, or the Answer if the body itself decides how its refusal looks
     "tokenize",  # read(body) -> Tokenize; write(Tokenized) -> bytes
     "detokenize",  # read(body) -> Detokenize; write(str) -> bytes
     "models",  # write(list[Card]) -> bytes

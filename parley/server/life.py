@@ -12,7 +12,7 @@ import asyncio
 import time
 from functools import partial
 
-from parley.dialects.dialect import Head, Reply, Route
+from parley.dialects.dialect import Answer, Head, Reply, Route
 from parley.errors import ParleyError
 from parley.server.generation import Generation
 from parley.server.respond import Exchange
@@ -26,7 +26,10 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     service.require()
     service.resolve(exchange.path.get("model", ""))
     reply = await _read(service, route, exchange)
-    exchange.names = reply.names
+    if isinstance(reply, Answer):
+        await exchange.answer(reply.body, reply.status, reply.type)
+        return
+    exchange.names, exchange.refusal = reply.names, reply.refusal
     generation = Generation(service, reply.request, Tally(service.metrics, exchange.note, exchange.arrived))
     try:
         await exchange.while_connected(_answer(exchange, reply, generation))
@@ -34,7 +37,7 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
         generation.close()
 
 
-async def _read(service: Service, route: Route, exchange: Exchange) -> Reply:
+async def _read(service: Service, route: Route, exchange: Exchange) -> Reply | Answer:
     """The parsed body; the body itself is let go of here."""
     assert route.read is not None
     body = await exchange.body()

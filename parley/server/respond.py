@@ -11,13 +11,13 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from parley.dialects.dialect import Dialect, Headers
+from parley.dialects.dialect import Answer, Dialect, Headers
 from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge
 from parley.server.limits import ABORT, inflate
 from parley.server.options import ServerOptions
@@ -33,7 +33,10 @@ class ClientGone(Exception):
 
 @dataclass
 class Exchange:
-    """``names`` translate the fields of errors; ``dialect`` words them. ``extra``: headers of a stream."""
+    """``names`` translate the fields of errors; ``dialect`` words them, unless ``refusal`` does.
+
+    ``extra``: further headers of a stream.
+    """
 
     scope: Scope
     receive: Receive
@@ -43,6 +46,7 @@ class Exchange:
     names: Mapping[str, str] = field(default_factory=dict)
     note: Note = field(default_factory=Note)
     extra: Headers = ()
+    refusal: Callable[[ParleyError], Answer | None] = lambda error: None
     status: int = 0  # 0: nothing was sent yet
     complete: bool = False
 
@@ -136,7 +140,8 @@ class Exchange:
 
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""
-        answer = self.dialect.error(self.translate(error))
+        error = self.translate(error)
+        answer = self.refusal(error) or self.dialect.error(error)
         headers = list(extra)
         after = getattr(error, "retry_after", None)
         if after is not None:

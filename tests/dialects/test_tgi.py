@@ -2,6 +2,7 @@
 
 import json
 import struct
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -52,8 +53,15 @@ def answer(make: Any) -> tuple[int, str, Any]:
 
 def refusal(parameters: Any, route: Any = generate.whole, rules: shared.Rules = shared.STRICT, **members: Any) -> str:
     """The text of a validation error."""
-    status, type_, told = answer(lambda: route(rules, body(parameters, **members), HEAD))
-    assert (status, type_, told["error_type"]) == (422, "application/json", "validation"), told
+    data = body(parameters, **members)
+    if rules.strict and (route is generate.stream or members.get("stream")):
+        refused = route(rules, data, HEAD)
+        assert (refused.status, refused.type) == (200, b"text/event-stream")
+        (told,) = events(refused.body)
+    else:
+        status, type_, told = answer(lambda: route(rules, data, HEAD))
+        assert (status, type_) == (422, "application/json")
+    assert told["error_type"] == "validation"
     assert list(told) == ["error", "error_type"]
     return told["error"].removeprefix("Input validation error: ")
 
@@ -288,13 +296,24 @@ def test_the_first_wrong_value_is_told():
     assert refusal({}, inputs="") == "`inputs` cannot be empty"
 
 
-def test_what_a_stream_cannot_have():
+@pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
+def test_what_a_stream_cannot_have(rules):
     for best_of in (0, 2):
-        assert refusal({"best_of": best_of}, generate.stream) == "`best_of` != 1 is not supported when streaming tokens"
+        text = "`best_of` != 1 is not supported when streaming tokens"
+        assert refusal({"best_of": best_of}, generate.stream, rules) == text
     text = "`decoder_input_details` == true is not supported when streaming tokens"
-    assert refusal({"decoder_input_details": True, "temperature": -1}, generate.stream) == text
-    assert refusal({"decoder_input_details": True}, generate.either, stream=True) == text
-    read(generate.stream, best_of=1)
+    assert refusal({"decoder_input_details": True, "temperature": -1}, generate.stream, rules) == text
+    assert refusal({"decoder_input_details": True}, generate.either, rules, stream=True) == text
+    assert read(generate.stream, rules, best_of=1).request.n == 1
+
+
+def test_a_strict_stream_tells_its_errors_inside():
+    told = read(generate.stream).refusal(Overloaded("5 answers"))
+    assert told == (200, b'data: {"error":"Model is overloaded","error_type":"overloaded"}\n\n', b"text/event-stream")
+    assert read().refusal(Overloaded("5 answers")) is None
+    assert read(generate.stream, shared.EXTENDED).refusal(Overloaded("5 answers")) is None
+    assert answer(lambda: read(generate.stream, stop=5))[:2] == (422, "text/plain; charset=utf-8")
+    assert answer(lambda: generate.stream(shared.STRICT, b"{}", HEAD))[0] == 422
 
 
 @pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
@@ -574,17 +593,22 @@ def test_headers_of_an_answer():
     assert reply.headers(None) == [(b"x-compute-type", b"cpu+optimized"), (b"x-compute-characters", b"24")]
 
 
-@given(st.floats(width=32))
+@given(st.floats(width=32, allow_subnormal=False))
 def test_numbers_have_their_shortest_form_in_32_bits(value):
     told = shared.single(value)
     if told is None:
         assert not -shared.F32 <= value <= shared.F32
         return
     assert struct.pack("f", told) == struct.pack("f", value)
-    digits = len(repr(abs(told)).split("e")[0].replace(".", "").strip("0"))
+    digits = len(Decimal(repr(told)).normalize().as_tuple().digits)
     assert digits <= 9
-    if digits > 6:
-        assert struct.pack("f", float(f"{value:.{digits - 1}g}")) != struct.pack("f", value)
+    for fewer in range(1, digits):
+        assert struct.pack("f", float(f"{value:.{fewer}g}")) != struct.pack("f", value)
+
+
+def test_a_number_of_64_bits_is_first_rounded():
+    assert shared.single(-1.107274843) == -1.1072749
+    assert (shared.single(None), shared.single(float("-inf")), shared.single(float("nan"))) == (None, None, None)
 
 
 # -- the small routes

@@ -175,6 +175,8 @@ async def test_errors_keep_their_layers(served):
         assert (refused.status, refused.json) == (
             422, {"error": "Input validation error: `inputs` cannot be empty", "error_type": "validation"}
         )  # fmt: skip
+    strict = await served.post("/tgi/generate_stream", {"inputs": ""})
+    assert (strict.status, events(strict)) == (200, [refused.json])
     assert (await served.get("/tgi/generate")).status == 405
     nowhere = await served.post("/tgi/nowhere", {})
     assert (nowhere.status, nowhere.body) == (404, b"")
@@ -188,6 +190,8 @@ async def test_a_full_server(serve):
     await served.until(lambda: served.engine.in_flight == 1)
     answer = await served.post("/generate_stream", {"inputs": "a"})
     assert (answer.status, answer.json) == (429, {"error": "Model is overloaded", "error_type": "overloaded"})
+    strict = await served.post("/tgi", {"inputs": "a", "stream": True})
+    assert (strict.status, events(strict)) == (200, [answer.json])
     connection.close()
     await served.until(lambda: not served.service.open)
 
@@ -312,9 +316,11 @@ async def test_a_stream_with_its_details(served):
 
 async def test_errors_have_their_types(serve):
     served = await serve(reply=ending, max_batch=1, max_queue=0)
-    for stream in (False, True):
-        with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
-            await drained(client(served).text_generation("a", temperature=-1, stream=stream))
+    for path in ("", "/tgi"):
+        for stream in (False, True):
+            c = client(served, path)
+            with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
+                await drained(c.text_generation("a", temperature=-1, stream=stream))
     served.engine.gate.clear()
     running = asyncio.create_task(client(served).text_generation("a"))
     await served.until(lambda: served.engine.in_flight == 1)

@@ -10,17 +10,20 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Head, Headers, Reply, Timings
+from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
 from parley.dialects.fields import Fields, decode
 from parley.dialects.tgi import parameters, shared
 from parley.dialects.tgi.shared import WORDS, Rules
-from parley.errors import ParleyError, WrongType
+from parley.errors import Invalid, ParleyError, Unsupported, WrongType
 from parley.types import Accepted, Delta, Done, Event, Request, Scored, Text, Token, Usage, Want
 
+TOKEN = (
+    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
+)
 ENDLESS = Token(0, "", b"", special=True)  # stands in the last event when a choice ends without a token of its own
 
 
-def either(rules: Rules, body: bytes, head: Head) -> GenerateReply:
+def either(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
     """The member ``stream`` decides; in one piece the answer is a list, with the prompt unless told otherwise."""
     return _either(rules, decode(body, WORDS), head)
 
@@ -29,11 +32,11 @@ def whole(rules: Rules, body: bytes, head: Head) -> GenerateReply:
     return GenerateReply(rules, decode(body, WORDS), head, stream=False)
 
 
-def stream(rules: Rules, body: bytes, head: Head) -> GenerateReply:
-    return GenerateReply(rules, decode(body, WORDS), head, stream=True)
+def stream(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
+    return _streamed(rules, decode(body, WORDS), head)
 
 
-def invoked(rules: Rules, body: bytes, head: Head) -> GenerateReply:
+def invoked(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
     """As ``either``; a body of another API is no mistake in a member but no body of this route."""
     fields = decode(body, WORDS)
     if not fields.has("inputs"):
@@ -41,10 +44,21 @@ def invoked(rules: Rules, body: bytes, head: Head) -> GenerateReply:
     return _either(rules, fields, head)
 
 
-def _either(rules: Rules, fields: Fields, head: Head) -> GenerateReply:
+def _either(rules: Rules, fields: Fields, head: Head) -> GenerateReply | Answer:
     if rules.strict and fields.null("stream"):
         raise fields.mistyped("stream", "a boolean")
-    return GenerateReply(rules, fields, head, stream=fields.boolean("stream", False), full=True, listed=True)
+    if fields.boolean("stream", False):
+        return _streamed(rules, fields, head, full=True)
+    return GenerateReply(rules, fields, head, stream=False, full=True, listed=True)
+
+
+def _streamed(rules: Rules, fields: Fields, head: Head, *, full: bool = False) -> GenerateReply | Answer:
+    try:
+        return GenerateReply(rules, fields, head, stream=True, full=full)
+    except (Invalid, Unsupported) as error:
+        if rules.strict:
+            return shared.streamed(error)
+        raise
 
 
 class Spelling:
@@ -108,7 +122,7 @@ class GenerateReply(Reply):
         full = full if wish.return_full_text is None else wish.return_full_text
         self._before = inputs if full else ""
         self._characters = len(inputs)
-        self._wish = wish
+        self._rules, self._wish = rules, wish
         self._listed = listed
         self._device = head.device
         self._sequels = [Sequel() for _ in range(n)]
@@ -145,14 +159,19 @@ class GenerateReply(Reply):
     def fail(self, error: ParleyError) -> bytes:
         return shared.failure(error)
 
+    def refusal(self, error: ParleyError) -> Answer | None:
+        return shared.streamed(error) if self._rules.strict and self.request.stream else None
+
     def _event(self, token: Token, done: Done | None = None) -> bytes:
         self._events += 1
-        event: dict[str, Any] = {
-            "index": self._events,
-            "token": _token(token, self._sequels[0].spelling.add(token)),
-        }
-        if self._wish.top_n_tokens and token.top:
-            event["top_tokens"] = [_token(other, other.text) for other in token.top]
+        text = self._sequels[0].spelling.add(token)
+        top = token.top if self._wish.top_n_tokens else []
+        if done is None and not top:  # nearly every event there is
+            logprob, special = shared.encode(shared.single(token.logprob)), b"true" if token.special else b"false"
+            return TOKEN % (self._events, token.id, shared.encode(text), logprob, special)
+        event: dict[str, Any] = {"index": self._events, "token": _token(token, text)}
+        if top:
+            event["top_tokens"] = [_token(other, other.text) for other in top]
         event["generated_text"] = event["details"] = None
         if done is not None:
             event["generated_text"] = self._before + "".join(self._sequels[0].text)

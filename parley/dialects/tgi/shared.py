@@ -47,8 +47,9 @@ encode = msgspec.json.Encoder().encode
 class Rules:
     """The limits that the original is started with, and whether its ``strict`` readings hold.
 
-    Not strict: a temperature of 0 is greedy; a top_p, typical_p or top_k that keeps everything is off; ``stop`` may be
-    one string; null means the default everywhere.
+    Strict: what is wrong with a stream is told inside it, with status 200. Not strict: a temperature of 0 is greedy; a
+    top_p, typical_p or top_k that keeps everything is off; ``stop`` may be one string; null means the default
+    everywhere.
     """
 
     strict: bool
@@ -148,6 +149,11 @@ def error(error: ParleyError) -> Answer:
     return Answer(status, encode(error_object(error)))
 
 
+def streamed(error: ParleyError) -> Answer:
+    """An error as a whole stream: what the original does with one that comes before the first event."""
+    return Answer(200, failure(error), b"text/event-stream")
+
+
 def failure(error: ParleyError) -> bytes:
     """The end of a stream that an error cuts short."""
     return frame(error_object(error))
@@ -193,8 +199,10 @@ def single(value: float | None) -> float | None:
     if value is None or not -F32 <= value <= F32:
         return None
     packed = _single.pack(value)
-    for digits in (6, 7, 8):
-        short = float(f"{value:.{digits}g}")
-        if _single.pack(short) == packed:
-            return short
-    return float(f"{value:.9g}")
+    (exact,) = _single.unpack(packed)
+    short = float(f"{exact:.7g}")  # what six digits can say comes out of seven too
+    if _single.pack(short) != packed:
+        short = float(f"{exact:.8g}")
+        if _single.pack(short) != packed:
+            short = float(f"{exact:.9g}")
+    return short
