@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None when the process was started without one
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130

@@ -70,7 +70,7 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.parser: Parser = Parser(self)  # type: ignore[assignment]
         self._in_head = True
-        self._in_message = False
+        self._in_message = self._began = False
         self._head_bytes = 0
         self._timer: TimerHandle | None = None
 
@@ -83,16 +83,17 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        before = self._in_head
+        before, self._began = self._in_head, False
         super().data_received(data)
-        if before and self._in_head and not self.transport.is_closing():
+        # Of the data in which a head begins, other requests may be the larger part: it does not count.
+        if before and self._in_head and not self._began and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > self.options.header_limit:
                 self._close(431, "The request's headers are too large.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = self._in_message = True
+        self._in_head = self._in_message = self._began = True
         self._head_bytes = 0
         if self._timer is None:
             self._arm(self.options.header_timeout, self._too_slow)

@@ -1,13 +1,18 @@
 """What the server logs: one line for each request, and everybody's messages in one form, as text or as JSON.
 
-A line holds no prompt, no answer and no key, and what a client chose (path, model, id) cannot break out of it.
+A line holds no prompt, no answer and no key, and what a client chose (path, model, id) cannot break out of it. Lines
+are written by a thread: a terminal or a pipe that nobody reads may stop that, but never the server.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
-import sys
+import os
+import queue
 import time
+from logging.handlers import QueueHandler, QueueListener
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -18,18 +23,54 @@ if TYPE_CHECKING:
 log = logging.getLogger("parley.access")
 
 LONGEST_PATH = 200
+WAITING = 10_000  # lines; what comes while so many wait is lost
+LAST_LINES = 0.5  # seconds for them at the end of the process
 
 
 def set_up(form: Literal["text", "json"]) -> None:
-    """Log to standard error. A closed pipe there must not stop the server."""
+    """Log to standard error."""
     logging.raiseExceptions = False
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if form == "json" else Line())
+    outlet = Outlet()
+    outlet.setFormatter(Json() if form == "json" else Line())
+    lines: queue.Queue[logging.LogRecord] = queue.Queue(WAITING)
+    QueueListener(lines, outlet).start()
+    atexit.register(_wait, lines)
     root = logging.getLogger()
-    root.handlers = [handler]
+    root.handlers = [Inlet(lines)]
     root.setLevel(logging.WARNING)
     logging.getLogger("parley").setLevel(logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its errors are ours, and told by us
+
+
+class Inlet(QueueHandler):
+    """Hands records over as they are; the thread is of the same process."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+
+class Outlet(logging.Handler):
+    """Writes to file descriptor 2, for one thread.
+
+    That thread may be stuck for ever, so it holds no lock, of its own or of ``sys.stderr``, for which the end of the
+    process would wait.
+    """
+
+    def createLock(self) -> None:
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        with contextlib.suppress(OSError):  # a closed pipe, a full disk
+            while line:
+                line = line[os.write(2, line) :]
+
+
+def _wait(lines: queue.Queue[logging.LogRecord]) -> None:
+    """Let the last lines be written, if they can be."""
+    deadline = time.monotonic() + LAST_LINES
+    while lines.unfinished_tasks and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 class Line(logging.Formatter):

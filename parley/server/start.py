@@ -56,6 +56,7 @@ ENGINES: dict[str, Callable[[Settings], Engine]] = {
 
 def run(settings: Settings, options: ServerOptions) -> int:
     """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
+    keep_standard_streams()
     logs.set_up(options.log_format)
     try:
         sock = listen(options)
@@ -68,10 +69,20 @@ def run(settings: Settings, options: ServerOptions) -> int:
         return runner.run(Instance(settings, options, sock).live())
 
 
+def keep_standard_streams() -> None:
+    """Open what was closed of descriptors 0 to 2: a socket would take the number, and a client would get the log."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+
+
 def listen(options: ServerOptions) -> socket.socket:
-    """A socket that accepts from now on. Raises OSError."""
+    """A socket that accepts from now on; ``::`` stands for IPv4 as well. Raises OSError."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+    both = options.host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def http(options: ServerOptions, app: ASGIApp) -> uvicorn.Config:

@@ -248,3 +248,17 @@ async def test_connect_is_refused(serve):
         assert await status(connection) in (400, 405)
         connection.close()
     assert await served.control()
+
+
+async def test_many_requests_at_once_are_no_large_head(serve):
+    served = await serve(header_limit=4096)
+    connection = await served.connect()
+    one = request("GET", "/v1/models", None, {"x-fill": "a" * 1000})
+    many = one * 100
+    await connection.send(many[:500])
+    await asyncio.sleep(0.02)
+    await connection.send(many[500:-500])  # begins and ends within a head
+    await asyncio.sleep(0.02)
+    await connection.send(many[-500:])
+    assert [await status(connection) for _ in range(100)] == [200] * 100
+    connection.close()

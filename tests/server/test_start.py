@@ -225,3 +225,60 @@ def test_the_last_line_of_the_start_has_the_memory_plan():
     assert text.endswith("ready in 3.2 s")
     for part in ("494M parameters", "988 MiB", "3.00 GiB", "16,000 tokens", "32,768 tokens", "bfloat16 on cpu"):
         assert part in text
+
+
+def spawn(folder: Path, port: int, **streams: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", str(port)]
+    process = subprocess.Popen(command, **streams)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=10)
+            return process
+        except OSError:
+            time.sleep(0.02)
+    process.kill()
+    raise AssertionError("it is never ready")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def test_a_log_that_nobody_reads_stops_nothing(folder):
+    reader, writer = os.pipe()
+    port = free_port()
+    process = spawn(folder, port, stdout=subprocess.DEVNULL, stderr=writer)
+    try:
+        head = f"GET /{'a' * 190} HTTP/1.1\r\nhost: localhost\r\n".encode()
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+            sock.sendall((head + b"\r\n") * 600 + head + b"connection: close\r\n\r\n")  # a pipe holds 64 KiB
+            answers = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert answers.count(b" 404 ") == 601
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+        os.close(writer)
+
+
+def test_closed_standard_streams_are_not_taken_by_sockets(folder):
+    process = spawn(folder, free_port(), preexec_fn=lambda: os.closerange(0, 3))
+    try:
+        if sys.platform == "linux":
+            assert {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)} == {os.devnull}
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_all_addresses_of_both_kinds():
+    with start_module.listen(ServerOptions(host="::", port=0)) as sock:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, sock.getsockname()[1]), timeout=5).close()
