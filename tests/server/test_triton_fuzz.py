@@ -53,7 +53,8 @@ async def check(served: Any, path: str, body: bytes, length: str | None = None) 
     answer = await served.call("POST", path, body, headers)
 
     if answer.status >= 400:
-        error = answer.json
+        streamed = answer.headers["content-type"].startswith("text/event-stream")
+        error = json.loads(answer.body.removeprefix(b"data: ")) if streamed else answer.json
         assert list(error) == ["error"] and 0 < len(error["error"]) < 2000
         assert "0x" not in error["error"] and "Traceback" not in error["error"]
         known = answer.status in (400, 404) or path.endswith("/unload") or "memory" in path

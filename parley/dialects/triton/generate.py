@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Head, Reply
+from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import Internal, about, body, encode, failure, mistaken, quoted
+from parley.dialects.triton.errors import error as refuse
 from parley.dialects.triton.model import INPUTS, VERSION, Input
 from parley.dialects.triton.outputs import Outputs
 from parley.dialects.triton.sampling import STRUCTURES, Asked
 from parley.dialects.triton.sampling import read as ask
 from parley.dialects.triton.tensors import Tensor, from_json, to_json
-from parley.errors import Invalid, ParleyError
+from parley.errors import BadRequest, EngineError, Invalid, ParleyError
 from parley.types import Delta, Done, Event, Usage
 
 MANY = (
@@ -51,6 +52,12 @@ class GenerateReply(Reply):
 
     def fail(self, error: ParleyError) -> bytes:
         return failure(error)
+
+    def refusal(self, error: ParleyError) -> Answer | None:
+        """What the model itself refuses comes as the first event of a stream, but with its status."""
+        if not self.request.stream or not isinstance(error, BadRequest | EngineError):
+            return None
+        return Answer(refuse(error).status, failure(error), self.media_type.encode())
 
     def add(self, events: Sequence[Event]) -> None:
         self._responses += any(isinstance(event, Delta | Done) for event in events)
