@@ -108,7 +108,13 @@ class NotFound(ParleyError):
 
 
 class UnknownModel(NotFound):
+    """``name`` is what the client asked for."""
+
     code = "model_not_found"
+
+    def __init__(self, message: str, *, name: str = "", field: str | None = None):
+        super().__init__(message, field=field)
+        self.name = name
 
 
 class NotAllowed(ParleyError):

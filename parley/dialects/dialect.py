@@ -18,9 +18,11 @@ from parley.types import Event, Prompt, Request, Usage
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the server puts on an answer: a unique id without prefix, the time in whole seconds, the fingerprint.
+    """What a dialect is told beside the body.
 
-    And of the model what a dialect may have to say: its ``context`` in tokens, the kind of ``device`` it runs on.
+    For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the model: its
+    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on. Of the request: the parts of its
+    path that the route names, decoded, and its headers, names in lower case.
     """
 
     id: str
@@ -28,6 +30,8 @@ class Head:
     fingerprint: str
     context: int = 0
     device: str = "cpu"
+    path: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +45,10 @@ class Timings:
 
 
 class Answer(NamedTuple):
-    """An answer in one piece: HTTP status, body, content type."""
+    """An answer in one piece: HTTP status, body, content type (empty: none is sent)."""
 
-    status: int
-    body: bytes
+    status: int = 200
+    body: bytes = b""
     type: bytes = b"application/json"
 
 
@@ -56,11 +60,12 @@ class Reply(ABC):
 
     The server reads ``request``, feeds events as they come, and takes bytes. A stream is ``chunk`` for each batch of
     events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it is
-    ``add`` for each batch, then ``body``, then ``headers``. ``names`` maps neutral fields, which errors of the server
-    name ("prompt"), to this API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if this API
-    has a custom of its own and the server was not told another.
+    ``add`` for each batch, then ``body``, then ``type`` and ``headers``. ``names`` maps neutral fields, which errors of
+    the server name ("prompt"), to this API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if
+    this API has a custom of its own and the server was not told another.
     """
 
+    type: bytes = b"application/json"
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     names: ClassVar[Mapping[str, str]] = {}
     ping: ClassVar[bytes] = b": ping\n\n"
@@ -103,6 +108,33 @@ class Card:
     name: str
     created: int
     max_model_len: int | None
+
+
+@dataclass(slots=True)
+class Totals:
+    """What was done since the start. Counts are requests; seconds are summed over those that succeeded."""
+
+    succeeded: int = 0
+    failed: int = 0  # by the engine
+    cancelled: int = 0  # the client left
+    rejected: int = 0  # no place was free
+    last: float = 0.0  # when the last one ended, seconds since the epoch
+    whole: float = 0.0  # from arrival to end
+    lost: float = 0.0  # the same, of those that did not succeed
+    prepared: float = 0.0  # reading, rendering, tokenising
+    queued: float = 0.0
+    computed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the server knows of itself. ``cards``: every name it serves, the main one first."""
+
+    version: str
+    cards: Sequence[Card]
+    ready: bool
+    phase: str  # loading, ready, restarting, draining, failed, closed
+    totals: Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +188,9 @@ Kind = Literal[
     "info",  # write(About) -> bytes
     "load",  # requests being served; write(int) -> bytes
     "health",  # an empty 200 while the engine serves, else an error
-    "live",  # 200 as long as the process answers at all
-    "ready",  # 200 when requests are taken, else 503 with progress
+    "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
+    "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
+    "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
     "metrics",
 ]
 
@@ -166,14 +199,16 @@ Kind = Literal[
 class Route:
     """One path of an API and what the server does there.
 
-    ``claims``: where several APIs share a path, a body with one of these members is for this route.
+    Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
+    model: it is looked up before the body is read. ``claims``: where several APIs share a path, a body with one of
+    these members is for this route.
     """
 
     method: str
     path: str
     kind: Kind
     read: Callable[..., Any] | None = None
-    write: Callable[[Any], bytes] | None = None
+    write: Callable[[Any], Any] | None = None
     claims: tuple[str, ...] = ()
 
 

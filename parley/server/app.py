@@ -20,7 +20,7 @@ from starlette.routing import Route as Mounted
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import openai, tgi
+from parley.dialects import openai, tgi, triton
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
@@ -45,7 +45,9 @@ SURFACES = (
     Surface("", openai.DIALECT),
     Surface("", tgi.DIALECT),
     Surface("/openai", openai.DIALECT),
+    Surface("", triton.DIALECT),
     Surface("/tgi", tgi.STRICT),
+    Surface("/triton", triton.STRICT),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
@@ -173,8 +175,10 @@ class App:
         """The API that words what is wrong with a request before its route is found."""
         if path in self._owners:
             return self._owners[path]
-        fitting = [surface for surface in SURFACES if path.startswith(surface.prefix + "/")]
-        return max(fitting, key=lambda surface: len(surface.prefix), default=SURFACES[0]).dialect
+        roots = [(surface.prefix, surface.dialect) for surface in SURFACES]
+        roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in SURFACES]
+        fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
+        return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]
 
     async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
         if exchange.status:  # too late for an answer: a cut connection is at least no false end

@@ -24,6 +24,7 @@ from parley.types import Event
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request of a route that generates. Raises ParleyError as long as nothing was sent, ClientGone."""
     service.require()
+    service.resolve(exchange.path.get("model", ""))
     reply = await _read(service, route, exchange)
     if isinstance(reply, Answer):
         await exchange.answer(reply.body, reply.status, reply.type)
@@ -40,9 +41,15 @@ async def _read(service: Service, route: Route, exchange: Exchange) -> Reply | A
     """The parsed body; the body itself is let go of here."""
     assert route.read is not None
     body = await exchange.body()
-    info = service.info
-    head = Head(exchange.unique, int(time.time()), service.fingerprint, info.max_model_len, info.device)
-    return await service.off_loop(len(body), partial(route.read, body, head))
+    return await service.off_loop(len(body), partial(route.read, body, head(service, exchange)))
+
+
+def head(service: Service, exchange: Exchange) -> Head:
+    info = service.engine.info
+    context, device = (info.max_model_len, info.device) if info is not None else (0, "")
+    return Head(
+        exchange.unique, int(time.time()), service.fingerprint, context, device, exchange.path, exchange.headers
+    )
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
@@ -53,7 +60,7 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
     while events := await generation.next():
         reply.add(events)
     body = reply.body(generation.usage)
-    await exchange.answer(body, extra=reply.headers(generation.timings))
+    await exchange.answer(body, type=reply.type, extra=reply.headers(generation.timings))
 
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:

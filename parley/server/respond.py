@@ -58,6 +58,11 @@ class Exchange:
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
 
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The parts of the path that the route names."""
+        return self.scope.get("path_params", {})
+
     async def body(self) -> bytes:
         """The whole request body, decompressed, and no longer held here. Raises what ``peek`` raises."""
         body = await self.peek()
@@ -114,8 +119,9 @@ class Exchange:
             pass
 
     async def answer(self, body: bytes, status: int = 200, type: bytes = JSON, extra: Headers = ()) -> None:
-        """Send an answer in one piece."""
-        await self._start(status, [(b"content-type", type), (b"content-length", b"%d" % len(body)), *extra])
+        """Send an answer in one piece; an empty ``type`` is left out."""
+        kind = [(b"content-type", type)] if type else []
+        await self._start(status, [*kind, (b"content-length", b"%d" % len(body)), *extra])
         await self._body(body, last=True)
 
     async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
