@@ -75,7 +75,23 @@ class Unsupported(BadRequest):
 
 
 class ContextLength(BadRequest):
+    """Lengths in tokens, as far as they are known: of the context, of the prompt, asked for behind it."""
+
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        limit: int | None = None,
+        prompt: int | None = None,
+        requested: int | None = None,
+    ):
+        super().__init__(message, field=field)
+        self.limit = limit
+        self.prompt = prompt
+        self.requested = requested
 
 
 class Unauthorized(ParleyError):
@@ -92,7 +108,13 @@ class NotFound(ParleyError):
 
 
 class UnknownModel(NotFound):
+    """``name`` is what the client asked for."""
+
     code = "model_not_found"
+
+    def __init__(self, message: str, *, name: str = "", field: str | None = None):
+        super().__init__(message, field=field)
+        self.name = name
 
 
 class NotAllowed(ParleyError):

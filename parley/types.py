@@ -88,7 +88,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """When to stop. ``max_tokens`` None means "to the end of the context"."""
+    """When to stop. ``max_tokens`` None means "to the end of the context".
+
+    ``reserve``: how many of ``max_tokens`` must fit behind the prompt; the others are given as long as there is room.
+    None: all of them.
+    """
 
     strings: list[str] = []
     ids: list[int] = []
@@ -96,6 +100,7 @@ class Stop(msgspec.Struct, frozen=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     include: bool = False  # keep the stop string (or stop token's text) in the output
+    reserve: int | None = None
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -121,6 +126,7 @@ class Request(msgspec.Struct, kw_only=True):
     n: int = 1
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
+    truncate: int | None = None  # of a longer prompt only the last so many tokens are used
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -279,7 +285,10 @@ FromEngine = Progress | Ready | Outputs | Fatal
 
 
 class Token(msgspec.Struct):
-    """One token as a client may see it. ``raw`` are its own bytes, which may be part of a character."""
+    """One token as a client may see it. ``raw`` are its own bytes, which may be part of a character.
+
+    ``special``: a mark of the model rather than text.
+    """
 
     id: int
     text: str
@@ -287,6 +296,7 @@ class Token(msgspec.Struct):
     logprob: float | None = None
     rank: int | None = None
     top: list[Token] = []
+    special: bool = False
 
 
 class CallDelta(msgspec.Struct):
@@ -308,10 +318,11 @@ class Usage(msgspec.Struct):
 
 
 class Accepted(msgspec.Struct):
-    """Prompt number ``prompt`` was tokenised, fits, and is in the engine's hands."""
+    """Prompt number ``prompt`` was tokenised, fits, and is in the engine's hands. Choice k draws with ``seed`` + k."""
 
     prompt: int
     token_ids: list[int]
+    seed: int = 0
 
 
 class Scored(msgspec.Struct):

@@ -17,19 +17,15 @@ OPTIONS = [Option("json", switch(), "Print JSON, one line per route.", False)]
 
 
 def table() -> list[dict[str, str]]:
-    """One entry per route: method, path, api, surface."""
-    from parley.server.app import SURFACES
-    from parley.server.operations import OPERATIONS
+    """One entry per method and path, with its api and surface; where several APIs answer, the body decides."""
+    from parley.server import app
 
-    routes = [(route, "", "parley") for route in OPERATIONS]
-    routes += [
-        (route, surface.prefix, surface.dialect.name) for surface in SURFACES for route in surface.dialect.routes
-    ]
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for route, prefix, api in routes:  # where two collide, the first one answers
-        row = {"method": route.method, "path": prefix + route.path, "api": api, "surface": prefix or "all"}
-        rows.setdefault((row["method"], row["path"]), row)
-    return list(rows.values())
+    rows = []
+    for (method, path), answering in app.table().items():
+        apis = [surface.dialect.name for _, surface in answering]
+        surface = answering[0][1].prefix or "all"
+        rows.append({"method": method, "path": path, "api": ", ".join(apis), "surface": surface})
+    return rows
 
 
 def run(config: Config) -> int:

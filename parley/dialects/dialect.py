@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from parley.errors import ParleyError
 from parley.types import Event, Prompt, Request, Usage
@@ -18,11 +18,41 @@ from parley.types import Event, Prompt, Request, Usage
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the server puts on an answer: a unique id without prefix, the time in whole seconds, the fingerprint."""
+    """What a dialect is told beside the body.
+
+    For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the model: its
+    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on. Of the request: the parts of its
+    path that the route names, decoded, and its headers, names in lower case.
+    """
 
     id: str
     created: int
     fingerprint: str
+    context: int = 0
+    device: str = "cpu"
+    path: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the seconds of an answered request went: reading and checking, waiting for the engine, in the engine."""
+
+    total: float
+    validation: float
+    queue: float
+    inference: float
+
+
+class Answer(NamedTuple):
+    """An answer in one piece: HTTP status, body, content type (empty: none is sent)."""
+
+    status: int = 200
+    body: bytes = b""
+    type: bytes = b"application/json"
+
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Reply(ABC):
@@ -30,12 +60,16 @@ class Reply(ABC):
 
     The server reads ``request``, feeds events as they come, and takes bytes. A stream is ``chunk`` for each batch of
     events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it is
-    ``add`` for each batch, then ``body``. ``names`` maps neutral fields, which errors of the server name ("prompt"), to
-    this API's own.
+    ``add`` for each batch, then ``body``, then ``type`` and ``headers``. ``names`` maps neutral fields, which errors of
+    the server name ("prompt"), to this API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if
+    this API has a custom of its own and the server was not told another.
     """
 
+    type: bytes = b"application/json"
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     names: ClassVar[Mapping[str, str]] = {}
+    ping: ClassVar[bytes] = b": ping\n\n"
+    silence: ClassVar[float | None] = None
     request: Request
 
     @abstractmethod
@@ -50,6 +84,10 @@ class Reply(ABC):
     def fail(self, error: ParleyError) -> bytes:
         """The last bytes of a stream that ends by an error."""
 
+    def refusal(self, error: ParleyError) -> Answer | None:
+        """The answer to an error as long as nothing was sent; None: the one that the dialect gives to all."""
+        return None
+
     @abstractmethod
     def add(self, events: Sequence[Event]) -> None:
         """Take these events into the answer that is given in one piece."""
@@ -57,6 +95,10 @@ class Reply(ABC):
     @abstractmethod
     def body(self, usage: Usage) -> bytes:
         """The whole answer."""
+
+    def headers(self, timings: Timings | None) -> Headers:
+        """Headers of this answer; ``timings`` are None for a stream, whose headers leave first."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +110,54 @@ class Card:
     max_model_len: int | None
 
 
+@dataclass(slots=True)
+class Totals:
+    """What was done since the start. Counts are requests; seconds are summed over those that succeeded."""
+
+    succeeded: int = 0
+    failed: int = 0  # by the engine
+    cancelled: int = 0  # the client left
+    rejected: int = 0  # no place was free
+    last: float = 0.0  # when the last one ended, seconds since the epoch
+    whole: float = 0.0  # from arrival to end
+    lost: float = 0.0  # the same, of those that did not succeed
+    prepared: float = 0.0  # reading, rendering, tokenising
+    queued: float = 0.0
+    computed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the server knows of itself. ``cards``: every name it serves, the main one first."""
+
+    version: str
+    cards: Sequence[Card]
+    ready: bool
+    phase: str  # loading, ready, restarting, draining, failed, closed
+    totals: Totals
+
+
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """The wish to see a prompt's tokens; ``strings``: also the vocabulary's own pieces."""
+    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``spans``: also the text that
+    was read and which part of it each token is; ``truncate``: only the last so many tokens."""
 
     model: str
     prompt: Prompt
     strings: bool = False
+    spans: bool = False
+    truncate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
+    """``spans``: begin and end of each token in ``text``, in characters; equal where a token is no part of it."""
+
     ids: list[int]
     strings: list[str] | None
     max_model_len: int
+    text: str = ""
+    spans: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +168,55 @@ class Detokenize:
     ids: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """The server in one card: its main model, how many answers it makes or queues at once, its version."""
+
+    card: Card
+    places: int
+    version: str
+
+
 Kind = Literal[
-    "generate",  # read(body, Head) -> Reply
+    "generate",  # read(body, Head) -> Reply, or the Answer if the body itself decides how its refusal looks
     "tokenize",  # read(body) -> Tokenize; write(Tokenized) -> bytes
     "detokenize",  # read(body) -> Detokenize; write(str) -> bytes
     "models",  # write(list[Card]) -> bytes
     "model",  # the path holds {model}; write(Card) -> bytes
     "tokenizer",  # the tokenizer's configuration; write(dict) -> bytes
     "version",  # write(str) -> bytes
+    "info",  # write(About) -> bytes
     "load",  # requests being served; write(int) -> bytes
     "health",  # an empty 200 while the engine serves, else an error
-    "live",  # 200 as long as the process answers at all
-    "ready",  # 200 when requests are taken, else 503 with progress
+    "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
+    "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
+    "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
     "metrics",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path of an API and what the server does there."""
+    """One path of an API and what the server does there.
+
+    Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
+    model: it is looked up before the body is read. ``claims``: where several APIs share a path, a body with one of
+    these members is for this route.
+    """
 
     method: str
     path: str
     kind: Kind
     read: Callable[..., Any] | None = None
-    write: Callable[[Any], bytes] | None = None
+    write: Callable[[Any], Any] | None = None
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One API. ``base`` is what a client of it calls its base URL, below the server's root.
 
-    ``error`` gives status and body of an error; the server has already translated its field. ``headers`` are the API's
+    ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
     own response headers, from the seconds that the request took so far.
     """
 
@@ -131,5 +224,5 @@ class Dialect:
     title: str
     base: str
     routes: Sequence[Route]
-    error: Callable[[ParleyError], tuple[int, bytes]]
-    headers: Callable[[float], list[tuple[bytes, bytes]]] = field(default=lambda seconds: [])
+    error: Callable[[ParleyError], Answer]
+    headers: Callable[[float], Headers] = field(default=lambda seconds: ())

@@ -64,6 +64,10 @@ class Words:
     def invalid(self, path: str, reason: str) -> BadRequest:
         return Invalid(f"Invalid '{path}': {reason}", field=path)
 
+    def shapeless(self, value: Any) -> BadRequest:
+        """The body is JSON, but no object."""
+        return Malformed(f"The body must be a JSON object, but it is {kind(value)}.")
+
 
 WORDS = Words()
 
@@ -100,7 +104,7 @@ def decode(body: bytes, words: Words = WORDS) -> Fields:
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise Malformed(f"The body could not be parsed as JSON: {error}.") from None
     if not isinstance(value, dict):
-        raise Malformed(f"The body must be a JSON object, but it is {kind(value)}.")
+        raise words.shapeless(value)
     return Fields(value, "", words)
 
 
@@ -121,6 +125,10 @@ class Fields:
     def has(self, name: str) -> bool:
         """Is it there, and not null?"""
         return self._data.get(name) is not None
+
+    def null(self, name: str) -> bool:
+        """Is it there as null?"""
+        return name in self._data and self._data[name] is None
 
     def raw(self, name: str) -> Any:
         """The value as it was decoded, None when absent or null."""

@@ -17,7 +17,7 @@ import torch
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
-from parley.model.lowering import TOLERANCE, deviation, lower
+from parley.model.lowering import PROBE, TOLERANCE, deviation, lower
 from parley.model.network import Network
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
@@ -119,7 +119,7 @@ def _lower(
     """The fused decoder, or None where the model has to run through Transformers."""
     try:
         shape = read_shape(config)
-        decoder = lower(checkpoint, shape, dtype, device, length, progress)
+        decoder = lower(checkpoint, shape, dtype, device, max(length, PROBE), progress)
     except Unfit as reason:
         log.info("The model runs through Transformers: %s.", reason)
         return None

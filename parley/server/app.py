@@ -1,29 +1,33 @@
 """The ASGI application: which API is mounted where, who may enter, and how errors leave.
 
 Every request passes ``App.__call__``: limits of its head, origin, key, router. Whatever is raised on the way becomes
-the answer that the API's clients know. An API is added by a line in ``SURFACES``.
+the answer that the API's clients know. An API is added by a line in ``SURFACES``; where several have the same path, the
+body tells which is meant.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route as Mounted
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import openai
-from parley.dialects.dialect import Dialect, Route
+from parley.dialects import openai, tgi, triton
+from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
 from parley.server.operations import HANDLERS, OPEN, OPERATIONS, PROBES
-from parley.server.respond import ClientGone, Exchange, Headers
+from parley.server.respond import ClientGone, Exchange
 from parley.server.service import Service
 
 log = logging.getLogger("parley.server")
@@ -31,7 +35,7 @@ log = logging.getLogger("parley.server")
 
 @dataclass(frozen=True)
 class Surface:
-    """An API below a path."""
+    """An API below a path. All that have the empty prefix make the universal surface, which speaks every API."""
 
     prefix: str
     dialect: Dialect
@@ -39,9 +43,14 @@ class Surface:
 
 SURFACES = (
     Surface("", openai.DIALECT),
+    Surface("", tgi.DIALECT),
     Surface("/openai", openai.DIALECT),
+    Surface("", triton.DIALECT),
+    Surface("/tgi", tgi.STRICT),
+    Surface("/triton", triton.STRICT),
 )
 
+OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
 EXCHANGE = "parley.exchange"
 
 
@@ -60,15 +69,55 @@ class Endpoint:
         await HANDLERS[self.route.kind](self.service, self.route, exchange)
 
 
-def endpoints(service: Service) -> dict[tuple[str, str], Endpoint]:
-    """Every route of the server by method and path. Of two that collide the first surface's counts."""
-    table: dict[tuple[str, str], Endpoint] = {}
-    for route in OPERATIONS:
-        table[route.method, route.path] = Endpoint(service, route, SURFACES[0].dialect)
-    for surface in SURFACES:
+class Fork:
+    """What answers a path that several APIs have: the first one that claims the body, or else the first."""
+
+    def __init__(self, endpoints: Sequence[Endpoint]):
+        self.endpoints = endpoints
+        self.route, self.dialect, self.service = endpoints[0].route, endpoints[0].dialect, endpoints[0].service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope[EXCHANGE]
+        exchange.scope, exchange.dialect = scope, self.dialect
+        body = await exchange.peek()
+        names = await self.service.off_loop(len(body), partial(members, body))
+        claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
+        await next(claiming, self.endpoints[0])(scope, receive, send)
+
+
+def members(body: bytes) -> set[str]:
+    """The names of a body's members that are not null, looked at no deeper; none if it is no JSON object."""
+    try:
+        values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return set()
+    return {name for name, value in values.items() if bytes(value) != b"null"}
+
+
+def table() -> dict[tuple[str, str], list[tuple[Route, Surface]]]:
+    """Every method and path with what answers there: the first that is listed, and others that claim bodies."""
+    places: dict[tuple[str, str], list[tuple[Route, Surface]]] = {}
+    for surface in (OWN, *SURFACES):
         for route in surface.dialect.routes:
-            table.setdefault((route.method, surface.prefix + route.path), Endpoint(service, route, surface.dialect))
-    return table
+            for path in _paths(surface.prefix, route.path):
+                place = places.setdefault((route.method, path), [])
+                if not place or route.claims:
+                    place.append((route, surface))
+    return places
+
+
+def _paths(prefix: str, path: str) -> tuple[str, ...]:
+    """Below a prefix the root has no slash of its own: a base URL is written with and without one."""
+    return (prefix, prefix + path) if prefix and path == "/" else (prefix + path,)
+
+
+def endpoints(service: Service) -> dict[tuple[str, str], Endpoint | Fork]:
+    """Every route of the server by method and path."""
+    made: dict[tuple[str, str], Endpoint | Fork] = {}
+    for place, answering in table().items():
+        ends = [Endpoint(service, route, surface.dialect) for route, surface in answering]
+        made[place] = ends[0] if len(ends) == 1 else Fork(ends)
+    return made
 
 
 class App:
@@ -80,6 +129,7 @@ class App:
         self.endpoints = endpoints(service)
         self._keys = Keys(options.api_keys)
         self._gate = Gate(options.host, options.hosts, options.cors, self._keys)
+        self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
         self._open = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind in OPEN}
         self._router = Router(
             [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.endpoints.items()],
@@ -122,9 +172,13 @@ class App:
             self._keys.check(exchange.headers)
 
     def _dialect(self, path: str) -> Dialect:
-        """The API that words the errors of a path that leads nowhere."""
-        fitting = [surface for surface in SURFACES if path.startswith(surface.prefix + "/")]
-        return max(fitting, key=lambda surface: len(surface.prefix), default=SURFACES[0]).dialect
+        """The API that words what is wrong with a request before its route is found."""
+        if path in self._owners:
+            return self._owners[path]
+        roots = [(surface.prefix, surface.dialect) for surface in SURFACES]
+        roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in SURFACES]
+        fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
+        return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]
 
     async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
         if exchange.status:  # too late for an answer: a cut connection is at least no false end

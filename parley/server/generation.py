@@ -11,6 +11,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 
+from parley.dialects.dialect import Timings
 from parley.engine.protocol import Stream
 from parley.errors import ContextLength, EngineDied, EngineError, Invalid, ParleyError
 from parley.server.service import Service
@@ -93,6 +94,10 @@ class Generation:
         for branch in self._branches:
             branch.stream.cancel()
 
+    @property
+    def timings(self) -> Timings:
+        return self._tally.timings()
+
     def close(self) -> None:
         """Stop whatever still runs, give the places back, and count what was done."""
         if self._closed:
@@ -114,7 +119,7 @@ class Generation:
         language, limit = self._service.language, self._service.info.max_model_len
         made = []
         for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit)
+            ready = language.prepare(prompt, limit, self._request.truncate)
             made.append((ready, self._room(ready.token_ids)))
         return made
 
@@ -138,14 +143,19 @@ class Generation:
             raise Invalid(f"Token id {max(ids)} is not in the vocabulary of {info.vocab_size} tokens.", field="prompt")
         room = info.max_model_len - len(ids)
         wanted = stop.max_tokens if stop.max_tokens is not None else max(1, stop.min_tokens)
+        if stop.reserve is not None:
+            wanted = min(wanted, stop.reserve)
         if wanted > room:
             asked = f" and {wanted} tokens were requested behind it" if stop.max_tokens is not None else ""
             raise ContextLength(
                 f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(ids)}{asked}."
                 " Shorten the prompt or ask for fewer tokens.",
                 field="prompt",
+                limit=info.max_model_len,
+                prompt=len(ids),
+                requested=None if stop.max_tokens is None else wanted,
             )
-        return room if stop.max_tokens is None else stop.max_tokens
+        return room if stop.max_tokens is None else min(stop.max_tokens, room)
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, service = self._request, self._service
@@ -172,7 +182,7 @@ class Generation:
         due = want.prompt_logprobs is not None
         self._branches.append(Branch(number, ready, service.engine.submit(work), choices, due))
         self.usage.prompt_tokens += len(ready.token_ids)
-        self._fresh.append(Accepted(number, ready.token_ids))
+        self._fresh.append(Accepted(number, ready.token_ids, work.seed))
         if want.echo and not due:
             self._fresh.append(self._scored(self._branches[-1], None))
 

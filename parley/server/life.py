@@ -12,7 +12,7 @@ import asyncio
 import time
 from functools import partial
 
-from parley.dialects.dialect import Head, Reply, Route
+from parley.dialects.dialect import Answer, Head, Reply, Route
 from parley.errors import ParleyError
 from parley.server.generation import Generation
 from parley.server.respond import Exchange
@@ -20,14 +20,16 @@ from parley.server.service import Service
 from parley.server.tally import Tally
 from parley.types import Event
 
-PING = b": ping\n\n"
-
 
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request of a route that generates. Raises ParleyError as long as nothing was sent, ClientGone."""
     service.require()
+    service.resolve(exchange.path.get("model", ""))
     reply = await _read(service, route, exchange)
-    exchange.names = reply.names
+    if isinstance(reply, Answer):
+        await exchange.answer(reply.body, reply.status, reply.type)
+        return
+    exchange.names, exchange.refusal = reply.names, reply.refusal
     generation = Generation(service, reply.request, Tally(service.metrics, exchange.note, exchange.arrived))
     try:
         await exchange.while_connected(_answer(exchange, reply, generation))
@@ -35,12 +37,19 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
         generation.close()
 
 
-async def _read(service: Service, route: Route, exchange: Exchange) -> Reply:
+async def _read(service: Service, route: Route, exchange: Exchange) -> Reply | Answer:
     """The parsed body; the body itself is let go of here."""
     assert route.read is not None
     body = await exchange.body()
-    head = Head(exchange.unique, int(time.time()), service.fingerprint)
-    return await service.off_loop(len(body), partial(route.read, body, head))
+    return await service.off_loop(len(body), partial(route.read, body, head(service, exchange)))
+
+
+def head(service: Service, exchange: Exchange) -> Head:
+    info = service.engine.info
+    context, device = (info.max_model_len, info.device) if info is not None else (0, "")
+    return Head(
+        exchange.unique, int(time.time()), service.fingerprint, context, device, exchange.path, exchange.headers
+    )
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
@@ -50,12 +59,14 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
         return
     while events := await generation.next():
         reply.add(events)
-    await exchange.answer(reply.body(generation.usage))
+    body = reply.body(generation.usage)
+    await exchange.answer(body, type=reply.type, extra=reply.headers(generation.timings))
 
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
-    media_type, ping = reply.media_type, exchange.options.ping_interval
+    media_type, ping = reply.media_type, exchange.options.ping_interval or reply.silence
     ping = ping if media_type.startswith("text/event-stream") else None
+    exchange.extra = reply.headers(None)
     try:
         while events := await (_pinging(exchange, reply, generation, ping) if ping else generation.next()):
             if data := reply.chunk(events):
@@ -73,7 +84,7 @@ async def _pinging(exchange: Exchange, reply: Reply, generation: Generation, int
     task = asyncio.ensure_future(generation.next())
     try:
         while not (await asyncio.wait({task}, timeout=interval))[0]:
-            await exchange.write(PING, reply.media_type)
+            await exchange.write(reply.ping, reply.media_type)
         return task.result()
     finally:
         task.cancel()

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from parley import __version__
-from parley.dialects.dialect import Detokenize, Kind, Route, Tokenize, Tokenized
+from parley.dialects.dialect import About, Answer, Detokenize, Kind, Route, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound
-from parley.server.life import generate
+from parley.server.life import generate, head
 from parley.server.metrics import CONTENT_TYPE
 from parley.server.respond import Exchange
 from parley.server.service import Service
@@ -41,9 +41,21 @@ async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
     if isinstance(prompt, Chat):
         exchange.names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
-    ids = (await service.off_loop(size, partial(service.language.prepare, prompt))).token_ids
-    strings = [service.language.tokenizer.token_str(id) or "" for id in ids] if wish.strings else None
-    await exchange.answer(route.write(Tokenized(ids, strings, service.info.max_model_len)))
+    made = await service.off_loop(size, partial(_tokenized, service, wish))
+    await exchange.answer(await service.off_loop(size, partial(route.write, made)))
+
+
+def _tokenized(service: Service, wish: Tokenize) -> Tokenized:
+    language, text = service.language, ""
+    spans: list[tuple[int, int]] = []
+    if wish.spans:
+        text, ids, spans = language.spell(wish.prompt)
+    else:
+        ids = language.prepare(wish.prompt).token_ids
+    if wish.truncate is not None:
+        ids, spans = ids[-wish.truncate :], spans[-wish.truncate :]
+    strings = [language.tokenizer.token_str(id) or "" for id in ids] if wish.strings else None
+    return Tokenized(ids, strings, service.info.max_model_len, text, spans)
 
 
 async def detokenize(service: Service, route: Route, exchange: Exchange) -> None:
@@ -67,7 +79,7 @@ async def models(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def model(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
-    name = exchange.scope["path_params"]["model"]
+    name = exchange.path["model"]
     if not name:  # "/v1/models/" is a list with a stroke too many, not the model without a name
         raise NotFound("No model is named. Leave out the last stroke for the list of models.")
     await exchange.answer(route.write(service.card(service.resolve(name))))
@@ -90,6 +102,11 @@ async def version(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(route.write(__version__))
 
 
+async def info(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.write is not None
+    await exchange.answer(route.write(About(service.card(service.names[0]), service.places, __version__)))
+
+
 async def load(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
     await exchange.answer(route.write(len(service.open)))
@@ -100,12 +117,29 @@ async def health(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(b"")
 
 
+async def ask(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None
+    body = await exchange.body()
+    told = await service.off_loop(len(body), partial(route.read, body, head(service, exchange), service.facts()))
+    await _tell(exchange, told)
+
+
+async def _tell(exchange: Exchange, told: Answer) -> None:
+    await exchange.answer(told.body, told.status, told.type)
+
+
 async def live(service: Service, route: Route, exchange: Exchange) -> None:
+    if route.write is not None:
+        await _tell(exchange, route.write(True))
+        return
     await exchange.answer(b'{"status":"live"}')
 
 
 async def ready(service: Service, route: Route, exchange: Exchange) -> None:
     refusal = service.refusal()
+    if route.write is not None:
+        await _tell(exchange, route.write(refusal is None))
+        return
     if refusal is None:
         await exchange.answer(b'{"status":"ready"}')
         return
@@ -135,8 +169,10 @@ HANDLERS: dict[Kind, Handle] = {
     "model": model,
     "tokenizer": tokenizer,
     "version": version,
+    "info": info,
     "load": load,
     "health": health,
+    "ask": ask,
     "live": live,
     "ready": ready,
     "metrics": metrics,

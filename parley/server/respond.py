@@ -11,13 +11,13 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from parley.dialects.dialect import Dialect
+from parley.dialects.dialect import Answer, Dialect, Headers
 from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge
 from parley.server.limits import ABORT, inflate
 from parley.server.options import ServerOptions
@@ -26,8 +26,6 @@ from parley.server.tally import Note
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
 JSON = b"application/json"
 
-Headers = tuple[tuple[bytes, bytes], ...]
-
 
 class ClientGone(Exception):
     """The client closed the connection, or stopped reading."""
@@ -35,7 +33,10 @@ class ClientGone(Exception):
 
 @dataclass
 class Exchange:
-    """``names`` translate the fields of errors; ``dialect`` words them."""
+    """``names`` translate the fields of errors; ``dialect`` words them, unless ``refusal`` does.
+
+    ``extra``: further headers of a stream.
+    """
 
     scope: Scope
     receive: Receive
@@ -44,6 +45,8 @@ class Exchange:
     dialect: Dialect
     names: Mapping[str, str] = field(default_factory=dict)
     note: Note = field(default_factory=Note)
+    extra: Headers = ()
+    refusal: Callable[[ParleyError], Answer | None] = lambda error: None
     status: int = 0  # 0: nothing was sent yet
     complete: bool = False
 
@@ -51,11 +54,28 @@ class Exchange:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
         self.unique = secrets.token_hex(16)
+        self._held: bytes | None = None
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
 
+    @property
+    def path(self) -> Mapping[str, str]:
+        """The parts of the path that the route names."""
+        return self.scope.get("path_params", {})
+
     async def body(self) -> bytes:
-        """The whole request body, decompressed. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
+        """The whole request body, decompressed, and no longer held here. Raises what ``peek`` raises."""
+        body = await self.peek()
+        self._held = None
+        return body
+
+    async def peek(self) -> bytes:
+        """The whole body, decompressed, to be asked for again. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
+        if self._held is None:
+            self._held = await self._read()
+        return self._held
+
+    async def _read(self) -> bytes:
         limit = self.options.body_limit
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
@@ -99,8 +119,9 @@ class Exchange:
             pass
 
     async def answer(self, body: bytes, status: int = 200, type: bytes = JSON, extra: Headers = ()) -> None:
-        """Send an answer in one piece."""
-        await self._start(status, [(b"content-type", type), (b"content-length", b"%d" % len(body)), *extra])
+        """Send an answer in one piece; an empty ``type`` is left out."""
+        kind = [(b"content-type", type)] if type else []
+        await self._start(status, [*kind, (b"content-length", b"%d" % len(body)), *extra])
         await self._body(body, last=True)
 
     async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
@@ -112,19 +133,22 @@ class Exchange:
                     (b"content-type", media_type.encode()),
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
+                    *self.extra,
                 ],
             )
         await self._body(data, last=last)
 
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""
-        status, body = self.dialect.error(self.translate(error))
+        error = self.translate(error)
+        answer = self.refusal(error) or self.dialect.error(error)
+        headers = list(extra)
         after = getattr(error, "retry_after", None)
         if after is not None:
-            extra += ((b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000)))
-        if status == 401:
-            extra += ((b"www-authenticate", b"Bearer"),)
-        await self.answer(body, status, extra=extra)
+            headers += [(b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000))]
+        if answer.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        await self.answer(answer.body, answer.status, answer.type, headers)
 
     def translate(self, error: ParleyError) -> ParleyError:
         """The error with its neutral field under the API's own name."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from parley import __version__
-from parley.dialects.dialect import Card
+from parley.dialects.dialect import Card, Facts
 from parley.engine.protocol import Engine
 from parley.errors import NotReady, Overloaded, UnknownModel, excerpt
 from parley.server.metrics import Metrics
@@ -109,7 +109,9 @@ class Service:
             return self.names[0]
         if model not in self.names:
             raise UnknownModel(
-                f"The model {excerpt(model)} does not exist. Served here: {', '.join(self.names)}.", field="model"
+                f"The model {excerpt(model)} does not exist. Served here: {', '.join(self.names)}.",
+                name=model,
+                field="model",
             )
         return model
 
@@ -117,10 +119,15 @@ class Service:
         info = self.engine.info
         return Card(name, self.created, info.max_model_len if info is not None else None)
 
+    def facts(self) -> Facts:
+        cards = [self.card(name) for name in self.names]
+        return Facts(__version__, cards, self.refusal() is None, self.phase, self.metrics.totals)
+
     def hold(self, choices: int) -> None:
         """Take places. A request is let in whole as long as one place is free. Raises Overloaded."""
         if self.held >= self.places:
             self.metrics.rejected.add(value="queue_full")
+            self.metrics.totals.rejected += 1
             raise Overloaded(f"{self.held} answers are being made or waited for, as many as may be. Try again later.")
         self.held += choices
 

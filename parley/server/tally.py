@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from parley.dialects.dialect import Timings
 from parley.server.metrics import Metrics
 from parley.types import Reason, Request, Usage
 
@@ -65,6 +66,12 @@ class Tally:
         self.note.finish = reason
         self._metrics.finished.add(value=REASONS[reason])
 
+    def timings(self) -> Timings:
+        """Where the time has gone until now, when the last token has come."""
+        now = time.perf_counter()
+        began = self._began or now
+        return Timings(now - self._arrived, self._submitted - self._arrived, began - self._submitted, now - began)
+
     def close(self, delivered: int, left: int, *, failed: bool) -> None:
         """Nothing more comes. ``delivered`` tokens in all; ``left`` choices never ended."""
         if not self._submitted:
@@ -74,6 +81,7 @@ class Tally:
         if left:
             self.note.finish = "error" if failed else "abort"
             metrics.finished.add(left, self.note.finish)
+        self._total(now, left > 0, failed)
         metrics.cached.add(usage.cached_tokens)
         metrics.whole.observe(now - self._arrived)
         metrics.output_length.observe(delivered)
@@ -82,3 +90,18 @@ class Tally:
             metrics.decode.observe(now - self._first)
             if delivered > 1:
                 metrics.per_token.observe((now - self._first) / (delivered - 1))
+
+    def _total(self, now: float, lost: bool, failed: bool) -> None:
+        totals = self._metrics.totals
+        totals.last = time.time()
+        if lost:
+            totals.lost += now - self._arrived
+            totals.failed += failed
+            totals.cancelled += not failed
+            return
+        began = self._began or self._submitted
+        totals.succeeded += 1
+        totals.whole += now - self._arrived
+        totals.prepared += self._submitted - self._arrived
+        totals.queued += began - self._submitted
+        totals.computed += now - began

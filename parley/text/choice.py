@@ -146,16 +146,21 @@ def _joins(last: Delta, part: Part, call: CallDelta | None) -> bool:
 
 def token(tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0) -> Token:
     """A token as a client may see it, with at most so many alternatives."""
-    made = Token(id, tokenizer.token_text(id), tokenizer.token_bytes(id))
+    made = _token(tokenizer, id)
     if score is not None:
         made.logprob, made.rank = score.logprob, score.rank
         made.top = [
-            Token(other, tokenizer.token_text(other), tokenizer.token_bytes(other), logprob, place)
+            _token(tokenizer, other, logprob, place)
             for place, (other, logprob) in enumerate(
                 zip(score.top_ids[:alternatives], score.top, strict=False), start=1
             )
         ]
     return made
+
+
+def _token(tokenizer: Tokenizer, id: int, logprob: float | None = None, rank: int | None = None) -> Token:
+    raw = tokenizer.token_bytes(id)
+    return Token(id, raw.decode("utf-8", "replace"), raw, logprob, rank, special=tokenizer.is_special(id))
 
 
 def scored(

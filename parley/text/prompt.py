@@ -41,22 +41,35 @@ class Language:
         tokenizer = Tokenizer.load(folder)
         return cls(tokenizer, ChatTemplate.load(folder, tokenizer))
 
-    def prepare(self, prompt: Prompt, limit: int | None = None) -> Prepared:
+    def prepare(self, prompt: Prompt, limit: int | None = None, last: int | None = None) -> Prepared:
         """Render and encode. Takes long for a long prompt (run it in a thread). Raises BadRequest.
 
         With ``limit``, the context length, a text that is hopelessly longer is refused before all of it was read
-        (ContextLength). What comes back may still be too long.
+        (ContextLength). What comes back may still be too long. With ``last`` only so many of the last tokens come
+        back, and of a hopelessly longer text only the end is read.
         """
         if isinstance(prompt, Chat):
             text = self.template.render(prompt)
             markup = self.markup if prompt.tools else replace(self.markup, call=None)
             thinking = begins_thinking(markup, text, prompt.continue_final)
-            return Prepared(self._encode(text, False, limit), markup, thinking)
+            return Prepared(self._encode(text, False, limit, last), markup, thinking)
         if isinstance(prompt, Text):
-            return Prepared(self._encode(prompt.text, prompt.special, limit))
-        return Prepared(prompt.ids)
+            return Prepared(self._encode(prompt.text, prompt.special, limit, last))
+        return Prepared(prompt.ids if last is None else prompt.ids[-last:])
 
-    def _encode(self, text: str, special: bool, limit: int | None) -> list[int]:
+    def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
+        """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""
+        if isinstance(prompt, Chat):
+            text, special = self.template.render(prompt), False
+        elif isinstance(prompt, Text):
+            text, special = prompt.text, prompt.special
+        else:
+            return "", prompt.ids, [(0, 0)] * len(prompt.ids)
+        return text, *self.tokenizer.spell(text, special)
+
+    def _encode(self, text: str, special: bool, limit: int | None, last: int | None) -> list[int]:
+        if last is not None and (limit is None or last <= limit):  # more would not fit, cut or not
+            return self._encode_end(text, special, limit, last)
         size = PROBE * limit if limit is not None else len(text)
         while limit is not None and size < len(text):
             # The rest cannot halve what its beginning has: where a token ends depends on little of what follows.
@@ -67,3 +80,12 @@ class Language:
                 )
             size *= PROBE
         return self.tokenizer.encode(text, special)
+
+    def _encode_end(self, text: str, special: bool, limit: int | None, count: int) -> list[int]:
+        size = PROBE * limit if limit is not None else len(text)
+        while size < len(text):
+            ids = self.tokenizer.encode(text[-size:], special)
+            if len(ids) > 2 * count:  # twice: where the first tokens behind the cut begin is not certain
+                return ids[-count:]
+            size *= PROBE
+        return self.tokenizer.encode(text, special)[-count:]

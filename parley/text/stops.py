@@ -1,7 +1,7 @@
 """Stop strings in text that arrives in pieces (Aho-Corasick).
 
-Text is held back only as long as it may still become a stop string: the longest end of the text that begins one. Time
-is linear in the text whatever the number of stop strings. Knows text only, no tokens.
+Text is held back only as long as it may still become a stop string that is not to be shown: the longest end of the text
+that begins one. Time is linear in the text whatever the number of stop strings. Knows text only, no tokens.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Scanner:
                 end = len(text) - len(piece) + index + 1
                 return text[: end if self._include else end - len(found)]
         self._node = node
-        keep = len(text) - stops.depth[node]
+        keep = len(text) - (0 if self._include else stops.depth[node])
         self._held = text[keep:]
         return text[:keep]
 

@@ -102,12 +102,20 @@ class Tokenizer:
         try:
             return self._encode(text, special)
         except TypeError:  # half of a surrogate pair, which JSON can carry but no text can
-            return self._encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), special)
+            return self._encode(_paired(text), special)
 
     def _encode(self, text: str, special: bool) -> list[int]:
         # The only ways into the library that let go of the interpreter lock are those for batches.
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
+
+    def spell(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids of a text, and where in it each begins and ends, in characters (both 0 for added marks)."""
+        try:
+            (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
+        except TypeError:
+            return self.spell(_paired(text), special)
+        return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of the ids. Broken UTF-8 becomes U+FFFD, one for each broken sequence; ids that no token has give "".
@@ -165,6 +173,11 @@ class Tokenizer:
         if self._piece is None:
             return self.backend.decode([id], skip_special_tokens=False).encode()
         return self._piece[0](token)
+
+
+def _paired(text: str) -> str:
+    """The text with U+FFFD for each half of a surrogate pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _missing(folder: Path) -> str:

@@ -529,7 +529,7 @@ ERRORS: list[tuple[Callable[[], Exception], int, bytes]] = [
 
 @pytest.mark.parametrize(("make", "status", "body"), ERRORS)
 def test_errors_have_four_members(make, status, body):
-    assert DIALECT.error(make()) == (status, body)
+    assert DIALECT.error(make()) == (status, body, b"application/json")
 
 
 def test_a_stream_that_fails_says_so_and_ends():

@@ -243,7 +243,8 @@ def test_the_context_is_what_the_cache_holds(caplog):
         runner, info = start(folder, kv_memory=100_000)
     assert info.max_model_len == runner.blocks * BLOCK_SIZE < 2048
     assert "reduced" in caplog.text
-    assert start(folder, max_model_len=50)[1].max_model_len == 50
+    for length in (1, 2, 16, 17, 50):
+        assert start(folder, max_model_len=length)[1].max_model_len == length
 
 
 @pytest.mark.parametrize("inner", ["max_position_embeddings", "n_positions"])

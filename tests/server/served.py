@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,12 @@ def request(method: str, path: str, body: Any = None, headers: dict[str, str] | 
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(data)}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
+
+
+def concrete(path: str) -> str:
+    """A route's path with its parts filled in."""
+    named = {"model": "tiny", "model:path": "tiny", "version": "1", "repo": "r", "region": "x"}
+    return re.sub(r"\{([^}]+)\}", lambda part: named[part[1]], path)
 
 
 class Served:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from served import HELLO
 
 ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+TGI = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
@@ -35,6 +36,27 @@ good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "toke
 odd = st.dictionaries(names | st.text(max_size=5), values, max_size=4)
 bodies = st.builds(lambda *parts: parts[0] | parts[1] | parts[2], good, near, odd)
 raw = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+
+
+wishes = st.sampled_from(
+    ["best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample",
+     "max_new_tokens", "return_full_text", "stop", "truncate", "watermark", "details", "decoder_input_details", "seed",
+     "top_n_tokens", "grammar", "adapter_id"]
+)  # fmt: skip
+plausible = st.one_of(st.booleans(), st.integers(1, 5), st.floats(0.1, 0.9), st.just(["a"]), st.none())
+grammars = st.fixed_dictionaries(
+    {}, optional={"type": st.sampled_from(["json", "regex", "json_schema", "x"]) | scalars, "value": values}
+)
+parameters = st.one_of(
+    st.dictionaries(wishes, plausible, max_size=6),
+    st.dictionaries(wishes | st.text(max_size=5), plausible | values, max_size=6),
+    st.builds(lambda grammar: {"grammar": grammar}, grammars),
+    scalars,
+)
+generations = st.fixed_dictionaries(
+    {"inputs": st.text(min_size=1, max_size=9) | values},
+    optional={"parameters": parameters, "stream": scalars, "messages": st.lists(message, max_size=3)},
+)
 
 
 def encode(body: Any) -> bytes:
@@ -70,6 +92,44 @@ async def test_no_body_is_too_odd(serve):
     assert await served.control() == before
 
 
+async def check_tgi(served, path: str, body: bytes) -> None:
+    answer = await served.post(path, body)
+
+    kind = answer.headers["content-type"]
+    if kind.startswith("text/plain"):
+        assert answer.status in (400, 422) and answer.body.startswith(b"Failed to "), (path, body, answer.body)
+        assert len(answer.body) < 2000
+    elif kind == "text/event-stream":
+        *frames, last = answer.body.decode().removesuffix("\n\n").split("\n\n")
+        end = json.loads(last.removeprefix("data: "))
+        if list(end) == ["error", "error_type"]:
+            assert path.startswith("/tgi") and not frames
+            return
+        assert end["generated_text"] is not None, (path, body)
+        assert all(json.loads(frame.removeprefix("data: "))["generated_text"] is None for frame in frames)
+    elif answer.status == 422:
+        assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
+        assert answer.json["error"].startswith("Input validation error: ")
+    elif "error" in answer.json:
+        assert (path, answer.status, set(answer.error)) == ("/tokenize", 400, {"message", "type", "param", "code"})
+    else:
+        assert answer.status == 200, (path, body, answer.body)
+
+
+async def test_no_generation_is_too_odd(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/tgi"]), path=st.sampled_from(TGI), body=generations.map(encode) | raw)
+    async def fuzz(prefix, path, body):
+        await check_tgi(served, prefix + path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
 async def run(test) -> None:
     """Run a hypothesis test of coroutines inside the running event loop."""
     import asyncio
@@ -99,6 +159,16 @@ async def test_large_lists_are_refused_at_once(serve):
         assert answer.status == 400, str(body)[:50]
     messages = [{"role": "user", "content": "a"}] * 100_000
     assert (await served.post("/v1/chat/completions", {"messages": messages})).status == 400
+    for body in (
+        {"stop": ["x"] * 100_000},
+        {"stop": ["x" * 20_000]},
+        {"best_of": 10**9, "do_sample": True},
+        {"truncate": 10**18},
+        {f"k{n}": n for n in range(100_000)} | {"temperature": "x"},
+    ):
+        assert (await served.post("/generate", {"inputs": "a", "parameters": body})).status == 422
+    for path in TGI[:4]:
+        assert (await served.post(path, b'{"inputs":' + b"[" * 100_000)).status == 400
     deep = b'{"messages":' + b"[" * 100_000
     for path in ROUTES:
         assert (await served.post(path, deep)).status == 400

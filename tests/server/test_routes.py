@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from served import HELLO, Served
+from served import HELLO, Served, concrete
 
 from parley import __version__
 from parley.engine.protocol import EngineFailed
@@ -15,7 +15,7 @@ KEY = "sk-right-key-0123456789"
 def table(served: Served) -> list[tuple[str, str, str]]:
     """Method, path and kind of every route that there is."""
     app = App(served.service)
-    return [(m, path.replace("{model:path}", "tiny"), e.route.kind) for (m, path), e in app.endpoints.items()]
+    return [(method, concrete(path), e.route.kind) for (method, path), e in app.endpoints.items()]
 
 
 async def test_no_route_but_the_probes_is_open_without_a_key(serve):

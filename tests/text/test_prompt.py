@@ -73,6 +73,41 @@ def test_a_long_text_of_few_tokens_is_not_refused(text: str) -> None:
     assert speaker.prepare(Text(text), 10).token_ids == word_level().encode(text)
 
 
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("text", ["", "Paris", "Paris is in France, " * 10, "Paris" + " " * 5000 + "Tokyo"])
+def test_the_last_tokens_of_a_text(text: str, special: bool) -> None:
+    for speaker in (Language(word_level(), ChatTemplate({})), language()):
+        ids = speaker.tokenizer.encode(text, special)
+        for count in (1, 2, 5, 1000):
+            assert speaker.prepare(Text(text, special), 1000, count).token_ids == ids[-count:]
+    assert language().prepare(Tokens([1, 2, 3]), 100, 2).token_ids == [2, 3]
+
+
+def test_a_huge_text_is_read_only_as_far_as_its_last_tokens_need() -> None:
+    speaker = language()
+    read: list[int] = []
+    encode = speaker.tokenizer.encode
+    text = "The sun goes down. " * 50_000
+    expected = encode(text[-1000:])[-5:]
+    speaker.tokenizer.encode = lambda text, special=True: (read.append(len(text)), encode(text, special))[1]  # type: ignore[method-assign]
+    assert speaker.prepare(Text(text), 100, 5).token_ids == expected
+    with pytest.raises(ContextLength):
+        speaker.prepare(Text(text), 100, 101)
+    assert max(read) < 10_000
+
+
+def test_a_prompt_with_the_places_of_its_tokens() -> None:
+    speaker = language()
+    text, ids, spans = speaker.spell(Text("Paris is near."))
+    assert (text, ids) == ("Paris is near.", speaker.tokenizer.encode("Paris is near."))
+    assert len(spans) == len(ids) and spans[-1][1] == len(text)
+    chat = Chat(QUESTION)
+    text, ids, spans = speaker.spell(chat)
+    assert (text, ids) == (speaker.template.render(chat), speaker.prepare(chat).token_ids)
+    assert speaker.spell(Tokens([4, 5])) == ("", [4, 5], [(0, 0), (0, 0)])
+    assert speaker.spell(Text("a\ud800"))[1] == speaker.tokenizer.encode("a\ufffd")
+
+
 def test_no_template_is_the_clients_mistake() -> None:
     with pytest.raises(BadRequest):
         Language(byte_level(), ChatTemplate({})).prepare(Chat(QUESTION))

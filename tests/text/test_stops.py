@@ -62,6 +62,18 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
         assert len(seen) == end - max(endings, default=0)
 
 
+@given(letters, strings)
+@settings(max_examples=100, deadline=None)
+def test_nothing_is_held_back_when_stop_strings_are_shown(text: str, stops: list[str]) -> None:
+    scanner = Scanner(Stops(stops), include=True)
+    seen = ""
+    for end, char in enumerate(text, start=1):
+        seen += scanner.push(char)
+        assert seen == text[:end]
+        if scanner.matched is not None:
+            break
+
+
 @given(letters, strings, st.integers(0, 30))
 @settings(max_examples=200, deadline=None)
 def test_a_match_completed_before_it_is_armed_passes(text: str, stops: list[str], start: int) -> None:

@@ -20,7 +20,9 @@ DIALECT = Dialect(
         Route("POST", "/v1/completions", "generate", read=completions.read),
         Route("GET", "/v1/models", "models", write=tokens.models),
         Route("GET", "/v1/models/{model:path}", "model", write=tokens.model),
-        Route("POST", "/tokenize", "tokenize", read=tokens.tokenize, write=tokens.tokenized),
+        Route(
+            "POST", "/tokenize", "tokenize", read=tokens.tokenize, write=tokens.tokenized, claims=("prompt", "messages")
+        ),
         Route("POST", "/detokenize", "detokenize", read=tokens.detokenize, write=tokens.detokenized),
         Route("GET", "/tokenizer_info", "tokenizer", write=shared.encode),
         Route("GET", "/version", "version", write=tokens.version),

@@ -21,9 +21,12 @@ RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_messag
             "documents", "conversation", "tokenizer", "self"}  # fmt: skip
 
 
-def conversation(body: Fields) -> tuple[Chat, bool]:
-    """The conversation, and whether its tools came as the deprecated ``functions``."""
-    messages = [_message(item) for item in body.objects("messages", cap=MAX_MESSAGES)]
+def conversation(body: Fields, joint: str = "\n") -> tuple[Chat, bool]:
+    """The conversation, and whether its tools came as the deprecated ``functions``.
+
+    ``joint`` is put between the parts of a content that comes in parts.
+    """
+    messages = [_message(item, joint) for item in body.objects("messages", cap=MAX_MESSAGES)]
     if not messages:
         raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
     tools, legacy = _tools(body)
@@ -62,12 +65,12 @@ def _options(body: Fields) -> dict[str, Any]:
     return options | given
 
 
-def _message(item: Fields) -> Message:
+def _message(item: Fields, joint: str) -> Message:
     role = item.string("role", None, allowed=ROLES)
     if role is None:
         raise item.missing("role")
     name = item.string("name", None, cap=256)
-    content = _content(item)
+    content = _content(item, joint)
     if role == "assistant":
         return _assistant(item, name, content)
     if content is None:
@@ -117,14 +120,14 @@ def _function(function: Fields, id: str) -> ToolCall:
     return ToolCall(id, name, function.string("arguments", "{}"))
 
 
-def _content(item: Fields) -> str | None:
-    """A text, or an array of parts whose texts are joined by line breaks."""
+def _content(item: Fields, joint: str) -> str | None:
+    """A text, or an array of parts whose texts are joined."""
     value = item.raw("content")
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise item.mistyped("content", "a string or an array of content parts")
-    return "\n".join(_part(part) for part in item.objects("content", cap=MAX_PARTS))
+    return joint.join(_part(part) for part in item.objects("content", cap=MAX_PARTS))
 
 
 def _part(part: Fields) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects.dialect import Answer
 from parley.dialects.fields import Fields
 from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
 from parley.types import Reason, Sampling, Stop, Token, Usage
@@ -217,9 +218,9 @@ def error_object(error: ParleyError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": type_, "param": error.field, "code": code}}
 
 
-def error(error: ParleyError) -> tuple[int, bytes]:
-    """Status and body of an error that is the whole answer."""
-    return error.status, encode(error_object(error))
+def error(error: ParleyError) -> Answer:
+    """An error as the whole answer."""
+    return Answer(error.status, encode(error_object(error)))
 
 
 def failure(error: ParleyError) -> bytes:

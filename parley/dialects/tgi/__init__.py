@@ -1,0 +1,41 @@
+"""The API of Hugging Face's Text Generation Inference, version 3: its table of routes.
+
+``STRICT`` has the original's limits and refusals; ``DIALECT`` lifts those that only stand in a client's way. Neither
+has TGI's flavour of the chat and completions routes: what is at ``/v1`` is OpenAI's.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from parley.dialects.dialect import Dialect, Route
+from parley.dialects.tgi import generate, shared, tokens
+from parley.dialects.tgi.shared import EXTENDED, Rules
+
+INPUTS = ("inputs",)
+
+
+def _dialect(rules: Rules) -> Dialect:
+    either = partial(generate.either, rules)
+    return Dialect(
+        name="tgi",
+        title="TGI",
+        base="",
+        error=shared.error,
+        routes=(
+            Route("POST", "/", "generate", read=either, claims=INPUTS),
+            Route("POST", "/generate", "generate", read=partial(generate.whole, rules), claims=INPUTS),
+            Route("POST", "/generate_stream", "generate", read=partial(generate.stream, rules), claims=INPUTS),
+            Route("POST", "/invocations", "generate", read=partial(generate.invoked, rules), claims=INPUTS),
+            Route("POST", "/tokenize", "tokenize", read=tokens.tokenize, write=tokens.tokenized, claims=INPUTS),
+            Route("POST", "/chat_tokenize", "tokenize", read=tokens.chat_tokenize, write=tokens.chat_tokenized),
+            Route("GET", "/info", "info", write=partial(tokens.info, rules)),
+            Route("GET", "/", "health"),
+            Route("GET", "/health", "health"),
+            Route("GET", "/ping", "health"),
+        ),
+    )
+
+
+DIALECT = _dialect(EXTENDED)
+STRICT = _dialect(shared.STRICT)

@@ -1,0 +1,279 @@
+"""``POST /``, ``/generate``, ``/generate_stream``, ``/invocations``: a text and parameters in, text and details out.
+
+A stream has one event for each token, and its last event is that of the last token, with the whole text in it. So the
+tokens that come together with the end of a choice wait for it, and no others.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
+from parley.dialects.fields import Fields, decode
+from parley.dialects.tgi import parameters, shared
+from parley.dialects.tgi.shared import WORDS, Rules
+from parley.errors import Invalid, ParleyError, Unsupported, WrongType
+from parley.types import Accepted, Delta, Done, Event, Request, Scored, Text, Token, Usage, Want
+
+TOKEN = (
+    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
+)
+ENDLESS = Token(0, "", b"", special=True)  # stands in the last event when a choice ends without a token of its own
+
+
+def either(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
+    """The member ``stream`` decides; in one piece the answer is a list, with the prompt unless told otherwise."""
+    return _either(rules, decode(body, WORDS), head)
+
+
+def whole(rules: Rules, body: bytes, head: Head) -> GenerateReply:
+    return GenerateReply(rules, decode(body, WORDS), head, stream=False)
+
+
+def stream(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
+    return _streamed(rules, decode(body, WORDS), head)
+
+
+def invoked(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
+    """As ``either``; a body of another API is no mistake in a member but no body of this route."""
+    fields = decode(body, WORDS)
+    if not fields.has("inputs"):
+        raise WrongType("data did not match any variant of untagged enum SagemakerRequest")
+    return _either(rules, fields, head)
+
+
+def _either(rules: Rules, fields: Fields, head: Head) -> GenerateReply | Answer:
+    if rules.strict and fields.null("stream"):
+        raise fields.mistyped("stream", "a boolean")
+    if fields.boolean("stream", False):
+        return _streamed(rules, fields, head, full=True)
+    return GenerateReply(rules, fields, head, stream=False, full=True, listed=True)
+
+
+def _streamed(rules: Rules, fields: Fields, head: Head, *, full: bool = False) -> GenerateReply | Answer:
+    try:
+        return GenerateReply(rules, fields, head, stream=True, full=full)
+    except (Invalid, Unsupported) as error:
+        if rules.strict:
+            return shared.streamed(error)
+        raise
+
+
+class Spelling:
+    """The text that each token adds to those before it: nothing while a character is incomplete."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: Token) -> str:
+        return token.text if token.special else self._decoder.decode(token.raw)
+
+
+class Sequel:
+    """What one choice has said so far."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.tokens: list[dict[str, Any]] = []
+        self.top: list[list[dict[str, Any]]] = []
+        self.spelling = Spelling()
+        self.sum = 0.0  # of log-probabilities
+        self.done: Done | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean log-probability of its tokens."""
+        return self.sum / max(1, len(self.tokens))
+
+
+class GenerateReply(Reply):
+    media_type: ClassVar[str] = "text/event-stream"
+    names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
+    ping: ClassVar[bytes] = b":\n\n"
+    silence: ClassVar[float | None] = 15.0
+
+    def __init__(
+        self, rules: Rules, body: Fields, head: Head, *, stream: bool, full: bool = False, listed: bool = False
+    ):
+        inputs = body.string("inputs", None)
+        if inputs is None:
+            raise body.mistyped("inputs", "a string") if body.null("inputs") else body.missing("inputs")
+        wish = parameters.read(body, rules)
+        parameters.check(wish, inputs, rules, stream=stream, context=head.context)
+        n = max(1, wish.best_of or 1)
+        self._details = wish.details or wish.decoder_input_details
+        tokens = stream or self._details or n > 1
+        self.request = Request(
+            id=head.id,
+            model="",
+            prompts=[Text(inputs)],
+            sampling=wish.sampling,
+            stop=wish.stopping,
+            want=Want(
+                logprobs=(wish.top_n_tokens or 0) if tokens else None,
+                prompt_logprobs=0 if wish.decoder_input_details else None,
+            ),
+            n=n,
+            stream=stream,
+            truncate=wish.truncate,
+        )
+        full = full if wish.return_full_text is None else wish.return_full_text
+        self._before = inputs if full else ""
+        self._characters = len(inputs)
+        self._rules, self._wish = rules, wish
+        self._listed = listed
+        self._device = head.device
+        self._sequels = [Sequel() for _ in range(n)]
+        self._best = 0
+        self._events = 0
+        self._seed = 0
+        self._prompt_tokens = 0
+        self._prefill: list[dict[str, Any]] = []
+
+    # -- a stream
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        sequel = self._sequels[0]
+        tokens: list[Token] = []
+        frames: list[bytes] = []
+        for event in events:
+            match event:
+                case Delta():
+                    sequel.text.append(event.text)
+                    tokens += event.tokens
+                case Done():
+                    last = tokens.pop() if tokens else ENDLESS
+                    frames += [self._event(token) for token in tokens]
+                    frames.append(self._event(last, event))
+                    tokens = []
+                case Accepted():
+                    self._accept(event)
+        frames += [self._event(token) for token in tokens]
+        return b"".join(frames)
+
+    def end(self, usage: Usage) -> bytes:
+        return b""
+
+    def fail(self, error: ParleyError) -> bytes:
+        return shared.failure(error)
+
+    def refusal(self, error: ParleyError) -> Answer | None:
+        return shared.streamed(error) if self._rules.strict and self.request.stream else None
+
+    def _event(self, token: Token, done: Done | None = None) -> bytes:
+        self._events += 1
+        text = self._sequels[0].spelling.add(token)
+        top = token.top if self._wish.top_n_tokens else []
+        if done is None and not top:  # nearly every event there is
+            logprob, special = shared.encode(shared.single(token.logprob)), b"true" if token.special else b"false"
+            return TOKEN % (self._events, token.id, shared.encode(text), logprob, special)
+        event: dict[str, Any] = {"index": self._events, "token": _token(token, text)}
+        if top:
+            event["top_tokens"] = [_token(other, other.text) for other in top]
+        event["generated_text"] = event["details"] = None
+        if done is not None:
+            event["generated_text"] = self._before + "".join(self._sequels[0].text)
+            if self._details:
+                event["details"] = self._end(0, done) | {"input_length": self._prompt_tokens}
+        return shared.frame(event)
+
+    # -- one answer
+
+    def add(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Delta():
+                    self._add(self._sequels[event.index], event)
+                case Done():
+                    self._sequels[event.index].done = event
+                case Accepted():
+                    self._accept(event)
+                case Scored():
+                    self._prefill = [_scored(token, token.text) for token in event.tokens]
+
+    def _add(self, sequel: Sequel, delta: Delta) -> None:
+        sequel.text.append(delta.text)
+        for token in delta.tokens:
+            sequel.tokens.append(_token(token, sequel.spelling.add(token)))
+            sequel.sum += token.logprob or 0.0
+            if self._wish.top_n_tokens and token.top:
+                sequel.top.append([_token(other, other.text) for other in token.top])
+
+    def body(self, usage: Usage) -> bytes:
+        # of equals the first: the answer of the seed that was given, or reported
+        self._best = max(range(len(self._sequels)), key=lambda k: (self._sequels[k].mean, -k))
+        answer: dict[str, Any] = {"generated_text": self._text(self._best)}
+        if self._details:
+            details = self._told(self._best)
+            top = details.pop("top_tokens", None)
+            others = [k for k in range(len(self._sequels)) if k != self._best]
+            if others:
+                details["best_of_sequences"] = [{"generated_text": self._text(k), **self._told(k)} for k in others]
+            if top:
+                details["top_tokens"] = top
+            answer["details"] = details
+        return shared.encode([answer] if self._listed else answer)
+
+    def headers(self, timings: Timings | None) -> Headers:
+        kind = [(b"x-compute-type", f"{self._device}+optimized".encode())]
+        size = [(b"x-compute-characters", b"%d" % self._characters)]
+        if timings is None:
+            return kind + size
+        done = self._sequels[self._best].done
+        generated = done.usage.completion_tokens if done is not None else 0
+        return [
+            *kind,
+            (b"x-compute-time", f"{timings.total:.9f}".encode()),
+            *size,
+            (b"x-total-time", _milliseconds(timings.total)),
+            (b"x-validation-time", _milliseconds(timings.validation)),
+            (b"x-queue-time", _milliseconds(timings.queue)),
+            (b"x-inference-time", _milliseconds(timings.inference)),
+            (b"x-time-per-token", _milliseconds(timings.inference / max(1, generated))),
+            (b"x-prompt-tokens", b"%d" % self._prompt_tokens),
+            (b"x-generated-tokens", b"%d" % generated),
+        ]
+
+    def _text(self, index: int) -> str:
+        return self._before + "".join(self._sequels[index].text)
+
+    def _told(self, index: int) -> dict[str, Any]:
+        """The details of one sequence."""
+        sequel = self._sequels[index]
+        assert sequel.done is not None
+        told = self._end(index, sequel.done) | {"prefill": self._prefill, "tokens": sequel.tokens}
+        return told | {"top_tokens": sequel.top} if sequel.top else told
+
+    # -- both
+
+    def _accept(self, event: Accepted) -> None:
+        self._seed = event.seed
+        self._prompt_tokens = len(event.token_ids)
+
+    def _end(self, index: int, done: Done) -> dict[str, Any]:
+        generated = done.usage.completion_tokens
+        return {
+            "finish_reason": self._reason(done, generated),
+            "generated_tokens": generated,
+            "seed": (self._seed + index) & shared.U64 if self._wish.samples else None,
+        }
+
+    def _reason(self, done: Done, generated: int) -> str:
+        """Length is looked at first: the last token that was asked for ends by length, whatever it says."""
+        if done.reason != "stop" or generated == self._wish.max_new_tokens:
+            return "length"
+        return "eos_token" if done.stop is None else "stop_sequence"
+
+
+def _token(token: Token, text: str) -> dict[str, Any]:
+    return _scored(token, text) | {"special": token.special}
+
+
+def _scored(token: Token, text: str) -> dict[str, Any]:
+    return {"id": token.id, "text": text, "logprob": shared.single(token.logprob)}
+
+
+def _milliseconds(seconds: float) -> bytes:
+    return b"%d" % (seconds * 1000)

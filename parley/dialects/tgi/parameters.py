@@ -1,0 +1,218 @@
+"""The ``parameters`` of a generation: types and nulls, checks in the original's order, and what they mean neutrally.
+
+Reading comes before checking, as in the original: a body with a wrong type anywhere is refused for that, whatever
+else is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from parley.dialects.fields import Fields
+from parley.dialects.tgi.shared import F32, I32, U32, U64, WORDS, Rules, unavailable
+from parley.errors import Invalid
+from parley.types import Sampling, Stop
+
+RESERVED = 1024  # of max_new_tokens, how many must fit; the rest is given as long as there is room
+MAX_STOP_CHARACTERS = 16_384  # of all together
+NOT_NULL = {
+    "do_sample": "a boolean",
+    "stop": "an array",
+    "watermark": "a boolean",
+    "details": "a boolean",
+    "decoder_input_details": "a boolean",
+}
+GRAMMARS = ("json", "json_object", "regex", "json_schema")
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    """As they were sent; None where they were not."""
+
+    best_of: int | None
+    temperature: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float | None
+    top_k: int | None
+    top_p: float | None
+    typical_p: float | None
+    do_sample: bool
+    max_new_tokens: int | None
+    return_full_text: bool | None
+    stop: list[str]
+    truncate: int | None
+    watermark: bool
+    details: bool
+    decoder_input_details: bool
+    seed: int | None
+    top_n_tokens: int | None
+    grammar: tuple[str, Any] | None  # type and value
+    adapter_id: str | None
+
+    @property
+    def samples(self) -> bool:
+        """Is a token drawn, rather than the likeliest taken? Asked for, or implied by what changes the distribution."""
+        changed = self.temperature not in (None, 1.0) or self.top_p not in (None, 1.0)
+        return self.temperature != 0 and (
+            self.do_sample or changed or bool(self.top_k) or self.typical_p not in (None, 1.0)
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return Sampling(
+            temperature=temperature if self.samples else 0.0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=self.top_k or 0,
+            seed=self.seed,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+        )
+
+    @property
+    def stopping(self) -> Stop:
+        return Stop(strings=self.stop, max_tokens=self.max_new_tokens, include=True, reserve=RESERVED)
+
+
+def read(body: Fields, rules: Rules) -> Parameters:
+    """The types of all members. Raises BadRequest."""
+    if rules.strict and body.null("parameters"):
+        raise body.mistyped("parameters", "an object")
+    given = body.object("parameters")
+    fields = given or Fields({}, "parameters", WORDS)
+    if rules.strict:
+        for name, type_ in NOT_NULL.items():
+            if fields.null(name):
+                raise fields.mistyped(name, type_)
+        if isinstance(fields.raw("stop"), str):
+            raise fields.mistyped("stop", "an array")
+    return Parameters(
+        best_of=fields.integer("best_of", None, 0, U64),
+        temperature=fields.number("temperature", None, -F32, F32),
+        repetition_penalty=fields.number("repetition_penalty", None, -F32, F32),
+        frequency_penalty=fields.number("frequency_penalty", None, -F32, F32),
+        top_k=fields.integer("top_k", None, -I32 - 1, I32),
+        top_p=fields.number("top_p", None, -F32, F32),
+        typical_p=fields.number("typical_p", None, -F32, F32),
+        do_sample=fields.boolean("do_sample", given is None),
+        max_new_tokens=fields.integer("max_new_tokens", None, 0, U32),
+        return_full_text=fields.boolean("return_full_text", None),
+        stop=fields.strings("stop", cap=U32, total=U32),
+        truncate=fields.integer("truncate", None, 0, U64),
+        watermark=fields.boolean("watermark", False),
+        details=fields.boolean("details", False),
+        decoder_input_details=fields.boolean("decoder_input_details", False),
+        seed=fields.integer("seed", None, 0, U64),
+        top_n_tokens=fields.integer("top_n_tokens", None, 0, U32),
+        grammar=_grammar(fields),
+        adapter_id=fields.string("adapter_id", None, cap=256),
+    )
+
+
+def _grammar(fields: Fields) -> tuple[str, Any] | None:
+    """The type of a grammar and its value; the value itself is looked at when everything else is right."""
+    wish = fields.object("grammar")
+    if wish is None:
+        return None
+    kind = wish.string("type", None, allowed=GRAMMARS)
+    if kind is None:
+        raise wish.missing("type")
+    value = wish.raw("value")
+    if value is None and not wish.null("value"):
+        raise wish.missing("value")
+    if kind == "regex" and not isinstance(value, str):
+        raise wish.mistyped("value", "a string")
+    if kind == "json_schema":
+        schema = wish.object("value")
+        if schema is None:
+            raise wish.mistyped("value", "an object")
+        schema.string("name", None)
+        if not schema.has("schema"):
+            raise schema.missing("schema")
+        value = schema.raw("schema")
+    elif isinstance(value, dict):
+        wish.free("value")
+    return kind, value
+
+
+def check(wish: Parameters, inputs: str, rules: Rules, *, stream: bool, context: int) -> None:
+    """Ranges and combinations; the first that is wrong is told. Raises BadRequest."""
+    fault = next(_faults(wish, inputs, rules, stream, context), None)
+    if fault is not None:
+        raise Invalid(fault)
+    if sum(map(len, wish.stop)) > MAX_STOP_CHARACTERS:
+        raise Invalid(f"`stop` supports up to {MAX_STOP_CHARACTERS} characters in all.", field="stop")
+    if wish.grammar is not None:
+        _check_grammar(*wish.grammar)
+        raise Invalid("grammar is not supported", field="grammar")
+    if wish.typical_p not in (None, 1.0):
+        raise unavailable("typical_p")
+    if wish.watermark:
+        raise unavailable("watermark")
+    if wish.adapter_id:
+        raise unavailable("adapter_id")
+
+
+def _faults(p: Parameters, inputs: str, rules: Rules, stream: bool, context: int) -> Iterator[str]:
+    best_of = 1 if p.best_of is None else p.best_of
+    several = best_of > 1
+    if stream and best_of != 1:
+        yield "`best_of` != 1 is not supported when streaming tokens"
+    if stream and p.decoder_input_details:
+        yield "`decoder_input_details` == true is not supported when streaming tokens"
+    if best_of > rules.max_best_of:
+        yield f"`best_of` must be > 0 and <= {rules.max_best_of}. Given: {best_of}"
+    chosen = (p.temperature, p.top_k, p.top_p, p.typical_p)
+    if several and not p.do_sample and all(value is None for value in chosen):
+        yield "you must use sampling when `best_of` is > 1"
+    if not _above(p.temperature, rules):
+        yield "`temperature` must be strictly positive"
+    if not _above(p.repetition_penalty):
+        yield "`repetition_penalty` must be strictly positive"
+    if p.frequency_penalty is not None and not -2.0 <= p.frequency_penalty <= 2.0:
+        yield "`frequency_penalty` must be >= -2.0 and <= 2.0"
+    if not _share(p.top_p, rules):
+        yield "`top_p` must be > 0.0 and < 1.0"
+    if not _share(p.typical_p, rules):
+        yield "`typical_p` must be > 0.0 and < 1.0"
+    if not _above(p.top_k, rules):
+        yield "`top_k` must be strictly positive"
+    if p.max_new_tokens == 0:
+        yield "`max_new_tokens` must be strictly positive"
+    if len(p.stop) > rules.max_stops:
+        yield f"`stop` supports up to {rules.max_stops} stop sequences. Given: {len(p.stop)}"
+    if several and p.seed is not None:
+        yield "`seed` must not be set when `best_of` > 1"
+    if (p.top_n_tokens or 0) > rules.max_top:
+        yield f"`top_n_tokens` must be >= 0 and <= {rules.max_top}. Given: {p.top_n_tokens}"
+    if not inputs:
+        yield "`inputs` cannot be empty"
+    if p.truncate is not None and not 0 < p.truncate < context:
+        yield f"`truncate` must be strictly positive and less than {context - 1}. Given: {p.truncate}"
+
+
+def _above(value: float | None, rules: Rules | None = None) -> bool:
+    """Greater than 0; or 0, where that has a meaning."""
+    return value is None or value > 0 or (value == 0 and rules is not None and not rules.strict)
+
+
+def _share(value: float | None, rules: Rules) -> bool:
+    """Between 0 and 1; or 1, where that has a meaning."""
+    return value is None or 0 < value < 1 or (value == 1 and not rules.strict)
+
+
+def _check_grammar(kind: str, value: Any) -> None:
+    """What is wrong with a grammar itself. Raises Invalid."""
+    if kind == "regex":
+        return
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Invalid(f"grammar is not valid: {error}", field="grammar") from None
+    if not isinstance(value, dict):
+        raise Invalid("grammar is not supported", field="grammar")
+    if "properties" not in value:
+        raise Invalid("grammar is not valid: Grammar must have a 'properties' field", field="grammar")

@@ -1,0 +1,208 @@
+"""What the TGI routes have in common: limits, the three layers of errors, numbers and stream frames.
+
+Clients tell the layers apart, so they are kept: what the web framework of the original would refuse (not JSON, a
+wrong type, a missing field) is plain text; what its validation would refuse is JSON with ``error`` and ``error_type``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from parley.dialects import fields
+from parley.dialects.dialect import Answer
+from parley.errors import (
+    BadRequest,
+    ContextLength,
+    EngineError,
+    Invalid,
+    Malformed,
+    Missing,
+    NotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ParleyError,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+    WrongType,
+    excerpt,
+)
+
+U32 = 2**32 - 1
+U64 = 2**64 - 1
+I32 = 2**31 - 1
+F32 = 3.4028234663852886e38
+
+PLAIN = b"text/plain; charset=utf-8"
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The limits that the original is started with, and whether its ``strict`` readings hold.
+
+    Strict: what is wrong with a stream is told inside it, with status 200. Not strict: a temperature of 0 is greedy; a
+    top_p, typical_p or top_k that keeps everything is off; ``stop`` may be one string; null means the default
+    everywhere.
+    """
+
+    strict: bool
+    max_best_of: int
+    max_stops: int
+    max_top: int  # alternatives per token
+
+
+STRICT = Rules(strict=True, max_best_of=2, max_stops=4, max_top=5)
+EXTENDED = Rules(strict=False, max_best_of=128, max_stops=1024, max_top=20)
+
+TYPES = {
+    "max_new_tokens": "u32",
+    "top_n_tokens": "u32",
+    "best_of": "usize",
+    "truncate": "usize",
+    "seed": "u64",
+    "top_k": "i32",
+    "a number": "f32",
+    "an array": "a sequence",
+    "a string or an array of strings": "a sequence",
+    "an object": "a map",
+}
+
+
+class Words(fields.Words):
+    """Refusals as the original's JSON reader words them, up to where it counts lines and columns."""
+
+    def missing(self, path: str) -> BadRequest:
+        where, _, name = path.rpartition(".")
+        return Missing(f"{where + ': ' if where else ''}missing field `{name}`", field=path)
+
+    def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+        name = path.rpartition(".")[2]
+        type_ = TYPES.get(name, "an integer") if expected == "an integer" else TYPES.get(expected, expected)
+        return WrongType(f"{path}: invalid type: {_kind(value)}, expected {type_}", field=path)
+
+    def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+        type_ = TYPES.get(path.rpartition(".")[2], "f32")
+        return WrongType(f"{path}: invalid value: {_kind(value)}, expected {type_}", field=path)
+
+    def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+        listed = ", ".join(f"`{name}`" for name in allowed)
+        return WrongType(f"{path}: unknown variant `{str(value)[:60]}`, expected one of {listed}", field=path)
+
+    def empty(self, path: str, what: str) -> BadRequest:
+        return Invalid(f"`{path}` cannot be empty", field=path)
+
+    def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+        return Invalid(f"`{path}` is too long: {size}, where at most {cap} are allowed", field=path)
+
+    def invalid(self, path: str, reason: str) -> BadRequest:
+        return Invalid(f"`{path}` {reason}", field=path)
+
+    def shapeless(self, value: Any) -> BadRequest:
+        return WrongType(f"invalid type: {_kind(value)}, expected a map")
+
+
+WORDS = Words()
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"boolean `{str(value).lower()}`"
+        case int():
+            return f"integer `{excerpt(value)}`"
+        case float():
+            return f"floating point `{value!r}`"
+        case str():
+            return f"string {encode(value[:60]).decode()}"
+        case list():
+            return "sequence"
+        case _:
+            return "map"
+
+
+def unavailable(name: str) -> Unsupported:
+    return Unsupported(f"`{name}` is not available on this server", field=name)
+
+
+def error(error: ParleyError) -> Answer:
+    """An error as the whole answer."""
+    match error:
+        case Malformed():
+            return Answer(400, f"Failed to parse the request body as JSON: {error.message}".encode(), PLAIN)
+        case Missing() | WrongType():
+            text = f"Failed to deserialize the JSON body into the target type: {error.message}"
+            return Answer(422, text.encode(), PLAIN)
+        case TooLarge():
+            return Answer(413, b"Failed to buffer the request body: length limit exceeded", PLAIN)
+        case Unauthorized() | NotFound() | NotAllowed():
+            return Answer(error.status, b"", PLAIN)
+    status = 422 if isinstance(error, BadRequest) else 424 if isinstance(error, EngineError) else error.status
+    return Answer(status, encode(error_object(error)))
+
+
+def streamed(error: ParleyError) -> Answer:
+    """An error as a whole stream: what the original does with one that comes before the first event."""
+    return Answer(200, failure(error), b"text/event-stream")
+
+
+def failure(error: ParleyError) -> bytes:
+    """The end of a stream that an error cuts short."""
+    return frame(error_object(error))
+
+
+def error_object(error: ParleyError) -> dict[str, str]:
+    match error:
+        case BadRequest():
+            return {"error": f"Input validation error: {_words(error)}", "error_type": "validation"}
+        case Overloaded():
+            return {"error": "Model is overloaded", "error_type": "overloaded"}
+        case EngineError():
+            return {"error": f"Request failed during generation: {error.message}", "error_type": "generation"}
+        case NotReady():
+            return {"error": f"unhealthy: {error.message}", "error_type": "healthcheck"}
+        case ParleyError(status=status) if status >= 500:
+            return {"error": f"Incomplete generation: {error.message}", "error_type": "incomplete_generation"}
+        case _:
+            return {"error": error.message, "error_type": "refused"}
+
+
+def _words(error: BadRequest) -> str:
+    if not isinstance(error, ContextLength) or error.prompt is None or error.limit is None:
+        return error.message
+    if error.requested is None or error.prompt >= error.limit:
+        return f"`inputs` must have less than {error.limit - 1} tokens. Given: {error.prompt}"
+    return (
+        f"`inputs` tokens + `max_new_tokens` must be <= {error.limit}. "
+        f"Given: {error.prompt} `inputs` tokens and {error.requested} `max_new_tokens`"
+    )
+
+
+def frame(event: Any) -> bytes:
+    """One event of the stream."""
+    return b"data: " + encode(event) + b"\n\n"
+
+
+_single = struct.Struct("f")
+
+
+def single(value: float | None) -> float | None:
+    """The number whose shortest form is that of its 32-bit value; None for what is no number."""
+    if value is None or not -F32 <= value <= F32:
+        return None
+    packed = _single.pack(value)
+    (exact,) = _single.unpack(packed)
+    short = float(f"{exact:.7g}")  # what six digits can say comes out of seven too
+    if _single.pack(short) != packed:
+        short = float(f"{exact:.8g}")
+        if _single.pack(short) != packed:
+            short = float(f"{exact:.9g}")
+    return short

@@ -1,0 +1,81 @@
+"""The small routes: what the server is, and texts and conversations cut into tokens."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from parley.dialects.dialect import About, Tokenize, Tokenized
+from parley.dialects.fields import decode
+from parley.dialects.openai.messages import conversation
+from parley.dialects.tgi import shared
+from parley.dialects.tgi.shared import WORDS, Rules
+from parley.errors import Invalid
+from parley.types import Text
+
+SPOKEN = "3.3.7"  # the version of the original whose API this is; clients tell from it what they may ask for
+
+
+def info(rules: Rules, about: About) -> bytes:
+    context = about.card.max_model_len
+    return shared.encode(
+        {
+            "model_id": about.card.name,
+            "model_sha": None,
+            "model_pipeline_tag": "text-generation",
+            "max_concurrent_requests": about.places,
+            "max_best_of": rules.max_best_of,
+            "max_stop_sequences": rules.max_stops,
+            "max_input_tokens": None if context is None else context - 1,
+            "max_total_tokens": context,
+            "validation_workers": 1,
+            "max_client_batch_size": 1,
+            "router": "text-generation-router",
+            "version": SPOKEN,
+            "sha": None,
+            "docker_label": f"parley-{about.version}",
+        }
+    )
+
+
+def tokenize(body: bytes) -> Tokenize:
+    """The body of a generation, of which only the text and ``truncate`` count. Raises BadRequest."""
+    fields = decode(body, WORDS)
+    inputs = fields.string("inputs", None)
+    if inputs is None:
+        raise fields.mistyped("inputs", "a string") if fields.null("inputs") else fields.missing("inputs")
+    parameters = fields.object("parameters")
+    truncate = parameters.integer("truncate", None, 0, shared.U64) if parameters is not None else None
+    if truncate == 0:
+        raise Invalid("`truncate` must be strictly positive. Given: 0", field="truncate")
+    return Tokenize(model="", prompt=Text(inputs), spans=True, truncate=truncate)
+
+
+def chat_tokenize(body: bytes) -> Tokenize:
+    """A conversation; one that ends with the assistant's turn is left open there. Raises BadRequest."""
+    chat, _ = conversation(decode(body, WORDS), joint="")
+    if chat.messages[-1].role == "assistant" and chat.messages[-1].content:
+        chat = msgspec.structs.replace(chat, continue_final=True, add_generation_prompt=False)
+    return Tokenize(model="", prompt=chat, spans=True)
+
+
+def tokenized(result: Tokenized) -> bytes:
+    return shared.encode(_tokens(result))
+
+
+def chat_tokenized(result: Tokenized) -> bytes:
+    return shared.encode({"tokenize_response": _tokens(result), "templated_text": result.text})
+
+
+def _tokens(result: Tokenized) -> list[dict[str, Any]]:
+    """Each token with the text that it stands for, and where that is in the text's UTF-8."""
+    text = result.text
+    place: Any = range(len(text) + 1)
+    if not text.isascii():
+        place = list(accumulate((len(character.encode()) for character in text), initial=0))
+    return [
+        {"id": id, "text": text[start:stop], "start": place[start], "stop": place[stop]}
+        for id, (start, stop) in zip(result.ids, result.spans, strict=True)
+    ]

@@ -1,0 +1,209 @@
+"""What a server of this API says of itself: health, metadata, statistics, the repository, trace and log settings.
+
+There is one model, in one version, which is loaded for as long as the server runs; what would change that, or
+a setting, is refused. Asking for what is so already is granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from parley.dialects.dialect import Answer, Card, Facts, Head, Totals
+from parley.dialects.triton import model, versions
+from parley.dialects.triton.document import parse
+from parley.dialects.triton.errors import body as told
+from parley.dialects.triton.errors import encode, mistaken, quoted
+from parley.errors import Invalid, UnknownModel, Unsupported
+
+EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics", "trace",
+              "logging")  # fmt: skip
+STATES = {"ready": "READY", "loading": "LOADING", "restarting": "LOADING", "draining": "UNLOADING"}
+TRACE = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+LOG = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+Ask = Callable[[bytes, Head, Facts], Answer]
+
+
+def health(good: bool) -> Answer:
+    return Answer(status=200 if good else 400, type=b"")
+
+
+def server(body: bytes, head: Head, facts: Facts) -> Answer:
+    return _json({"name": "triton", "version": facts.version, "extensions": EXTENSIONS})
+
+
+# -- the model
+
+
+def metadata(body: bytes, head: Head, facts: Facts) -> Answer:
+    return _json(model.metadata(_card(head, facts).name))
+
+
+def config(body: bytes, head: Head, facts: Facts) -> Answer:
+    return _json(model.config(_card(head, facts).name))
+
+
+def ready(body: bytes, head: Head, facts: Facts) -> Answer:
+    _card(head, facts)
+    if not facts.ready:
+        return Answer(400, told("Model version not ready"))
+    return Answer(type=b"")
+
+
+def statistics(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Of one model, or of all if the path names none. An unknown one is a 400 here, unlike elsewhere."""
+    name = head.path.get("model")
+    cards = [card for card in facts.cards if name in (None, card.name)]
+    if not cards:
+        raise Invalid(f"requested model {quoted(name or '')} is not available")
+    try:
+        versions.check(head.path)
+    except UnknownModel:
+        raise Invalid(f"requested model version is not available for model '{name}'") from None
+    return _json({"model_stats": [_counts(card.name, facts.totals) for card in cards]})
+
+
+def _counts(name: str, totals: Totals) -> dict[str, Any]:
+    def spent(seconds: float, count: int = totals.succeeded) -> dict[str, int]:
+        return {"count": count, "ns": round(seconds * 1e9)}
+
+    return {
+        "name": name,
+        "version": model.VERSION,
+        "last_inference": round(totals.last * 1000),
+        "inference_count": totals.succeeded,
+        "execution_count": totals.succeeded,
+        "inference_stats": {
+            "success": spent(totals.whole),
+            "fail": spent(totals.lost, totals.failed + totals.cancelled),
+            "queue": spent(totals.queued),
+            "compute_input": spent(totals.prepared),
+            "compute_infer": spent(totals.computed),
+            "compute_output": spent(0.0),
+            "cache_hit": spent(0.0, 0),
+            "cache_miss": spent(0.0, 0),
+        },
+        "response_stats": {},
+        "batch_stats": [],
+        "memory_usage": [],
+    }
+
+
+# -- the repository
+
+
+def index(body: bytes, head: Head, facts: Facts) -> Answer:
+    wish = parse(body) if body else {}
+    only = wish.get("ready", False)
+    if not isinstance(only, bool):
+        raise mistaken("boolean", "'ready'")
+    if "repo" in head.path:
+        raise _repository()
+    if only and not facts.ready:
+        return _json([])
+    state = STATES.get(facts.phase, "UNAVAILABLE")
+    return _json([{"name": card.name, "version": model.VERSION, "state": state} for card in facts.cards])
+
+
+def load(body: bytes, head: Head, facts: Facts) -> Answer:
+    """A model that is served is loaded; another cannot be, nor can this one with another configuration."""
+    if "repo" in head.path:
+        raise _repository()
+    parameters = _parameters(body)
+    name = head.path["model"]
+    if all(card.name != name for card in facts.cards):
+        raise Invalid(f"failed to load {quoted(name)}, failed to poll from model repository")
+    if parameters:
+        raise Unsupported(f"{quoted(next(iter(parameters)))}: A model is not loaded with another configuration here.")
+    return Answer()
+
+
+def unload(body: bytes, head: Head, facts: Facts) -> Answer:
+    """What the original answers, for loading too, unless it was started to be told what to load."""
+    if "repo" in head.path:
+        raise _repository()
+    _parameters(body)
+    return Answer(503, told("explicit model load / unload is not allowed if polling is enabled"))
+
+
+def _parameters(body: bytes) -> dict[str, Any]:
+    parameters = parse(body).get("parameters", {}) if body else {}
+    if not isinstance(parameters, dict):
+        raise mistaken("object", "'parameters'")
+    return parameters
+
+
+def _repository() -> Unsupported:
+    error = Unsupported("'repository_name' specification is not supported")
+    error.status = 501
+    return error
+
+
+# -- settings
+
+
+def trace(body: bytes, head: Head, facts: Facts) -> Answer:
+    if "model" in head.path:
+        _card(head, facts)
+    return _settings(body, TRACE)
+
+
+def log(body: bytes, head: Head, facts: Facts) -> Answer:
+    return _settings(body, LOG)
+
+
+def _settings(body: bytes, current: dict[str, Any]) -> Answer:
+    """The settings, which cannot be changed. Null asks for the default, which is what they are."""
+    for name, value in (parse(body) if body else {}).items():
+        if name not in current:
+            raise Invalid(f"unknown setting {quoted(name)}", field=name)
+        if value is not None and value != current[name]:
+            raise Unsupported(f"'{name}' cannot be changed on this server.", field=name)
+    return _json(current)
+
+
+def regions(body: bytes, head: Head, facts: Facts) -> Answer:
+    """The state of shared memory: there is none."""
+    if region := head.path.get("region"):
+        return Answer(404, told(f"Unable to find shared memory region: {quoted(region)}"))
+    return _json([])
+
+
+def register(body: bytes, head: Head, facts: Facts) -> Answer:
+    return Answer(501, told("Shared memory is not available on this server."))
+
+
+def unregister(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Nothing can be registered, so all is well."""
+    return Answer()
+
+
+# -- shared
+
+
+def _card(head: Head, facts: Facts) -> Card:
+    name = head.path["model"]
+    versions.check(head.path)
+    for card in facts.cards:
+        if card.name == name:
+            return card
+    raise UnknownModel("There is no such model.", name=name)
+
+
+def _json(value: Any) -> Answer:
+    return Answer(200, encode(value))

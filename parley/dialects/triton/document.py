@@ -1,0 +1,55 @@
+"""Bodies as JSON documents: decoding with the refusals of this API, which are unlike those of the others."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from parley.dialects.triton.errors import Internal
+from parley.errors import Invalid
+
+MAX_DEPTH = 100
+
+FAILED = "failed to parse the request JSON buffer: "
+BYTE = re.compile(r"byte (\d+)")
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The members of a body. Raises Internal when it is not one JSON object in UTF-8, Invalid when it is too deep."""
+    if not body:
+        raise Internal(f"{FAILED}The document is empty. at 0")
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError:
+        raise _deep() from None
+    except UnicodeDecodeError as error:
+        raise Internal(f"{FAILED}Invalid encoding in string. at {error.start}") from None
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        found = BYTE.search(str(error))
+        raise Internal(f"{FAILED}Invalid value. at {found[1] if found else len(body)}") from None
+    if not isinstance(value, dict):
+        raise Internal("attempt to access JSON non-object as object")
+    if not shallow(value, MAX_DEPTH):
+        raise _deep()
+    return value
+
+
+def shallow(value: Any, depth: int) -> bool:
+    """Is it nested at most ``depth`` deep? Level by level, so that the check itself cannot exhaust the stack."""
+    level = [value]
+    for _ in range(depth):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _deep() -> Invalid:
+    return Invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")

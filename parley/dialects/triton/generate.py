@@ -1,0 +1,149 @@
+"""The generate extension: ``…/generate`` and ``…/generate_stream``. Flat JSON objects both ways.
+
+Members of the body, and those of its member ``parameters``, are inputs of the model where it has one of that name, else
+request parameters. Which endpoint it was decides the framing, the input ``stream`` how many responses there are: a
+stream of one response is as good as one of many. What the original refuses is refused if ``strict``: many responses on
+``generate``, which are given as one otherwise, the prompt in a stream, and parameters that are lists or objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, ClassVar
+
+from parley.dialects.dialect import Answer, Head, Reply
+from parley.dialects.triton import versions
+from parley.dialects.triton.document import parse
+from parley.dialects.triton.errors import Internal, about, body, encode, failure, mistaken, quoted
+from parley.dialects.triton.errors import error as refuse
+from parley.dialects.triton.model import INPUTS, VERSION, Input
+from parley.dialects.triton.outputs import Outputs
+from parley.dialects.triton.sampling import STRUCTURES, Asked
+from parley.dialects.triton.sampling import read as ask
+from parley.dialects.triton.tensors import Tensor, from_json, to_json
+from parley.errors import BadRequest, EngineError, Invalid, ParleyError
+from parley.types import Delta, Done, Event, Usage
+
+MANY = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+
+
+class GenerateReply(Reply):
+    names: ClassVar[Mapping[str, str]] = {"prompt": "text_input", "stop_ids": "stop_token_ids"}
+
+    def __init__(self, asked: Asked, *, stream: bool, strict: bool = False):
+        self.request = asked.request
+        self.request.stream = stream
+        self._asked = asked
+        self._strict = strict
+        self._responses = 0  # that a stream would have had
+        self._outputs = Outputs(asked)
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        fresh = self._outputs.add(events)
+        if fresh if self._asked.stream else self._outputs.ended:
+            return b"data: " + encode(self._response()) + b"\n\n"
+        return b""
+
+    def end(self, usage: Usage) -> bytes:
+        return b""
+
+    def fail(self, error: ParleyError) -> bytes:
+        return failure(error)
+
+    def refusal(self, error: ParleyError) -> Answer | None:
+        """What the model itself refuses comes as the first event of a stream, but with its status."""
+        if not self.request.stream or not isinstance(error, BadRequest | EngineError):
+            return None
+        return Answer(refuse(error).status, failure(error), self.media_type.encode())
+
+    def add(self, events: Sequence[Event]) -> None:
+        self._responses += any(isinstance(event, Delta | Done) for event in events)
+        self._outputs.add(events)
+
+    def body(self, usage: Usage) -> bytes:
+        if self._strict and self._asked.stream and self._responses != 1:
+            return body(MANY)  # with status 200: the original has sent it by then
+        return encode(self._response())
+
+    def _response(self) -> dict[str, Any]:
+        response: dict[str, Any] = {tensor.name: _bare(tensor) for tensor in self._outputs.take()}
+        response |= {"model_name": self.request.model, "model_version": VERSION}
+        if self._asked.id:
+            response["id"] = self._asked.id
+        return dict(sorted(response.items()))
+
+
+def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateReply:
+    """Raises BadRequest, NotFound."""
+    versions.check(head.path)
+    document = parse(data)
+    id = document.pop("id", "")
+    if not isinstance(id, str):
+        raise mistaken("string", "'id'")
+    values: dict[str, Any] = {}
+    structures = frozenset[str]() if strict else STRUCTURES
+    for name, value in document.items():
+        if name == "parameters":
+            _nested(values, value, id, structures)
+        else:
+            _take(values, name, value, id, structures)
+    asked = ask(values, id, head)
+    if strict and asked.stream and asked.echo:
+        raise Internal(
+            "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed.",
+            field="exclude_input_in_output",
+        )
+    return GenerateReply(asked, stream=stream, strict=strict)
+
+
+def _nested(values: dict[str, Any], parameters: Any, id: str, structures: Set[str]) -> None:
+    if not isinstance(parameters, dict):
+        raise Internal("Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object")
+    try:
+        for name, value in parameters.items():
+            _take(values, name, value, id, structures)
+    except ParleyError as error:
+        error.message = f"Converting keyword: 'parameters': {error.message}"
+        raise
+
+
+def _take(values: dict[str, Any], name: str, value: Any, id: str, structures: Set[str]) -> None:
+    """Add a member: as an input of the model, or as a request parameter, of which the last one counts.
+
+    ``structures``: the parameters that may be lists or objects.
+    """
+    tensor = INPUTS.get(name)
+    if tensor is None or tensor.loose:
+        structured = name in structures and isinstance(value, list | dict)
+        if not structured and not isinstance(value, str | int | float):
+            raise Invalid(
+                f"parameter {quoted(name)} has invalid type. It should be either 'int', 'bool', or 'string'.",
+                field=name,
+            )
+        values[name] = value
+        return
+    if name in values:
+        raise about(id, f"input {quoted(name)} already exists in request")
+    values[name] = _tensor(tensor, value)
+
+
+def _tensor(tensor: Input, value: Any) -> Any:
+    """A scalar or a flat array as the elements of an input."""
+    given = value if isinstance(value, list) else [value]
+    elements = from_json(tensor.name, tensor.datatype, given)
+    if tensor.many:
+        return elements
+    if len(elements) != 1:
+        raise Invalid(
+            f"The schema can not convert input '{tensor.name}' to tensor with proper shape", field=tensor.name
+        )
+    return elements[0]
+
+
+def _bare(tensor: Tensor) -> Any:
+    """One element stands for itself, several are a flat array."""
+    elements = to_json(tensor)
+    return elements[0] if len(elements) == 1 else elements

@@ -1,0 +1,244 @@
+"""From named values, however they came, to what is asked of the model. Values are scalars, or lists of them.
+
+The names are those of vLLM's sampling parameters and of TensorRT-LLM's inputs; texts count as numbers where a number is
+due, for the original converts them. What nobody knows is ignored; what is known and not available is refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from parley.dialects.dialect import Head
+from parley.dialects.fields import Fields
+from parley.dialects.triton.document import parse
+from parley.dialects.triton.errors import about
+from parley.dialects.triton.model import INPUTS, OUTPUTS
+from parley.errors import BadRequest, Invalid, Unsupported
+from parley.types import Request, Sampling, Stop, Text, Want
+
+MAX_N = 128
+MAX_STOPS = 1024
+MAX_STOP_CHARACTERS = 16_384  # of all together
+MAX_BIAS = 1024
+MAX_TOP = 20  # alternatives per token
+MAX_ID = 2**31 - 1
+MAX_TEMPERATURE = 1000.0  # every token is equally likely long before
+DEFAULT_TOKENS = 16
+
+# Other names for the same: TensorRT-LLM's of several ages.
+ALIASES = {
+    "random_seed": "seed",
+    "min_length": "min_tokens",
+    "num_return_sequences": "n",
+    "streaming": "stream",
+    "sampling_param_best_of": "best_of",
+    "sampling_param_temperature": "temperature",
+    "sampling_param_top_k": "top_k",
+    "sampling_param_top_p": "top_p",
+    "sampling_param_frequency_penalty": "frequency_penalty",
+    "sampling_param_presence_penalty": "presence_penalty",
+    "sampling_param_max_tokens": "max_tokens",
+    "sampling_param_stop": "stop",
+    "sampling_param_seed": "seed",
+    "sampling_param_exclude_input_from_output": "exclude_input_in_output",
+    "sampling_param_return_perf_metrics": "return_perf_metrics",
+}
+WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
+         "end_id", "pad_id"}  # fmt: skip
+REAL = {"temperature", "top_p", "min_p", "length_penalty", "repetition_penalty", "presence_penalty",
+        "frequency_penalty"}  # fmt: skip
+FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
+         "detokenize", "use_beam_search", *(name for name, t in INPUTS.items() if t.datatype == "BOOL")}  # fmt: skip
+STRUCTURES = {"stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "structured_outputs", "guided_decoding",
+              "guided_choice", "guided_json", "logits_processors", "bad_words"}  # fmt: skip
+
+# Known and not available yet: what each would need. Null, false, 0, -1 and what is empty ask for nothing, and pass.
+FEATURES = {
+    "lora_name": "LoRA feature is not enabled.",
+    "lora_task_id": "LoRA feature is not enabled.",
+    "lora_weights": "LoRA feature is not enabled.",
+    "lora_config": "LoRA feature is not enabled.",
+    "structured_outputs": "Constrained output is not available on this server.",
+    "guided_decoding": "Constrained output is not available on this server.",
+    "guided_json": "Constrained output is not available on this server.",
+    "guided_regex": "Constrained output is not available on this server.",
+    "guided_choice": "Constrained output is not available on this server.",
+    "guided_grammar": "Constrained output is not available on this server.",
+    "guided_decoding_guide_type": "Constrained output is not available on this server.",
+    "guided_decoding_guide": "Constrained output is not available on this server.",
+    "bad_words": "Banned words are not available on this server.",
+    "allowed_token_ids": "Restricting the vocabulary is not available on this server.",
+    "logits_processors": "Custom logits processors are not available on this server.",
+    "truncate_prompt_tokens": "Truncation of the prompt is not available on this server.",
+    "prompt_logprobs": "Log-probabilities of the prompt are not available through this API.",
+    "use_beam_search": "Beam search is not available on this server.",
+    "image": "The model does not read images.",
+    "image_url": "The model does not read images.",
+    "embedding_request": "Embeddings are not available on this server.",
+    "decoder_text_input": "The model has no encoder.",
+    "return_context_logits": "Raw logits are not available on this server.",
+    "return_generation_logits": "Raw logits are not available on this server.",
+    "return_perf_metrics": "Timings in answers are not available on this server.",
+    "prompt_embedding_table": "Embeddings as a prompt are not available on this server.",
+    "prompt_table_extra_id": "Embeddings as a prompt are not available on this server.",
+    "prompt_vocab_size": "Embeddings as a prompt are not available on this server.",
+    "embedding_bias_words": "Bias by words is not available on this server; 'logit_bias' is.",
+    "embedding_bias_weights": "Bias by words is not available on this server; 'logit_bias' is.",
+    "num_draft_tokens": "Draft models are not available on this server.",
+    "use_draft_logits": "Draft models are not available on this server.",
+}
+SCORED = frozenset({"cumulative_logprob", "cum_log_probs", "output_log_probs"})  # outputs made of log-probabilities
+KNOWN = WHOLE | REAL | FLAGS | STRUCTURES | set(ALIASES) | set(FEATURES)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request, and which outputs the client wants of it. ``echo``: the text begins with the prompt."""
+
+    id: str
+    request: Request
+    text: str
+    stream: bool
+    echo: bool
+    outputs: set[str] = field(default_factory=set)
+    told: int | None = None  # alternatives in the output "logprobs"; None: it is the text "null"
+
+
+def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = None) -> Asked:
+    """``wanted``: the outputs that were asked for by name, None for what the values ask for. Raises BadRequest."""
+    require(values, id, head.path["model"])
+    body = Fields(_gather(values))
+    _refuse(body)
+    text = body.string("text_input", "")
+    stream = body.boolean("stream", False)
+    outputs = {o.name for o in OUTPUTS.values() if not o.asked_by or body.boolean(o.asked_by, False)}
+    if wanted is not None:
+        outputs = wanted
+    told = body.integer("logprobs", None, 0, MAX_TOP)
+    scored = not outputs.isdisjoint(SCORED) or (told is not None and "logprobs" in outputs)
+    request = Request(
+        id=head.id,
+        model=head.path["model"],
+        prompts=[Text(text)],
+        sampling=_sampling(body),
+        stop=_stop(body),
+        want=Want(
+            logprobs=(told or 0) if scored else None,
+            skip_special=body.boolean("skip_special_tokens", True),
+            ids="num_output_tokens" in outputs,
+        ),
+        n=_choices(body),
+    )
+    return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)
+
+
+def require(values: dict[str, Any], id: str, model: str) -> None:
+    """Raise Invalid unless every input that is not optional is there."""
+    missing = [tensor.name for tensor in INPUTS.values() if not tensor.optional and tensor.name not in values]
+    if missing:
+        given = [name for name in values if name in INPUTS]
+        raise about(
+            id,
+            f"expected number of inputs between {len(missing)} and {len(INPUTS)} but got {len(given)} inputs for model "
+            f"'{model}'. Got input(s) {given}, but missing required input(s) {missing}. Please provide all required "
+            "input(s).",
+        )
+
+
+def _gather(values: dict[str, Any]) -> dict[str, Any]:
+    """The values under one name each, converted. With ``sampling_parameters`` other parameters do not count."""
+    text = values.get("sampling_parameters")
+    if text:
+        try:
+            inner = parse(text.encode())
+        except BadRequest:
+            raise Invalid(
+                "'sampling_parameters' must be the text of a JSON object.", field="sampling_parameters"
+            ) from None
+        values = inner | {n: v for n, v in values.items() if n in INPUTS and not INPUTS[n].loose}
+    gathered: dict[str, Any] = {}
+    for given, value in values.items():
+        name = ALIASES.get(given, given)
+        value = _convert(name, value)
+        if name in gathered and gathered[name] != value:
+            raise Invalid(f"'{given}' and '{name}' are the same parameter, but their values differ.", field=given)
+        gathered[name] = value
+    return gathered
+
+
+def _convert(name: str, value: Any) -> Any:
+    """A text as the number or truth value that it spells; what spells none is left for the reader to refuse."""
+    if not isinstance(value, str) or len(value) > 64:
+        return value
+    if name in FLAGS:
+        return {"true": True, "false": False}.get(value.strip().lower(), value)
+    try:
+        if name in WHOLE:
+            return int(value)
+        if name in REAL:
+            return float(value)
+    except ValueError:
+        pass
+    return value
+
+
+def _refuse(body: Fields) -> None:
+    for name, reason in FEATURES.items():
+        value = body.raw(name)
+        if isinstance(value, list):
+            value = [item for item in value if item != ""]
+        if value and value != -1:
+            raise Unsupported(f"'{name}': {reason}", field=name)
+
+
+def _sampling(body: Fields) -> Sampling:
+    body.number("length_penalty", 1.0)  # of beams alone
+    body.integer("pad_id", None)  # nothing is padded
+    return Sampling(
+        temperature=body.number("temperature", 1.0, 0, MAX_TEMPERATURE),
+        top_p=body.number("top_p", 1.0, 0, 1),
+        top_k=max(0, body.integer("top_k", 0, -1, MAX_ID)),
+        min_p=body.number("min_p", 0.0, 0, 1),
+        seed=body.integer("seed", None, -(2**63), 2**64 - 1),
+        repetition_penalty=body.number("repetition_penalty", 1.0, 0, 100, open=True),
+        presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
+        frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
+        logit_bias=body.weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
+    )
+
+
+def _stop(body: Fields) -> Stop:
+    strings = []
+    for name in ("stop", "stop_words"):  # an empty string asks for nothing
+        value = body.raw(name)
+        value = [text for text in value if text != ""] if isinstance(value, list) else value
+        strings += Fields({name: value or None}).strings(name, cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
+    end = body.integer("end_id", None, -1, MAX_ID)
+    ids = body.integers("stop_token_ids", cap=MAX_STOPS, low=0, high=MAX_ID)
+    max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 1, MAX_ID)
+    min_tokens = body.integer("min_tokens", 0, 0, MAX_ID)
+    if min_tokens > max_tokens:
+        raise body.fail("min_tokens", f"must be at most max_tokens, which is {max_tokens}, but got {min_tokens}.")
+    return Stop(
+        strings=strings,
+        ids=[*ids, end] if end is not None and end >= 0 else ids,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=body.boolean("ignore_eos", False) or end == -1,
+        include=body.boolean("include_stop_str_in_output", False),
+    )
+
+
+def _choices(body: Fields) -> int:
+    n = body.integer("n", 1, 1, MAX_N)
+    best_of = body.integer("best_of", n, 1, MAX_N)
+    if best_of < n:
+        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
+    if best_of > n:
+        raise Unsupported(
+            "'best_of': Choosing the best of more answers than n is not available on this server.", field="best_of"
+        )
+    if body.integer("beam_width", 1, 1, MAX_N) > 1:
+        raise Unsupported("'beam_width': Beam search is not available on this server.", field="beam_width")
+    return n

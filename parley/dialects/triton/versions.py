@@ -1,0 +1,23 @@
+"""Versions of the model: there is one. Paths may name it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from parley.dialects.triton.errors import quoted
+from parley.dialects.triton.model import VERSION
+from parley.errors import Invalid, NotFound, UnknownModel
+
+
+def check(path: Mapping[str, str]) -> None:
+    """Raise NotFound, UnknownModel or Invalid if the path names a version that there is not."""
+    version = path.get("version", VERSION)
+    if not (version.isascii() and version.isdigit()):
+        raise NotFound("A version is a number.")
+    if len(version) > 19 or int(version) >= 2**63:
+        raise Invalid(
+            f"failed to get model version from specified version string {quoted(version)} (details: stol), version "
+            "should be an integral value > 0"
+        )
+    if int(version) != int(VERSION):
+        raise UnknownModel(f"Request for unknown model: '{path.get('model', '')}' version {version} is not found")

@@ -1,0 +1,674 @@
+"""TGI: what bodies mean, which are refused and in which layer, and the exact bytes of the answers."""
+
+import json
+import struct
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parley.dialects.dialect import About, Card, Head, Timings, Tokenized
+from parley.dialects.tgi import DIALECT, STRICT, generate, parameters, shared, tokens
+from parley.errors import (
+    ContextLength,
+    EngineDied,
+    EngineError,
+    Forbidden,
+    Invalid,
+    Malformed,
+    NotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ParleyError,
+    TooLarge,
+    Unauthorized,
+)
+from parley.types import Accepted, Chat, Delta, Done, Message, Sampling, Scored, Stop, Text, Token, Usage, Want
+
+HEAD = Head("0f", 1700000000, "fp_1", context=100, device="cpu")
+USAGE = Usage(prompt_tokens=5, completion_tokens=2)
+TIMINGS = Timings(total=0.482913, validation=0.0021, queue=0.0109, inference=0.4685)
+INPUTS = "My name is Olivier and I"
+
+
+def body(parameters: Any = None, **members: Any) -> bytes:
+    given = {} if parameters is None else {"parameters": parameters}
+    return json.dumps({"inputs": INPUTS} | given | members).encode()
+
+
+def read(route: Any = generate.whole, rules: shared.Rules = shared.STRICT, **parameters: Any) -> generate.GenerateReply:
+    return route(rules, body(parameters), HEAD)
+
+
+def answer(make: Any) -> tuple[int, str, Any]:
+    """Status, content type and body of what a call is refused with."""
+    with pytest.raises(ParleyError) as caught:
+        make()
+    status, data, type_ = DIALECT.error(caught.value)
+    return status, type_.decode(), json.loads(data) if type_ == b"application/json" else data.decode()
+
+
+def refusal(parameters: Any, route: Any = generate.whole, rules: shared.Rules = shared.STRICT, **members: Any) -> str:
+    """The text of a validation error."""
+    data = body(parameters, **members)
+    if rules.strict and (route is generate.stream or members.get("stream")):
+        refused = route(rules, data, HEAD)
+        assert (refused.status, refused.type) == (200, b"text/event-stream")
+        (told,) = events(refused.body)
+    else:
+        status, type_, told = answer(lambda: route(rules, data, HEAD))
+        assert (status, type_) == (422, "application/json")
+    assert told["error_type"] == "validation"
+    assert list(told) == ["error", "error_type"]
+    return told["error"].removeprefix("Input validation error: ")
+
+
+# -- what a body means
+
+
+def test_no_parameters_at_all_means_sampling():
+    request = generate.whole(shared.STRICT, body(), HEAD).request
+    assert request.prompts == [Text(INPUTS)]
+    assert request.sampling == Sampling()
+    assert request.stop == Stop(include=True, reserve=1024)
+    assert (request.want, request.n, request.stream, request.truncate) == (Want(), 1, False, None)
+
+
+def test_empty_parameters_mean_greedy():
+    assert read().request.sampling == Sampling(temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sampling"),
+    [
+        ({"do_sample": True}, Sampling()),
+        ({"temperature": 0.7}, Sampling(temperature=0.7)),
+        ({"temperature": 1.0}, Sampling(temperature=0)),
+        ({"temperature": 1.0, "do_sample": True}, Sampling()),
+        ({"top_k": 10}, Sampling(top_k=10)),
+        ({"top_p": 0.9}, Sampling(top_p=0.9)),
+        ({"seed": 5}, Sampling(temperature=0, seed=5)),
+        ({"seed": 2**64 - 1, "do_sample": True}, Sampling(seed=2**64 - 1)),
+        ({"repetition_penalty": 1.2}, Sampling(temperature=0, repetition_penalty=1.2)),
+        ({"frequency_penalty": -2.0}, Sampling(temperature=0, frequency_penalty=-2.0)),
+        ({"frequency_penalty": 0}, Sampling(temperature=0)),
+    ],
+    ids=str,
+)
+def test_what_makes_a_request_sample(parameters, sampling):
+    assert read(**parameters).request.sampling == sampling
+
+
+def test_lengths_and_stops():
+    assert read(max_new_tokens=7).request.stop == Stop(max_tokens=7, include=True, reserve=1024)
+    assert read(stop=["a", "b"]).request.stop.strings == ["a", "b"]
+    assert read(truncate=99).request.truncate == 99
+
+
+def test_details_want_tokens_and_streams_always_do():
+    assert read().request.want == Want()
+    assert read(top_n_tokens=3).request.want == Want()
+    assert read(details=True).request.want == Want(logprobs=0)
+    assert read(details=True, top_n_tokens=3).request.want == Want(logprobs=3)
+    assert read(decoder_input_details=True).request.want == Want(logprobs=0, prompt_logprobs=0)
+    assert read(generate.stream).request.want == Want(logprobs=0)
+    assert read(generate.stream, top_n_tokens=5).request.want == Want(logprobs=5)
+
+
+def test_best_of_draws_several():
+    request = read(best_of=2, do_sample=True).request
+    assert (request.n, request.want) == (2, Want(logprobs=0))
+    assert read(best_of=1).request.n == read(best_of=0).request.n == read(best_of=None).request.n == 1
+
+
+def test_who_decides_on_a_stream():
+    for rules in (shared.STRICT, shared.EXTENDED):
+        assert generate.stream(rules, body(stream=False), HEAD).request.stream
+        assert not generate.whole(rules, body(stream=True), HEAD).request.stream
+        for route in (generate.either, generate.invoked):
+            assert route(rules, body(stream=True), HEAD).request.stream
+            assert not route(rules, body(), HEAD).request.stream
+
+
+NULLABLE = (
+    "best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p",
+    "max_new_tokens", "return_full_text", "truncate", "seed", "top_n_tokens", "grammar", "adapter_id",
+)  # fmt: skip
+
+
+def test_all_that_the_old_client_sends_unset():
+    parameters = dict.fromkeys(NULLABLE) | {"do_sample": False, "stop": [], "watermark": False, "details": True}
+    assert read(**parameters).request == read(details=True).request
+
+
+@pytest.mark.parametrize("name", ["do_sample", "stop", "watermark", "details", "decoder_input_details"])
+def test_what_may_not_be_null(name):
+    status, type_, text = answer(lambda: read(**{name: None}))
+    assert (status, type_) == (422, "text/plain; charset=utf-8")
+    assert text.startswith(
+        f"Failed to deserialize the JSON body into the target type: parameters.{name}: invalid type: null, expected a "
+    )
+    assert read(rules=shared.EXTENDED, **{name: None}).request == read(rules=shared.EXTENDED).request
+
+
+def test_null_for_the_rest_of_the_body():
+    nulls = {"inputs": {"inputs": None}, "parameters": {"inputs": "a", "parameters": None},
+             "stream": {"inputs": "a", "stream": None}}  # fmt: skip
+    for name, members in nulls.items():
+        text = answer(lambda m=members: generate.either(shared.STRICT, json.dumps(m).encode(), HEAD))[2]
+        assert f"type: {name}: invalid type: null, expected" in text
+    for name in ("parameters", "stream"):
+        generate.either(shared.EXTENDED, json.dumps(nulls[name]).encode(), HEAD)
+
+
+# -- the first layer: plain text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"max_new_tokens": -1}, "parameters.max_new_tokens: invalid value: integer `-1`, expected u32"),
+        ({"max_new_tokens": 2**32}, "parameters.max_new_tokens: invalid value: integer `4294967296`, expected u32"),
+        ({"max_new_tokens": 1.5}, "parameters.max_new_tokens: invalid type: floating point `1.5`, expected u32"),
+        ({"seed": -1}, "parameters.seed: invalid value: integer `-1`, expected u64"),
+        ({"seed": "1"}, 'parameters.seed: invalid type: string "1", expected u64'),
+        ({"truncate": -1}, "parameters.truncate: invalid value: integer `-1`, expected usize"),
+        ({"top_n_tokens": -1}, "parameters.top_n_tokens: invalid value: integer `-1`, expected u32"),
+        ({"best_of": -1}, "parameters.best_of: invalid value: integer `-1`, expected usize"),
+        ({"top_k": 2**31}, "parameters.top_k: invalid value: integer `2147483648`, expected i32"),
+        ({"temperature": "hot"}, 'parameters.temperature: invalid type: string "hot", expected f32'),
+        ({"temperature": 1e39}, "parameters.temperature: invalid value: floating point `1e+39`, expected f32"),
+        ({"top_p": True}, "parameters.top_p: invalid type: boolean `true`, expected f32"),
+        ({"typical_p": []}, "parameters.typical_p: invalid type: sequence, expected f32"),
+        ({"repetition_penalty": {}}, "parameters.repetition_penalty: invalid type: map, expected f32"),
+        ({"frequency_penalty": "x"}, 'parameters.frequency_penalty: invalid type: string "x", expected f32'),
+        ({"stop": "word"}, 'parameters.stop: invalid type: string "word", expected a sequence'),
+        ({"stop": ["a", 1]}, "parameters.stop[1]: invalid type: integer `1`, expected a string"),
+        ({"watermark": 1}, "parameters.watermark: invalid type: integer `1`, expected a boolean"),
+        ({"do_sample": "true"}, 'parameters.do_sample: invalid type: string "true", expected a boolean'),
+        ({"details": 0}, "parameters.details: invalid type: integer `0`, expected a boolean"),
+        (
+            {"decoder_input_details": 0},
+            "parameters.decoder_input_details: invalid type: integer `0`, expected a boolean",
+        ),
+        ({"return_full_text": 0}, "parameters.return_full_text: invalid type: integer `0`, expected a boolean"),
+        ({"adapter_id": 5}, "parameters.adapter_id: invalid type: integer `5`, expected a string"),
+        ({"grammar": "x"}, 'parameters.grammar: invalid type: string "x", expected a map'),
+        ({"grammar": {"type": "json"}}, "parameters.grammar: missing field `value`"),
+        ({"grammar": {"value": {}}}, "parameters.grammar: missing field `type`"),
+        (
+            {"grammar": {"type": "bnf", "value": ""}},
+            "parameters.grammar.type: unknown variant `bnf`, "
+            "expected one of `json`, `json_object`, `regex`, `json_schema`",
+        ),
+        (
+            {"grammar": {"type": "regex", "value": {}}},
+            "parameters.grammar.value: invalid type: map, expected a string",
+        ),
+        (
+            {"grammar": {"type": "json_schema", "value": {"name": "n"}}},
+            "parameters.grammar.value: missing field `schema`",
+        ),
+        ([], "parameters: invalid type: sequence, expected a map"),
+    ],
+    ids=str,
+)
+def test_wrong_types_are_plain_text(parameters, text):
+    status, type_, told = answer(lambda: generate.whole(shared.STRICT, body(parameters), HEAD))
+    assert (status, type_) == (422, "text/plain; charset=utf-8")
+    assert told == f"Failed to deserialize the JSON body into the target type: {text}"
+
+
+def test_what_is_no_body_of_this_route():
+    start = "Failed to deserialize the JSON body into the target type: "
+    plain = "text/plain; charset=utf-8"
+    for data, status, text in (
+        (b"{}", 422, start + "missing field `inputs`"),
+        (b"[]", 422, start + "invalid type: sequence, expected a map"),
+        (b'{"inputs":5}', 422, start + "inputs: invalid type: integer `5`, expected a string"),
+        (b'{"inputs', 400, "Failed to parse the request body as JSON: "),
+        (b"", 400, "Failed to parse the request body as JSON: "),
+        (b'{"inputs":"\xff"}', 400, "Failed to parse the request body as JSON: "),
+    ):
+        told = answer(lambda d=data: generate.either(shared.STRICT, d, HEAD))
+        assert told[:2] == (status, plain)
+        assert told[2] == text if status == 422 else told[2].startswith(text)
+    chat = b'{"messages":[]}'
+    assert answer(lambda: generate.invoked(shared.STRICT, chat, HEAD))[2] == (
+        start + "data did not match any variant of untagged enum SagemakerRequest"
+    )
+
+
+def test_unknown_members_are_ignored():
+    wish = generate.whole(shared.STRICT, body({"frobnicate": 1}, model="x", options={}), HEAD)
+    assert wish.request == read().request
+
+
+# -- the second layer: validation
+
+TEXTS = [
+    ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
+    ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+    ({"best_of": 2, "top_p": 0.5, "seed": 0}, "`seed` must not be set when `best_of` > 1"),
+    ({"temperature": 0}, "`temperature` must be strictly positive"),
+    ({"temperature": -0.5}, "`temperature` must be strictly positive"),
+    ({"repetition_penalty": 0}, "`repetition_penalty` must be strictly positive"),
+    ({"frequency_penalty": 2.01}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+    ({"frequency_penalty": -2.01}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+    ({"top_p": 0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"typical_p": 0}, "`typical_p` must be > 0.0 and < 1.0"),
+    ({"typical_p": 1.0}, "`typical_p` must be > 0.0 and < 1.0"),
+    ({"top_k": 0}, "`top_k` must be strictly positive"),
+    ({"top_k": -1}, "`top_k` must be strictly positive"),
+    ({"max_new_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+    ({"stop": list("abcde")}, "`stop` supports up to 4 stop sequences. Given: 5"),
+    ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+    ({"truncate": 0}, "`truncate` must be strictly positive and less than 99. Given: 0"),
+    ({"truncate": 100}, "`truncate` must be strictly positive and less than 99. Given: 100"),
+    ({"grammar": {"type": "json", "value": 5}}, "grammar is not supported"),
+    ({"grammar": {"type": "json", "value": {}}}, "grammar is not valid: Grammar must have a 'properties' field"),
+    ({"grammar": {"type": "json", "value": "{}"}}, "grammar is not valid: Grammar must have a 'properties' field"),
+    (
+        {"grammar": {"type": "json_schema", "value": {"schema": {"type": "object"}}}},
+        "grammar is not valid: Grammar must have a 'properties' field",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parameters", "text"), TEXTS, ids=str)
+def test_values_out_of_range(parameters, text):
+    assert refusal(parameters) == text
+
+
+def test_the_first_wrong_value_is_told():
+    """Each row of the list alone is refused for its own reason; together, for the first one's."""
+    wrong = {"temperature": 0, "repetition_penalty": 0, "frequency_penalty": 3, "top_p": 0, "typical_p": 0, "top_k": 0,
+             "max_new_tokens": 0, "stop": list("abcde"), "top_n_tokens": 6, "truncate": 0}  # fmt: skip
+    for name in list(wrong):
+        assert f"`{name}`" in refusal(wrong)
+        del wrong[name]
+        if name == "top_n_tokens":
+            assert refusal(wrong, inputs="") == "`inputs` cannot be empty"
+    assert refusal({}, inputs="") == "`inputs` cannot be empty"
+
+
+@pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
+def test_what_a_stream_cannot_have(rules):
+    for best_of in (0, 2):
+        text = "`best_of` != 1 is not supported when streaming tokens"
+        assert refusal({"best_of": best_of}, generate.stream, rules) == text
+    text = "`decoder_input_details` == true is not supported when streaming tokens"
+    assert refusal({"decoder_input_details": True, "temperature": -1}, generate.stream, rules) == text
+    assert refusal({"decoder_input_details": True}, generate.either, rules, stream=True) == text
+    assert read(generate.stream, rules, best_of=1).request.n == 1
+
+
+def test_a_strict_stream_tells_its_errors_inside():
+    told = read(generate.stream).refusal(Overloaded("5 answers"))
+    assert told == (200, b'data: {"error":"Model is overloaded","error_type":"overloaded"}\n\n', b"text/event-stream")
+    assert read().refusal(Overloaded("5 answers")) is None
+    assert read(generate.stream, shared.EXTENDED).refusal(Overloaded("5 answers")) is None
+    assert answer(lambda: read(generate.stream, stop=5))[:2] == (422, "text/plain; charset=utf-8")
+    assert answer(lambda: generate.stream(shared.STRICT, b"{}", HEAD))[0] == 422
+
+
+@pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"typical_p": 0.5}, "`typical_p` is not available on this server"),
+        ({"watermark": True}, "`watermark` is not available on this server"),
+        ({"adapter_id": "org/lora"}, "`adapter_id` is not available on this server"),
+        ({"grammar": {"type": "regex", "value": "a+"}}, "grammar is not supported"),
+        ({"grammar": {"type": "json", "value": {"properties": {}}}}, "grammar is not supported"),
+        ({"grammar": {"type": "json_object", "value": '{"properties":{}}'}}, "grammar is not supported"),
+        ({"grammar": {"type": "json_schema", "value": {"schema": {"properties": {}}}}}, "grammar is not supported"),
+    ],
+    ids=str,
+)
+def test_what_is_not_there_yet_is_refused_by_name(parameters, text, rules):
+    assert refusal(parameters, rules=rules) == text
+
+
+def test_a_grammar_that_is_no_json():
+    assert refusal({"grammar": {"type": "json", "value": "{"}}).startswith("grammar is not valid: ")
+    assert refusal({"grammar": {"type": "json", "value": "[" * 100_000}}).startswith("grammar is not valid: ")
+
+
+def test_what_the_lenient_reading_allows():
+    def lenient(**parameters: Any) -> generate.GenerateReply:
+        return read(rules=shared.EXTENDED, **parameters)
+
+    assert lenient(temperature=0, do_sample=True).request.sampling == Sampling(temperature=0)
+    assert lenient(top_p=1.0).request.sampling == lenient(typical_p=1).request.sampling == Sampling(temperature=0)
+    assert lenient(top_p=1.0, typical_p=1.0, top_k=0, do_sample=True).request.sampling == Sampling()
+    assert lenient(stop="end").request.stop.strings == ["end"]
+    assert lenient(stop=list("abcdefgh")).request.stop.strings == list("abcdefgh")
+    assert lenient(top_n_tokens=20, details=True).request.want.logprobs == 20
+    assert lenient(best_of=128, do_sample=True).request.n == 128
+    assert refusal({"top_n_tokens": 21}, rules=shared.EXTENDED) == "`top_n_tokens` must be >= 0 and <= 20. Given: 21"
+    assert refusal({"stop": ["a"] * 1025}, rules=shared.EXTENDED).endswith("Given: 1025")
+    assert "characters" in refusal({"stop": ["a" * 20_000]}, rules=shared.EXTENDED)
+    assert refusal({"stop": [""]}, rules=shared.EXTENDED) == "`parameters.stop[0]` cannot be empty"
+
+
+# -- errors of the server
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "data"),
+    [
+        (Overloaded("5 answers"), 429, {"error": "Model is overloaded", "error_type": "overloaded"}),
+        (
+            EngineError("It broke."),
+            424,
+            {"error": "Request failed during generation: It broke.", "error_type": "generation"},
+        ),
+        (EngineDied("Gone."), 424, {"error": "Request failed during generation: Gone.", "error_type": "generation"}),
+        (
+            ParleyError("A fault."),
+            500,
+            {"error": "Incomplete generation: A fault.", "error_type": "incomplete_generation"},
+        ),
+        (NotReady("Loading."), 503, {"error": "unhealthy: Loading.", "error_type": "healthcheck"}),
+        (Forbidden("No."), 403, {"error": "No.", "error_type": "refused"}),
+        (
+            ContextLength("Long.", limit=100, prompt=90, requested=20),
+            422,
+            {
+                "error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 100. "
+                "Given: 90 `inputs` tokens and 20 `max_new_tokens`",
+                "error_type": "validation",
+            },
+        ),
+        (
+            ContextLength("Long.", limit=100, prompt=100),
+            422,
+            {
+                "error": "Input validation error: `inputs` must have less than 99 tokens. Given: 100",
+                "error_type": "validation",
+            },
+        ),
+        (
+            ContextLength("Far too long."),
+            422,
+            {"error": "Input validation error: Far too long.", "error_type": "validation"},
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_are_typed(error, status, data):
+    told = STRICT.error(error)
+    assert (told.status, told.type, json.loads(told.body)) == (status, b"application/json", data)
+    assert told.body == json.dumps(data, separators=(",", ":")).encode()
+    assert read(generate.stream).fail(error) == b"data: " + told.body + b"\n\n"
+
+
+def test_errors_without_json():
+    plain = b"text/plain; charset=utf-8"
+    for error in (Unauthorized("x"), NotFound("x"), NotAllowed("x")):
+        assert DIALECT.error(error) == (error.status, b"", plain)
+    assert DIALECT.error(TooLarge("x")) == (
+        413, b"Failed to buffer the request body: length limit exceeded", plain
+    )  # fmt: skip
+    assert DIALECT.error(Malformed("Bad.")) == (400, b"Failed to parse the request body as JSON: Bad.", plain)
+    assert DIALECT.error(Invalid("`x` is wrong")).status == 422
+
+
+# -- answers
+
+
+def token(id: int, text: str, logprob: float | None = -0.5, *, special: bool = False, top: int = 0) -> Token:
+    others = [Token(id + k, f"{text}{k}", text.encode(), -0.5 - k, k + 1) for k in range(top)]
+    return Token(id, text, text.encode(), logprob, 1, others, special)
+
+
+FOR = token(363, " for", -1.5351562)
+EOS = token(2, "</s>", -0.03, special=True)
+ENDED = [Delta(0, " for", tokens=[FOR]), Delta(0, "", tokens=[EOS]), Done(0, "stop", USAGE)]
+ACCEPTED = Accepted(0, [1, 2, 3, 4, 5], seed=77)
+
+
+def one(reply: generate.GenerateReply, events: list[Any] = ENDED) -> bytes:
+    reply.add([ACCEPTED, *events])
+    return reply.body(USAGE)
+
+
+def test_the_answer_without_details():
+    assert one(read()) == b'{"generated_text":" for"}'
+    assert one(read(return_full_text=True)) == b'{"generated_text":"My name is Olivier and I for"}'
+    assert one(read(generate.either)) == b'[{"generated_text":"My name is Olivier and I for"}]'
+    assert one(read(generate.invoked)) == b'[{"generated_text":"My name is Olivier and I for"}]'
+    assert one(read(generate.either, return_full_text=False)) == b'[{"generated_text":" for"}]'
+
+
+TOKENS = (
+    b'"tokens":[{"id":363,"text":" for","logprob":-1.5351562,"special":false},'
+    b'{"id":2,"text":"</s>","logprob":-0.03,"special":true}]'
+)
+
+
+def test_the_answer_with_details():
+    assert one(read(details=True)) == (
+        b'{"generated_text":" for",'
+        b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null,"prefill":[],' + TOKENS + b"}}"
+    )
+
+
+def test_the_prompt_in_the_details():
+    scores = Scored(0, [Token(1, "My", b"My"), Token(9, " n\ufffd", b" n\xc3", -2.25)])
+    assert one(read(decoder_input_details=True), [scores, *ENDED]) == (
+        b'{"generated_text":" for","details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null,"prefill":['
+        b'{"id":1,"text":"My","logprob":null},{"id":9,"text":" n\xef\xbf\xbd","logprob":-2.25}],' + TOKENS + b"}}"
+    )
+
+
+def test_other_likely_tokens():
+    events = [Delta(0, "a", tokens=[token(5, "a", top=2)]), Done(0, "length", Usage(1, 1))]
+    told = json.loads(one(read(details=True, top_n_tokens=2), events))["details"]
+    assert list(told) == ["finish_reason", "generated_tokens", "seed", "prefill", "tokens", "top_tokens"]
+    assert told["top_tokens"] == [
+        [
+            {"id": 5, "text": "a0", "logprob": -0.5, "special": False},
+            {"id": 6, "text": "a1", "logprob": -1.5, "special": False},
+        ]
+    ]
+    assert "top_tokens" not in json.loads(one(read(details=True, top_n_tokens=0), events))["details"]
+
+
+def test_the_best_of_two():
+    reply = read(best_of=2, do_sample=True, details=True)
+    worse = [Delta(0, "a", tokens=[token(5, "a", -3.0)]), Done(0, "length", Usage(5, 1))]
+    better = [Delta(1, "b", tokens=[token(6, "b", -1.0)]), Done(1, "stop", Usage(5, 1), "b")]
+    reply.add([ACCEPTED, *worse, *better])
+    assert reply.body(USAGE) == (
+        b'{"generated_text":"b","details":{"finish_reason":"stop_sequence","generated_tokens":1,"seed":78,"prefill":[],'
+        b'"tokens":[{"id":6,"text":"b","logprob":-1.0,"special":false}],"best_of_sequences":[{"generated_text":"a",'
+        b'"finish_reason":"length","generated_tokens":1,"seed":77,"prefill":[],'
+        b'"tokens":[{"id":5,"text":"a","logprob":-3.0,"special":false}]}]}}'
+    )
+    assert dict(reply.headers(TIMINGS))[b"x-generated-tokens"] == b"1"
+
+
+@pytest.mark.parametrize(
+    ("done", "reason"),
+    [
+        (Done(0, "stop", Usage(5, 2)), "eos_token"),
+        (Done(0, "stop", Usage(5, 2), "for"), "stop_sequence"),
+        (Done(0, "length", Usage(5, 2)), "length"),
+        (Done(0, "length", Usage(5, 9)), "length"),
+        (Done(0, "stop", Usage(5, 9)), "length"),
+        (Done(0, "stop", Usage(5, 9), "for"), "length"),
+    ],
+    ids=str,
+)
+def test_reasons_to_end(done, reason):
+    told = json.loads(one(read(details=True, max_new_tokens=9), [Delta(0, "a", tokens=[FOR]), done]))["details"]
+    assert (told["finish_reason"], told["generated_tokens"]) == (reason, done.usage.completion_tokens)
+
+
+def test_the_seed_is_told_when_it_mattered():
+    def seed(**parameters: Any) -> Any:
+        return json.loads(one(read(details=True, **parameters)))["details"]["seed"]
+
+    assert seed(do_sample=True, seed=77) == seed(do_sample=True) == seed(temperature=0.5) == 77
+    assert seed(seed=77) is None
+
+
+def test_the_answer_as_a_stream():
+    reply = read(generate.stream, details=True)
+    assert reply.chunk([ACCEPTED]) == b""
+    assert reply.chunk(ENDED[:1]) == (
+        b'data: {"index":1,"token":{"id":363,"text":" for","logprob":-1.5351562,"special":false},'
+        b'"generated_text":null,"details":null}\n\n'
+    )
+    assert reply.chunk(ENDED[1:]) == (
+        b'data: {"index":2,"token":{"id":2,"text":"</s>","logprob":-0.03,"special":true},"generated_text":" for",'
+        b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null,"input_length":5}}\n\n'
+    )
+    assert reply.end(USAGE) == b""
+    assert reply.media_type == "text/event-stream"
+    assert (reply.ping, reply.silence) == (b":\n\n", 15.0)
+
+
+def events(data: bytes) -> list[Any]:
+    *frames, rest = data.split(b"\n\n")
+    assert rest == b""
+    return [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+
+
+def test_the_last_event_without_details_and_with_the_prompt():
+    reply = generate.either(shared.STRICT, body({}, stream=True), HEAD)
+    last = events(reply.chunk([ACCEPTED, *ENDED]))[-1]
+    assert last["generated_text"] == INPUTS + " for" and last["details"] is None
+
+
+def test_other_likely_tokens_in_a_stream():
+    reply = read(generate.stream, top_n_tokens=1)
+    data = reply.chunk([Delta(0, "a", tokens=[token(5, "a", top=1)])])
+    assert data == (
+        b'data: {"index":1,"token":{"id":5,"text":"a","logprob":-0.5,"special":false},'
+        b'"top_tokens":[{"id":5,"text":"a0","logprob":-0.5,"special":false}],"generated_text":null,"details":null}\n\n'
+    )
+
+
+def test_parts_of_a_character_have_no_text_until_it_is_whole():
+    parts = [Token(7, "\ufffd", b"\xc3", -1.0), Token(8, "\ufffd", b"\xa9", -1.0)]
+    delta = Delta(0, "é", tokens=parts)
+    reply = read(generate.stream)
+    told = events(reply.chunk([delta]) + reply.chunk(ENDED))
+    assert [event["token"]["text"] for event in told] == ["", "é", " for", "</s>"]
+    assert [event["index"] for event in told] == [1, 2, 3, 4]
+    assert told[-1]["generated_text"] == "é for"
+    details = json.loads(one(read(details=True), [delta, *ENDED]))["details"]
+    assert [token["text"] for token in details["tokens"]] == ["", "é", " for", "</s>"]
+
+
+def test_an_end_that_has_no_token_of_its_own():
+    reply = read(generate.stream)
+    told = events(reply.chunk(ENDED[:1]) + reply.chunk([Done(0, "length", Usage(5, 1))]))
+    assert told[-1]["token"] == {"id": 0, "text": "", "logprob": None, "special": True}
+    assert told[-1]["generated_text"] == " for"
+
+
+def test_headers_of_an_answer():
+    reply = read()
+    one(reply)
+    assert reply.headers(TIMINGS) == [
+        (b"x-compute-type", b"cpu+optimized"),
+        (b"x-compute-time", b"0.482913000"),
+        (b"x-compute-characters", b"24"),
+        (b"x-total-time", b"482"),
+        (b"x-validation-time", b"2"),
+        (b"x-queue-time", b"10"),
+        (b"x-inference-time", b"468"),
+        (b"x-time-per-token", b"234"),
+        (b"x-prompt-tokens", b"5"),
+        (b"x-generated-tokens", b"2"),
+    ]
+    assert reply.headers(None) == [(b"x-compute-type", b"cpu+optimized"), (b"x-compute-characters", b"24")]
+
+
+@given(st.floats(width=32, allow_subnormal=False))
+def test_numbers_have_their_shortest_form_in_32_bits(value):
+    told = shared.single(value)
+    if told is None:
+        assert not -shared.F32 <= value <= shared.F32
+        return
+    assert struct.pack("f", told) == struct.pack("f", value)
+    digits = len(Decimal(repr(told)).normalize().as_tuple().digits)
+    assert digits <= 9
+    for fewer in range(1, digits):
+        assert struct.pack("f", float(f"{value:.{fewer}g}")) != struct.pack("f", value)
+
+
+def test_a_number_of_64_bits_is_first_rounded():
+    assert shared.single(-1.107274843) == -1.1072749
+    assert (shared.single(None), shared.single(float("-inf")), shared.single(float("nan"))) == (None, None, None)
+
+
+# -- the small routes
+
+
+def test_info():
+    about = About(Card("org/m", 1, 4096), places=300, version="1.2")
+    assert tokens.info(shared.STRICT, about) == (
+        b'{"model_id":"org/m","model_sha":null,"model_pipeline_tag":"text-generation","max_concurrent_requests":300,'
+        b'"max_best_of":2,"max_stop_sequences":4,"max_input_tokens":4095,"max_total_tokens":4096,"validation_workers":1,'
+        b'"max_client_batch_size":1,"router":"text-generation-router","version":"3.3.7","sha":null,'
+        b'"docker_label":"parley-1.2"}'
+    )
+    loading = json.loads(tokens.info(shared.EXTENDED, About(Card("m", 1, None), 1, "1")))
+    assert loading["max_input_tokens"] is loading["max_total_tokens"] is None
+
+
+def test_tokens_with_their_places_in_utf8():
+    wish = tokens.tokenize(body({"truncate": 3, "temperature": -1}))
+    assert (wish.prompt, wish.spans, wish.truncate) == (Text(INPUTS), True, 3)
+    told = Tokenized([1, 70, 71], None, 100, "né!", [(0, 0), (0, 2), (2, 3)])
+    assert (
+        tokens.tokenized(told)
+        == (
+            '[{"id":1,"text":"","start":0,"stop":0},{"id":70,"text":"né","start":0,"stop":3},'
+            '{"id":71,"text":"!","start":3,"stop":4}]'
+        ).encode()
+    )
+    plain = Tokenized([5], None, 100, "ab", [(0, 2)])
+    assert tokens.tokenized(plain) == b'[{"id":5,"text":"ab","start":0,"stop":2}]'
+
+
+def test_tokens_of_a_conversation():
+    def wish(*messages: Any) -> Any:
+        return tokens.chat_tokenize(json.dumps({"messages": messages}).encode()).prompt
+
+    user = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert wish(user) == Chat([Message("user", "ab")])
+    open_ = wish(user, {"role": "assistant", "content": "So"})
+    assert (open_.continue_final, open_.add_generation_prompt) == (True, False)
+    told = Tokenized([5], None, 100, "ab", [(0, 2)])
+    assert tokens.chat_tokenized(told) == (
+        b'{"tokenize_response":[{"id":5,"text":"ab","start":0,"stop":2}],"templated_text":"ab"}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"{}", "missing field `inputs`"),
+        (b'{"inputs":[]}', "inputs: invalid type: sequence, expected a string"),
+        (b'{"inputs":null}', "inputs: invalid type: null, expected a string"),
+        (b'{"inputs":"","parameters":{"truncate":-1}}', "truncate: invalid value"),
+    ],
+)
+def test_wrong_bodies_for_tokens(data, text):
+    assert text in answer(lambda: tokens.tokenize(data))[2]
+
+
+def test_every_parameter_is_read():
+    """No member of the table is forgotten here."""
+    known = {*NULLABLE, "do_sample", "stop", "watermark", "details", "decoder_input_details"}
+    assert set(parameters.Parameters.__struct_fields__) == known

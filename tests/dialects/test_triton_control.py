@@ -1,0 +1,178 @@
+"""What a server says of itself through Triton's API, to the byte, and which wishes about it are refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Answer, Card, Facts, Head, Totals
+from parley.dialects.triton import DIALECT, STRICT, control, errors
+from parley.dialects.triton.model import INPUTS, OUTPUTS
+from parley.errors import ParleyError
+
+COUNTS = Totals(
+    succeeded=2, failed=1, cancelled=1, last=1.5, whole=2.5, lost=0.5, prepared=0.25, queued=0.5, computed=1.75
+)
+FACTS = Facts("1.2", [Card("m", 5, 64), Card("alias", 5, 64)], True, "ready", COUNTS)
+LOADING = Facts("1.2", [Card("m", 5, None)], False, "loading", Totals())
+
+
+def ask(read: control.Ask, facts: Facts = FACTS, body: Any = b"", **path: str) -> Answer:
+    return read(body if isinstance(body, bytes) else json.dumps(body).encode(), Head("0f", 1, "fp", path=path), facts)
+
+
+def refused(read: control.Ask, body: Any = b"", **path: str) -> tuple[int, str]:
+    with pytest.raises(ParleyError) as caught:
+        ask(read, FACTS, body, **path)
+    status, data, _ = errors.error(caught.value)
+    return status, json.loads(data)["error"]
+
+
+def test_health_has_no_body():
+    assert control.health(True) == Answer(200, b"", b"")
+    assert control.health(False) == Answer(400, b"", b"")
+    assert ask(control.ready, model="m") == Answer(200, b"", b"")
+    assert ask(control.ready, LOADING, model="m") == Answer(400, b'{"error":"Model version not ready"}')
+
+
+def test_the_server():
+    assert ask(control.server).body == (
+        b'{"name":"triton","version":"1.2","extensions":["model_repository","model_configuration","binary_tensor_data",'
+        b'"parameters","statistics","trace","logging"]}'
+    )
+
+
+def test_the_models_metadata():
+    body = ask(control.metadata, model="m").body
+    assert body.startswith(
+        b'{"name":"m","versions":["1"],"platform":"vllm","inputs":[{"name":"text_input","datatype":"BYTES","shape":[1]},'
+        b'{"name":"stream","datatype":"BOOL","shape":[1]},'
+    )
+    assert body.endswith(
+        b'"outputs":[{"name":"text_output","datatype":"BYTES","shape":[-1]},'
+        b'{"name":"finish_reason","datatype":"BYTES","shape":[-1]},{"name":"stop_reason","datatype":"BYTES","shape":[-1]},'
+        b'{"name":"cumulative_logprob","datatype":"FP32","shape":[-1]},'
+        b'{"name":"logprobs","datatype":"BYTES","shape":[-1]},{"name":"num_input_tokens","datatype":"UINT32","shape":[1]},'
+        b'{"name":"num_output_tokens","datatype":"UINT32","shape":[-1]},'
+        b'{"name":"cum_log_probs","datatype":"FP32","shape":[-1]},'
+        b'{"name":"output_log_probs","datatype":"FP32","shape":[-1,-1]}]}'
+    )
+
+
+def test_the_models_configuration():
+    config = json.loads(ask(control.config, model="alias").body)
+    assert config["name"] == "alias" and config["max_batch_size"] == 0
+    assert config["model_transaction_policy"] == {"decoupled": True}
+    assert config["input"][0] == {
+        "name": "text_input",
+        "data_type": "TYPE_STRING",
+        "format": "FORMAT_NONE",
+        "dims": [1],
+        "is_shape_tensor": False,
+        "allow_ragged_batch": False,
+        "optional": False,
+        "is_non_linear_format_io": False,
+    }
+    assert [entry["name"] for entry in config["input"] if not entry["optional"]] == ["text_input"]
+    assert config["output"][3]["data_type"] == "TYPE_FP32"
+    assert (len(config["input"]), len(config["output"])) == (len(INPUTS), len(OUTPUTS))
+
+
+ENTRY = (
+    b'{"name":"%b","version":"1","last_inference":1500,"inference_count":2,"execution_count":2,"inference_stats":{'
+    b'"success":{"count":2,"ns":2500000000},"fail":{"count":2,"ns":500000000},"queue":{"count":2,"ns":500000000},'
+    b'"compute_input":{"count":2,"ns":250000000},"compute_infer":{"count":2,"ns":1750000000},'
+    b'"compute_output":{"count":2,"ns":0},"cache_hit":{"count":0,"ns":0},"cache_miss":{"count":0,"ns":0}},'
+    b'"response_stats":{},"batch_stats":[],"memory_usage":[]}'
+)
+
+
+def test_statistics():
+    one = b'{"model_stats":[' + ENTRY % b"m" + b"]}"
+    assert ask(control.statistics, model="m").body == ask(control.statistics, model="m", version="1").body == one
+    assert ask(control.statistics).body == b'{"model_stats":[' + ENTRY % b"m" + b"," + ENTRY % b"alias" + b"]}"
+    assert refused(control.statistics, model="x") == (400, "requested model 'x' is not available")
+    assert refused(control.statistics, model="m", version="2") == (
+        400,
+        "requested model version is not available for model 'm'",
+    )
+
+
+def test_the_repository():
+    entries = b'{"name":"m","version":"1","state":"READY"},{"name":"alias","version":"1","state":"READY"}'
+    for body in (b"", {}, {"ready": True}):
+        assert ask(control.index, body=body).body == b"[" + entries + b"]"
+    assert ask(control.index, LOADING).body == b'[{"name":"m","version":"1","state":"LOADING"}]'
+    assert ask(control.index, LOADING, {"ready": True}).body == b"[]"
+    assert refused(control.index, {"ready": 1})[0] == 500
+    assert refused(control.index, b"{")[0] == 500
+
+
+def test_loading_what_is_loaded_is_granted():
+    for body in (b"", {}, {"parameters": {}}):
+        assert ask(control.load, body=body, model="m") == Answer()
+    assert refused(control.load, model="x") == (400, "failed to load 'x', failed to poll from model repository")
+    for name in ("config", "file:1/model.onnx"):
+        status, message = refused(control.load, {"parameters": {name: "{}"}}, model="m")
+        assert status == 400 and message.startswith(f"'{name}': ")
+    assert refused(control.load, {"parameters": 5}, model="m")[0] == 500
+
+
+def test_nothing_is_unloaded():
+    answer = ask(control.unload, body={"parameters": {"unload_dependents": False}}, model="m")
+    assert answer == Answer(503, b'{"error":"explicit model load / unload is not allowed if polling is enabled"}')
+
+
+@pytest.mark.parametrize("read", [control.index, control.load, control.unload])
+def test_there_is_one_repository(read):
+    assert refused(read, model="m", repo="r") == (501, "'repository_name' specification is not supported")
+
+
+def test_settings_can_be_asked_for_and_not_be_changed():
+    trace = (
+        b'{"trace_level":["OFF"],"trace_rate":"1000","trace_count":"-1","log_frequency":"0","trace_file":"",'
+        b'"trace_mode":"triton"}'
+    )
+    log = (
+        b'{"log_file":"","log_info":true,"log_warning":true,"log_error":true,"log_verbose_level":0,'
+        b'"log_format":"default"}'
+    )
+    assert ask(control.trace).body == ask(control.trace, model="m").body == trace
+    assert ask(control.trace, body={"trace_level": ["OFF"], "trace_rate": None}).body == trace
+    assert ask(control.log).body == ask(control.log, body={"log_info": True}).body == log
+    assert refused(control.trace, {"trace_level": ["TIMESTAMPS"]}) == (
+        400,
+        "'trace_level' cannot be changed on this server.",
+    )
+    assert refused(control.log, {"log_verbose_level": 1}) == (
+        400,
+        "'log_verbose_level' cannot be changed on this server.",
+    )
+    assert refused(control.log, {"x": 1}) == (400, "unknown setting 'x'")
+    assert refused(control.log, b"[]")[0] == 500
+    assert refused(control.trace, model="x") == (404, "Request for unknown model: 'x' is not found")
+
+
+def test_there_is_no_shared_memory():
+    assert ask(control.regions).body == b"[]"
+    assert ask(control.regions, region="r") == Answer(404, b'{"error":"Unable to find shared memory region: \'r\'"}')
+    assert ask(control.register, body={"key": "/x", "byte_size": 5}, region="r").status == 501
+    assert ask(control.unregister).status == 200
+
+
+@pytest.mark.parametrize("read", [control.metadata, control.config, control.ready])
+def test_models_and_versions_that_are_not_there(read):
+    assert refused(read, model="x") == (404, "Request for unknown model: 'x' is not found")
+    assert refused(read, model="m", version="7") == (404, "Request for unknown model: 'm' version 7 is not found")
+    assert refused(read, model="m", version="x") == (404, "Not Found")
+    assert ask(read, model="alias", version="1").status == 200
+
+
+def test_strictly_nothing_is_loaded():
+    assert [route.read for route in STRICT.routes if route.path.endswith("/load")] == [control.unload] * 2
+
+
+def test_every_route_is_there_once():
+    keys = [(route.method, route.path) for route in DIALECT.routes]
+    assert keys == [(route.method, route.path) for route in STRICT.routes]
+    assert len(keys) == len(set(keys)) == 40

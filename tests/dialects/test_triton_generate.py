@@ -1,0 +1,487 @@
+"""The generate extension of Triton: what bodies mean, what is refused, and the exact bytes of answers and streams."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Head
+from parley.dialects.triton import errors, generate
+from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyError, TooLarge, UnknownModel, Unsupported
+from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage, Want
+
+PATH = {"model": "mymodel"}
+
+
+def raw(
+    body: bytes, *, stream: bool = False, path: dict[str, str] = PATH, strict: bool = False
+) -> generate.GenerateReply:
+    return generate.read(body, Head("0f", 1700000000, "fp_1", path=path), stream=stream, strict=strict)
+
+
+def read(*, stream_route: bool = False, strict: bool = False, **members: Any) -> generate.GenerateReply:
+    return raw(json.dumps({"text_input": "Hi"} | members).encode(), stream=stream_route, strict=strict)
+
+
+def refused(
+    body: bytes | None = None, path: dict[str, str] = PATH, strict: bool = False, **members: Any
+) -> tuple[int, str]:
+    body = json.dumps({"text_input": "Hi"} | members).encode() if body is None else body
+    with pytest.raises(ParleyError) as caught:
+        raw(body, path=path, strict=strict)
+    status, data, _ = errors.error(caught.value)
+    assert list(json.loads(data)) == ["error"]
+    return status, json.loads(data)["error"]
+
+
+def done(index: int = 0, reason: Any = "stop", tokens: int = 2, stop: Any = None) -> Done:
+    return Done(index, reason, Usage(3, tokens), stop)
+
+
+def token(id: int, text: str, logprob: float, top: list[Token] | None = None) -> Token:
+    return Token(id, text, text.encode(), logprob, 1, top or [])
+
+
+# -- the documentation's own example
+
+EXAMPLE = b"""{
+"id" : "42",
+"text_input" : "client input",
+"parameters" :
+{
+"stream": false,
+"temperature": 0
+}
+}"""
+CURL = b'{"id": "42", "text_input": "client input", "parameters": {"stream": false, "temperature": 0}}'
+
+
+@pytest.mark.parametrize("body", [EXAMPLE, CURL])
+def test_the_documented_example(body):
+    reply = raw(body)
+    assert reply.request.prompts == [Text("client input")]
+    assert reply.request.sampling == Sampling(temperature=0.0)
+    reply.add([Accepted(0, [1]), Delta(0, " model output"), done()])
+    assert reply.body(Usage()) == (
+        b'{"id":"42","model_name":"mymodel","model_version":"1","text_output":"client input model output"}'
+    )
+
+
+def test_the_documented_error():
+    assert errors.error(Unsupported("error message"))[:2] == (400, b'{"error":"error message"}')
+
+
+# -- answers
+
+
+def test_without_an_id_there_is_none():
+    reply = read(exclude_input_in_output=True)
+    reply.add([Delta(0, "a"), Delta(0, "b\n"), done()])
+    assert reply.body(Usage()) == b'{"model_name":"mymodel","model_version":"1","text_output":"ab\\n"}'
+
+
+def test_several_sequences_are_an_array():
+    reply = read(n=2, exclude_input_in_output=True, return_finish_reason=True)
+    reply.add([Delta(1, "b"), Delta(0, "a"), done(1, "length"), done(0)])
+    assert reply.body(Usage()) == (
+        b'{"finish_reason":["stop","length"],"model_name":"mymodel","model_version":"1","text_output":["a","b"]}'
+    )
+
+
+def test_every_output_that_can_be_asked_for():
+    reply = read(
+        exclude_input_in_output=True,
+        return_finish_reason=True,
+        return_stop_reason=True,
+        return_cumulative_logprob=True,
+        return_logprobs=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        return_log_probs=True,
+        logprobs=1,
+    )
+    assert reply.request.want == Want(logprobs=1, ids=True)
+    tokens = [token(5, "a", -0.5, [token(5, "a", -0.5)]), token(6, "b", -1.5, [token(7, "c", -0.25)])]
+    reply.add([Accepted(0, [1, 2, 3]), Delta(0, "ab", tokens=tokens), done(stop="###")])
+    logprobs = (
+        '[{"5":{"logprob":-0.5,"rank":1,"decoded_token":"a"}},'
+        '{"6":{"logprob":-1.5,"rank":1,"decoded_token":"b"},"7":{"logprob":-0.25,"rank":1,"decoded_token":"c"}}]'
+    )
+    assert reply.body(Usage()) == (
+        b'{"cum_log_probs":-2.0,"cumulative_logprob":-2.0,"finish_reason":"stop","logprobs":'
+        + json.dumps(logprobs).encode()
+        + b',"model_name":"mymodel","model_version":"1","num_input_tokens":3,"num_output_tokens":2,'
+        b'"output_log_probs":[-0.5,-1.5],"stop_reason":"###","text_output":"ab"}'
+    )
+
+
+def test_logprobs_that_no_parameter_asked_for_are_null():
+    reply = read(return_logprobs=True, return_cumulative_logprob=True)
+    reply.add([Delta(0, "a", tokens=[token(5, "a", float("-inf"))]), done()])
+    answer = json.loads(reply.body(Usage()))
+    assert answer["logprobs"] == "null" and answer["cumulative_logprob"] == -9999.0
+
+
+def test_floats_are_those_of_32_bits():
+    reply = read(return_cumulative_logprob=True)
+    reply.add([Delta(0, "a", tokens=[token(5, "a", -0.1)]), done()])
+    assert b'"cumulative_logprob":-0.10000000149011612,' in reply.body(Usage())
+
+
+# -- streams
+
+BEFORE, AFTER = b'data: {"model_name":"mymodel","model_version":"1","text_output":', b"}\n\n"
+
+
+def test_a_stream_has_an_event_per_response_and_no_end_mark():
+    reply = read(stream=True, stream_route=True)
+    assert reply.request.stream
+    assert reply.chunk([Accepted(0, [1])]) == b""
+    assert reply.chunk([Delta(0, "a"), Delta(0, "é")]) == BEFORE + '"aé"'.encode() + AFTER
+    assert reply.chunk([Delta(0, "c"), done()]) == BEFORE + b'"c"' + AFTER
+    assert reply.end(Usage()) == b""
+
+
+def test_a_stream_tells_its_end_when_asked_to():
+    reply = read(stream=True, stream_route=True, id="7", return_finish_reason=True, return_num_output_tokens=True)
+    first = reply.chunk([Delta(0, "a", tokens=[token(5, "a", -0.5)])])
+    last = reply.chunk([done()])  # the end token has no text
+    head = b'data: {"finish_reason":"%b","id":"7","model_name":"mymodel","model_version":"1","num_output_tokens":1,'
+    assert first == head % b"None" + b'"text_output":"a"}\n\n'
+    assert last == head % b"stop" + b'"text_output":""}\n\n'
+
+
+def test_a_stream_of_two_sequences():
+    reply = read(stream=True, stream_route=True, n=2)
+    assert reply.chunk([Delta(1, "b")]) == BEFORE + b'["","b"]' + AFTER
+    assert reply.chunk([done(1), Delta(0, "a")]) == BEFORE + b'["a",""]' + AFTER
+
+
+def test_a_stream_without_the_input_stream_is_one_response():
+    reply = read(stream_route=True)
+    assert reply.chunk([Delta(0, " a")]) == b""
+    assert reply.chunk([Delta(0, "b"), done()]) == BEFORE + b'"Hi ab"' + AFTER
+    assert reply.end(Usage()) == b""
+
+
+def test_the_prompt_is_in_a_stream_only_if_wanted():
+    reply = read(stream=True, stream_route=True, exclude_input_in_output=False)
+    assert reply.chunk([Delta(0, " a")]) == BEFORE + b'"Hi a"' + AFTER
+    assert reply.chunk([Delta(0, " b")]) == BEFORE + b'" b"' + AFTER
+
+
+def test_many_responses_are_one_where_one_is_due():
+    reply = read(stream=True)
+    assert not reply.request.stream
+    reply.add([Delta(0, "a"), Delta(0, "b"), done()])
+    assert json.loads(reply.body(Usage()))["text_output"] == "ab"
+
+
+def test_a_stream_that_fails():
+    assert read(stream_route=True).fail(ParleyError("It broke.")) == b'data: {"error":"It broke."}\n\n'
+
+
+# -- what members mean
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("members", "part"),
+    [
+        ({"temperature": 0.5}, Sampling(temperature=0.5)),
+        ({"temperature": 7}, Sampling(temperature=7.0)),
+        ({"temperature": "0.5"}, Sampling(temperature=0.5)),
+        ({"top_p": 0.5}, Sampling(top_p=0.5)),
+        ({"top_k": 5}, Sampling(top_k=5)),
+        ({"top_k": "5"}, Sampling(top_k=5)),
+        ({"top_k": -1}, Sampling()),
+        ({"min_p": 0.25}, Sampling(min_p=0.25)),
+        ({"seed": 2**64 - 1}, Sampling(seed=2**64 - 1)),
+        ({"random_seed": 7}, Sampling(seed=7)),
+        ({"sampling_param_seed": 7}, Sampling(seed=7)),
+        ({"repetition_penalty": 1.5}, Sampling(repetition_penalty=1.5)),
+        ({"presence_penalty": 1}, Sampling(presence_penalty=1.0)),
+        ({"frequency_penalty": -1}, Sampling(frequency_penalty=-1.0)),
+        ({"logit_bias": {"5": -100}}, Sampling(logit_bias={5: -100.0})),
+        ({"length_penalty": 2.0, "pad_id": 2, "beam_width": 1}, Sampling()),
+        ({"max_tokens": 99}, Stop(max_tokens=99)),
+        ({"max_tokens": "99"}, Stop(max_tokens=99)),
+        ({}, Stop(max_tokens=16)),
+        ({"min_tokens": 3}, Stop(max_tokens=16, min_tokens=3)),
+        ({"min_length": 3}, Stop(max_tokens=16, min_tokens=3)),
+        ({"stop": "x"}, Stop(["x"], max_tokens=16)),
+        ({"stop": ["x", "y"]}, Stop(["x", "y"], max_tokens=16)),
+        ({"stop_words": "x"}, Stop(["x"], max_tokens=16)),
+        ({"stop_words": ["x", ""], "bad_words": ""}, Stop(["x"], max_tokens=16)),
+        ({"stop_words": "", "stop": ""}, Stop(max_tokens=16)),
+        ({"stop_token_ids": [5, 6]}, Stop(ids=[5, 6], max_tokens=16)),
+        ({"end_id": 5}, Stop(ids=[5], max_tokens=16)),
+        ({"end_id": -1}, Stop(max_tokens=16, ignore_eos=True)),
+        ({"ignore_eos": True}, Stop(max_tokens=16, ignore_eos=True)),
+        ({"ignore_eos": "true"}, Stop(max_tokens=16, ignore_eos=True)),
+        ({"include_stop_str_in_output": True}, Stop(max_tokens=16, include=True)),
+        ({"skip_special_tokens": False}, Want(skip_special=False)),
+        ({"return_cumulative_logprob": True}, Want(logprobs=0)),
+        ({"return_log_probs": True}, Want(logprobs=0)),
+        ({"return_num_output_tokens": True}, Want(ids=True)),
+        ({"logprobs": 5}, Want()),
+        ({"nobody_knows": 5, "it": "x", "cares": True, "little": 0.5}, Sampling()),
+        ({"id": "x"}, Sampling()),
+    ],
+    ids=str,
+)
+def test_members_have_their_meaning_wherever_they_stand(members, part, nested):
+    request = (read(parameters=members) if nested else read(**members)).request
+    assert part in (request.sampling, request.stop, request.want)
+
+
+def test_how_many_sequences():
+    assert read(n=3).request.n == read(num_return_sequences=3).request.n == read(n=3, best_of=3).request.n == 3
+
+
+def test_the_text_of_sampling_parameters_replaces_other_parameters():
+    wish = json.dumps({"temperature": "0.1", "stop": ["x"], "max_tokens": None, "stream": True})
+    reply = read(sampling_parameters=wish, max_tokens=5, top_k=3, return_finish_reason=True)
+    assert reply.request.sampling == Sampling(temperature=0.1)
+    assert reply.request.stop == Stop(["x"], max_tokens=16)
+    reply.add([done()])
+    assert "finish_reason" in json.loads(reply.body(Usage()))
+    assert read(sampling_parameters="", top_k=3).request.sampling.top_k == 3
+    for wrong in ("[]", "{", "x"):
+        status, message = refused(sampling_parameters=wrong)
+        assert (status, message) == (400, "'sampling_parameters' must be the text of a JSON object.")
+
+
+# -- what is refused
+
+PARSE = "failed to parse the request JSON buffer: "
+PARAMETER = "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."
+NESTED = "Converting keyword: 'parameters': "
+NO_BOOL = "Unable to parse 'data': attempt to access JSON non-boolean as boolean"
+NO_TEXT = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+NO_ID = "Unable to parse 'id': attempt to access JSON non-string as string"
+SHAPE = "The schema can not convert input 'text_input' to tensor with proper shape"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 500, PARSE + "The document is empty. at 0"),
+        (b"x", 500, PARSE + "Invalid value. at 0"),
+        (b'{"a":1 "b":2}', 500, PARSE + "Invalid value. at 7"),
+        (b'{"text_input":"a"', 500, PARSE + "Invalid value. at 17"),
+        (b'{"text_input":"\xff"}', 500, None),
+        (b'{"text_input":"\\ud800"}', 500, None),
+        (b"[]", 500, "attempt to access JSON non-object as object"),
+        (b'{"text_input":"a","x":' + b"[" * 101 + b"]" * 101 + b"}", 400, "JSON nesting depth exceeds maximum allowed "
+         "limit (100)"),
+        (b"[" * 100_000, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
+        (b'{"text_input":"a","id":5}', 500, NO_ID),
+        (b'{"text_input":"a","id":null}', 500, NO_ID),
+        (b'{"text_input":"a","parameters":[]}', 500, "Expected JSON object for keyword: 'parameters': attempt to "
+         "access JSON non-object as object"),
+        (b'{"text_input":"a","x":null}', 400, PARAMETER),
+        (b'{"text_input":"a","x":[1]}', 400, PARAMETER),
+        (b'{"text_input":"a","x":{}}', 400, PARAMETER),
+        (b'{"text_input":"a","parameters":{"x":[]}}', 400, NESTED + PARAMETER),
+        (b'{"text_input":"a","parameters":{"stream":0}}', 500, NESTED + NO_BOOL),
+        (b'{"text_input":"a","stream":"false"}', 500, NO_BOOL),
+        (b'{"text_input":"a","exclude_input_in_output":1}', 500, NO_BOOL),
+        (b'{"text_input":5}', 500, NO_TEXT),
+        (b'{"text_input":null}', 500, NO_TEXT),
+        (b'{"text_input":["a",5]}', 500, NO_TEXT),
+        (b'{"text_input":["a","b"]}', 400, SHAPE),
+        (b'{"text_input":[]}', 400, SHAPE),
+        (b'{"text_input":"a","parameters":{"text_input":"b"}}', 400, NESTED + "[request id: <id_unknown>] input "
+         "'text_input' already exists in request"),
+        (b'{"id":"7","stream":true,"text_input":"a","parameters":{"stream":true}}', 400, NESTED + "[request id: 7] "
+         "input 'stream' already exists in request"),
+        (b'{"text_input":"a","guided_decoding_guide":"x","lora_weights":[0.5]}', 400, "receiving FP16 data via JSON is "
+         "not supported. Please use the binary data format for input lora_weights"),
+        (b'{"id":"7","stream":true,"x":1}', 400, "[request id: 7] expected number of inputs between 1 and 50 but got 1 "
+         "inputs for model 'mymodel'. Got input(s) ['stream'], but missing required input(s) ['text_input']. Please "
+         "provide all required input(s)."),
+        (b"{}", 400, "[request id: <id_unknown>] expected number of inputs between 1 and 50 but got 0 inputs for model "
+         "'mymodel'. Got input(s) [], but missing required input(s) ['text_input']. Please provide all required "
+         "input(s)."),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_bodies_that_are_refused(body, status, message):
+    got = refused(body)
+    assert got[0] == status
+    assert message is None or got[1] == message
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 0.5}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"seed": 2**64}, "seed"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": "x"}, "frequency_penalty"),
+        ({"length_penalty": "x"}, "length_penalty"),
+        ({"pad_id": "x"}, "pad_id"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"min_tokens": 17}, "min_tokens"),
+        ({"stop": ["x"] * 1025}, "stop"),
+        ({"stop": [5]}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": "5"}, "stop_token_ids"),
+        ({"end_id": -2}, "end_id"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"beam_width": 0}, "beam_width"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"ignore_eos": "perhaps"}, "ignore_eos"),
+        ({"skip_special_tokens": 1}, "skip_special_tokens"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+        ({"seed": 1, "random_seed": 2}, "random_seed"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_named(members, field):
+    status, message = refused(**members)
+    assert status == 400 and f"'{field}" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lora_name", "a"),
+        ("lora_task_id", 1),
+        ("lora_config", [1]),
+        ("structured_outputs", '{"json":{}}'),
+        ("structured_outputs", {"json": {}}),
+        ("guided_decoding", "{}"),
+        ("guided_json", {"type": "object"}),
+        ("guided_regex", "a"),
+        ("guided_choice", ["a"]),
+        ("guided_grammar", "a"),
+        ("guided_decoding_guide_type", "json"),
+        ("guided_decoding_guide", "{}"),
+        ("bad_words", "x"),
+        ("bad_words", ["x"]),
+        ("allowed_token_ids", [1]),
+        ("logits_processors", ["x"]),
+        ("truncate_prompt_tokens", 5),
+        ("prompt_logprobs", 1),
+        ("use_beam_search", True),
+        ("image", "aGk="),
+        ("image_url", ["http://x/"]),
+        ("embedding_request", "{}"),
+        ("decoder_text_input", "x"),
+        ("return_context_logits", True),
+        ("return_generation_logits", True),
+        ("return_perf_metrics", True),
+        ("sampling_param_return_perf_metrics", True),
+        ("prompt_table_extra_id", [1]),
+        ("prompt_vocab_size", 5),
+        ("embedding_bias_words", "x"),
+        ("embedding_bias_weights", 0.5),
+        ("num_draft_tokens", 1),
+        ("use_draft_logits", True),
+        ("best_of", 2),
+        ("beam_width", 2),
+    ],
+)
+def test_what_is_not_available_is_named(name, value):
+    status, message = refused(**{name: value})
+    assert status == 400
+    assert message.startswith(f"'{name.removeprefix('sampling_param_')}': ")
+
+
+def test_what_is_not_available_may_be_said_not_to_be_wanted():
+    read(
+        bad_words="",
+        stop_words="",
+        use_draft_logits=False,
+        num_draft_tokens=0,
+        lora_name="",
+        return_perf_metrics=False,
+        tensorrt_llm_model_name="x",
+        embedding_bias_words="",
+        guided_decoding_guide="",
+        best_of=1,
+        beam_width=1,
+        truncate_prompt_tokens=-1,
+    )
+
+
+def test_the_version_in_the_path():
+    body = b'{"text_input":"a"}'
+    for version in ("1", "01"):
+        raw(body, path=PATH | {"version": version})
+    assert refused(body, PATH | {"version": "2"}) == (
+        404,
+        "Request for unknown model: 'mymodel' version 2 is not found",
+    )
+    for version in ("x", "1.0", "-1", "", "¹"):
+        assert refused(body, PATH | {"version": version}) == (404, "Not Found")
+    for version in (str(2**63), "9" * 5000):
+        status, message = refused(body, PATH | {"version": version})
+        assert status == 400 and message.startswith("failed to get model version from specified version string '")
+        assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (NotFound("Unknown request URL"), 404, "Not Found"),
+        (NotAllowed("GET is not allowed"), 405, "Method Not Allowed"),
+        (UnknownModel("no", name="x"), 404, "Request for unknown model: 'x' is not found"),
+        (NotReady("The model is still loading."), 503, "The model is still loading."),
+        (Overloaded("Full."), 503, "Full."),
+        (TooLarge("Too large."), 400, "Too large."),
+        (ParleyError("Broken."), 500, "Broken."),
+    ],
+)
+def test_errors_have_one_member(error, status, message):
+    assert errors.error(error)[:2] == (status, json.dumps({"error": message}, separators=(",", ":")).encode())
+
+
+# -- as the original would
+
+
+def test_strictly_many_responses_are_none_where_one_is_due():
+    reply = read(stream=True, strict=True)
+    reply.add([Accepted(0, [1])])
+    reply.add([Delta(0, "a")])
+    reply.add([Delta(0, "b"), done()])
+    assert reply.body(Usage()) == (
+        b'{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates '
+        b'various number of responses"}'
+    )
+    reply = read(stream=True, strict=True)
+    reply.add([Accepted(0, [1]), Delta(0, "a"), done()])
+    assert json.loads(reply.body(Usage()))["text_output"] == "a"
+    reply = read(strict=True)
+    reply.add([Delta(0, "a")])
+    reply.add([Delta(0, "b"), done()])
+    assert json.loads(reply.body(Usage()))["text_output"] == "Hiab"
+
+
+@pytest.mark.parametrize("members", [{"stop": ["x"]}, {"stop_token_ids": [5]}, {"logit_bias": {"5": 1}}], ids=str)
+def test_strictly_parameters_are_scalars(members):
+    (name,) = members
+    message = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
+    assert refused(strict=True, **members) == (400, message)
+    assert refused(strict=True, parameters=members) == (400, NESTED + message)
+    read(strict=True, sampling_parameters=json.dumps(members), stop_words=["x"])
+
+
+def test_strictly_a_stream_has_no_prompt():
+    message = "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
+    assert refused(strict=True, stream=True, exclude_input_in_output=False) == (500, message)
+    assert read(strict=True, stream=True, stream_route=True).chunk([Delta(0, "a")]) == BEFORE + b'"a"' + AFTER

@@ -1,0 +1,426 @@
+"""Triton's infer: tensors as JSON and as bytes, in and out, to the byte."""
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Head
+from parley.dialects.triton import errors, infer, tensors
+from parley.errors import ParleyError
+from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage
+
+LENGTH = b"inference-header-content-length"
+TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hi"]}
+OPENING = b'{"id":"7","model_name":"m","model_version":"1","outputs":['
+
+
+def head(length: int | bytes | None = None) -> Head:
+    value = b"%d" % length if isinstance(length, int) else length
+    return Head("0f", 1, "fp_1", path={"model": "m"}, headers={} if value is None else {LENGTH: value})
+
+
+def read(*inputs: dict[str, Any], **members: Any) -> infer.InferReply:
+    return infer.read(json.dumps({"inputs": [TEXT, *inputs]} | members).encode(), head())
+
+
+def binary(entries: list[tuple[str, str, list[int], bytes]], **members: Any) -> tuple[bytes, Head]:
+    """A body with its inputs as bytes."""
+    described = [
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+        for name, datatype, shape, data in entries
+    ]
+    document = json.dumps({"inputs": described} | members).encode()
+    return document + b"".join(data for *_, data in entries), head(len(document))
+
+
+def texts(*values: str) -> bytes:
+    return b"".join(struct.pack("<I", len(value.encode())) + value.encode() for value in values)
+
+
+def refused(body: bytes, at: Head | None = None) -> tuple[int, str]:
+    with pytest.raises(ParleyError) as caught:
+        infer.read(body, at or head())
+    status, data, _ = errors.error(caught.value)
+    return status, json.loads(data)["error"]
+
+
+def tensor(name: str, datatype: str, data: Any, shape: list[int] | None = None) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape or [1], "data": [data]}
+
+
+def finish(reply: infer.InferReply) -> bytes:
+    tokens = [Token(5, " é", " é".encode(), -0.5, 1)]
+    reply.add([Accepted(0, [1, 2, 3]), Delta(0, " é", tokens=tokens), Done(0, "stop", Usage(3, 1))])
+    return reply.body(Usage())
+
+
+# -- JSON
+
+
+def test_json_in_json_out():
+    reply = read(id="7")
+    assert reply.request.prompts == [Text("Hi")] and not reply.request.stream
+    assert finish(reply) == (
+        OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":["Hi é"]}]}'.encode()
+    )
+    assert (reply.type, reply.headers(None)) == (b"application/json", ())
+
+
+def test_outputs_in_the_order_they_were_asked_for():
+    wanted = [{"name": name} for name in ("num_input_tokens", "output_log_probs", "finish_reason", "num_output_tokens")]
+    assert finish(read(id="7", outputs=wanted)) == (
+        OPENING + b'{"name":"num_input_tokens","datatype":"UINT32","shape":[],"data":[3]},'
+        b'{"name":"output_log_probs","datatype":"FP32","shape":[1,1],"data":[-0.5]},'
+        b'{"name":"finish_reason","datatype":"BYTES","shape":[1],"data":["stop"]},'
+        b'{"name":"num_output_tokens","datatype":"UINT32","shape":[1],"data":[1]}]}'
+    )
+
+
+@pytest.mark.parametrize("shape", [[1], [1, 1], []])
+def test_tensors_of_one_element_may_have_any_rank(shape):
+    text = TEXT | {"shape": shape, "data": [["Hi"]] if len(shape) == 2 else ["Hi"]}
+    flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": shape, "data": [True]}
+    reply = infer.read(json.dumps({"inputs": [text, flag]}).encode(), head())
+    assert json.loads(finish(reply))["outputs"][0]["data"] == [" é"]
+
+
+def test_a_stream_of_responses_comes_as_one():
+    reply = read(tensor("stream", "BOOL", True))
+    assert not reply.request.stream
+    assert json.loads(finish(reply))["outputs"][0]["data"] == [" é"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "part"),
+    [
+        ([tensor("max_tokens", "INT32", 9)], Stop(max_tokens=9)),
+        ([tensor("max_tokens", "FP32", 9.0, [1, 1])], Stop(max_tokens=9)),
+        ([tensor("stop", "BYTES", "x")], Stop(["x"], max_tokens=16)),
+        (
+            [{"name": "stop_words", "datatype": "BYTES", "shape": [1, 2], "data": ["x", "y"]}],
+            Stop(["x", "y"], max_tokens=16),
+        ),
+        (
+            [
+                {"name": "stop_words", "datatype": "BYTES", "shape": [1, 1], "data": [[""]]},
+                tensor("bad_words", "BYTES", ""),
+            ],
+            Stop(max_tokens=16),
+        ),
+        (
+            [{"name": "stop_token_ids", "datatype": "INT64", "shape": [2], "data": [5, 6]}],
+            Stop(ids=[5, 6], max_tokens=16),
+        ),
+        ([tensor("ignore_eos", "BOOL", True)], Stop(max_tokens=16, ignore_eos=True)),
+        ([tensor("temperature", "FP32", 0.5), tensor("top_k", "INT64", 3)], Sampling(temperature=0.5, top_k=3)),
+        ([tensor("temperature", "INT32", 0)], Sampling(temperature=0.0)),
+        ([tensor("random_seed", "UINT64", 2**64 - 1)], Sampling(seed=2**64 - 1)),
+        ([tensor("sampling_parameters", "BYTES", '{"top_p":0.5}')], Sampling(top_p=0.5)),
+    ],
+    ids=str,
+)
+def test_inputs_have_their_meaning(inputs, part):
+    request = read(*inputs).request
+    assert part in (request.sampling, request.stop)
+
+
+def test_request_parameters_are_sampling_parameters():
+    parameters = {"temperature": 0.5, "nobody_knows": "x", "priority": 1, "timeout": 5, "sequence_id": 0}
+    assert read(parameters=parameters).request.sampling.temperature == 0.5
+    assert read(parameters={"text_input": "no"}).request.prompts == [Text("Hi")]
+
+
+# -- bytes
+
+
+def test_bytes_in_json_out():
+    body, at = binary(
+        [
+            ("text_input", "BYTES", [1], texts("Hé")),
+            ("exclude_input_in_output", "BOOL", [1], b"\x01"),
+            ("max_tokens", "INT32", [1], struct.pack("<i", 9)),
+            ("temperature", "FP32", [1], struct.pack("<f", 0.5)),
+            ("top_p", "BF16", [1], b"\x00\x3f"),
+            ("min_p", "FP16", [1], struct.pack("<e", 0.25)),
+            ("stop_words", "BYTES", [1, 2], texts("x", "y")),
+        ],
+        id="7",
+    )
+    reply = infer.read(body, at)
+    assert reply.request.prompts == [Text("Hé")]
+    assert reply.request.sampling == Sampling(temperature=0.5, top_p=0.5, min_p=0.25)
+    assert reply.request.stop == Stop(["x", "y"], max_tokens=9)
+    assert finish(reply) == OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":[" é"]}]}'.encode()
+
+
+def test_json_and_bytes_in_one_request():
+    flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]}
+    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}}
+    document = json.dumps({"inputs": [flag, text]}).encode()
+    assert infer.read(document + texts("Hi"), head(len(document))).request.prompts == [Text("Hi")]
+
+
+def test_bytes_out():
+    reply = read(id="7", parameters={"binary_data_output": True})
+    document = OPENING + b'{"name":"text_output","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":9}}]}'
+    assert finish(reply) == document + texts("Hi é")
+    assert reply.type == b"application/octet-stream"
+    assert reply.headers(None) == [(LENGTH, b"%d" % len(document))]
+
+
+def test_each_output_in_its_own_form():
+    wanted = [
+        {"name": "text_output", "parameters": {"binary_data": False}},
+        {"name": "cumulative_logprob"},
+        {"name": "num_input_tokens", "parameters": {"binary_data": True}},
+    ]
+    document = (
+        OPENING
+        + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":["Hi é"]},'.encode()
+        + b'{"name":"cumulative_logprob","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}},'
+        b'{"name":"num_input_tokens","datatype":"UINT32","shape":[],"parameters":{"binary_data_size":4}}]}'
+    )
+    body = finish(read(id="7", outputs=wanted, parameters={"binary_data_output": True}))
+    assert body == document + struct.pack("<fI", -0.5, 3)
+
+
+def test_a_raw_body_is_the_text():
+    reply = infer.read("Hé".encode(), head(0))
+    assert reply.request.prompts == [Text("Hé")]
+    assert finish(reply).endswith(texts("Hé é"))
+    assert reply.type == b"application/octet-stream"
+
+
+# -- what is refused
+
+ONE_OF = "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+ONE_OF += "'shared_memory_region' in 'parameters'. But {} of them are set for input 'text_input'."
+ID = "[request id: <id_unknown>] "
+
+
+def given(**members: Any) -> bytes:
+    """A body whose only input has these members."""
+    return json.dumps({"inputs": [{k: v for k, v in (TEXT | members).items() if v is not None}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+        (b"{}", 500, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+        (b'{"inputs":{}}', 500, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
+        (b'{"inputs":[5]}', 500, "Unable to parse 'inputs': attempt to access JSON non-object as object"),
+        (b'{"inputs":[],"id":5}', 500, "Unable to parse 'id': attempt to access JSON non-string as string"),
+        (
+            b'{"inputs":[],"parameters":[]}',
+            500,
+            "Unable to parse 'parameters': attempt to access JSON non-object as object",
+        ),
+        (b'{"inputs":[],"outputs":5}', 500, "Unable to parse 'outputs': attempt to access JSON non-array as array"),
+        (
+            b'{"inputs":[]}',
+            400,
+            ID + "expected number of inputs between 1 and 50 but got 0 inputs for model 'm'. Got "
+            "input(s) [], but missing required input(s) ['text_input']. Please provide all required input(s).",
+        ),
+        (given(name=None), 500, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
+        (given(name=5), 500, "Unable to parse 'name': attempt to access JSON non-string as string"),
+        (
+            given(datatype=None),
+            500,
+            "Unable to parse 'datatype': attempt to access non-existing object member 'datatype'",
+        ),
+        (given(shape=None), 500, "Unable to parse 'shape': attempt to access JSON non-array as array"),
+        (
+            given(shape=["1"]),
+            500,
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        ),
+        (given(shape=[-1]), 400, "Unable to parse 'shape': dimensions must not be negative"),
+        (given(name="x"), 400, ID + "unexpected inference input 'x' for model 'm'"),
+        (
+            given(datatype="FP32"),
+            400,
+            ID + "inference input 'text_input' data-type is 'FP32', but model 'm' expects 'BYTES'",
+        ),
+        (given(datatype="X"), 400, ID + "inference input 'text_input' data-type is 'X', but model 'm' expects 'BYTES'"),
+        (
+            given(shape=[2], data=["a", "b"]),
+            400,
+            ID + "unexpected shape for input 'text_input' for model 'm'. Expected [1], got [2]. ",
+        ),
+        (
+            given(name="stop_words", shape=[4097]),
+            400,
+            ID + "unexpected shape for input 'stop_words' for model 'm'. Expected [-1], got [4097]. ",
+        ),
+        (
+            given(shape=[0], data=[]),
+            400,
+            ID + "unexpected shape for input 'text_input' for model 'm'. Expected [1], got [0]. ",
+        ),
+        (given(data=["a", "b"]), 400, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+        (given(data=["a", ["b"]]), 400, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
+        (given(data="a"), 500, "Unable to parse 'data': attempt to access JSON non-array as array"),
+        (given(data=[5]), 500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
+        (
+            given(name="stream", datatype="BOOL", data=[1]),
+            500,
+            "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+        ),
+        (
+            given(name="seed", datatype="UINT64", data=[-1]),
+            500,
+            "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        ),
+        (
+            given(name="top_k", datatype="INT32", data=[0.5]),
+            500,
+            "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
+        ),
+        (
+            given(name="top_p", datatype="FP32", data=["x"]),
+            500,
+            "Unable to parse 'data': attempt to access JSON non-number as double",
+        ),
+        (
+            given(name="top_p", datatype="FP16", data=[0.5]),
+            400,
+            "receiving FP16 data via JSON is not supported. Please use the binary data format for input top_p",
+        ),
+        (given(data=None), 400, ONE_OF.format(0)),
+        (given(parameters={"binary_data_size": 2}), 400, ONE_OF.format(2)),
+        (
+            given(data=None, parameters={"shared_memory_region": "r"}),
+            400,
+            "'shared_memory_region': Shared memory is not available (input 'text_input').",
+        ),
+        (
+            given(data=None, parameters={"binary_data_size": "x"}),
+            500,
+            "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        ),
+        (
+            given(data=None, parameters={"binary_data_size": 6}),
+            400,
+            "unexpected size for input 'text_input', expecting 6 additional bytes for model 'm'",
+        ),
+        (json.dumps({"inputs": [TEXT, TEXT]}).encode(), 400, ID + "input 'text_input' already exists in request"),
+        (
+            json.dumps({"inputs": [TEXT], "id": "7", "outputs": [{"name": "x"}]}).encode(),
+            400,
+            "[request id: 7] unexpected inference output 'x' for model 'm'",
+        ),
+        (
+            json.dumps({"inputs": [TEXT], "outputs": [{"name": "text_output"}] * 2}).encode(),
+            400,
+            ID + "output 'text_output' already requested",
+        ),
+        (
+            json.dumps(
+                {"inputs": [TEXT], "outputs": [{"name": "text_output", "parameters": {"binary_data": 1}}]}
+            ).encode(),
+            500,
+            "Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean",
+        ),
+        (
+            json.dumps(
+                {"inputs": [TEXT], "outputs": [{"name": "text_output", "parameters": {"classification": 1}}]}
+            ).encode(),
+            400,
+            "'classification': Classes are not available for output 'text_output'.",
+        ),
+        (
+            json.dumps({"inputs": [TEXT], "parameters": {"triton_x": 1}}).encode(),
+            400,
+            "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+        ),
+        (
+            json.dumps({"inputs": [TEXT], "parameters": {"sequence_id": 5}}).encode(),
+            400,
+            "'sequence_id': Sequences are not available on this server.",
+        ),
+        (
+            json.dumps({"inputs": [TEXT], "parameters": {"x": None}}).encode(),
+            400,
+            "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_bodies_that_are_refused(body, status, message):
+    assert refused(body) == (status, message)
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "message"),
+    [
+        (b"", 0, "unexpected size for input 'text_input', expecting 4 additional bytes for model 'm'"),
+        (texts("Hi")[:-1], 5, "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'"),
+        (texts("Hi")[:-1], 6, "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'"),
+        (texts("Hi", "x"), 11, "unexpected size for input 'text_input', 5 bytes too many for model 'm'"),
+        (texts("Hi", "x"), 6, "unexpected additional input data for model 'm'"),
+        (
+            b"\xff\xff\xff\xffHi",
+            6,
+            "unexpected size for input 'text_input', expecting 4294967293 additional bytes for model 'm'",
+        ),
+        (b"\x01\x00\x00\x00\xff", 5, "input 'text_input' is not UTF-8 text (at byte 0)"),
+    ],
+    ids=str,
+)
+def test_bytes_that_do_not_fit(data, size, message):
+    document = given(data=None, parameters={"binary_data_size": size})
+    assert refused(document + data, head(len(document))) == (400, message)
+
+
+def test_numbers_as_bytes_that_do_not_fit():
+    for size, message in ((3, "expecting 1 additional bytes"), (5, "1 bytes too many")):
+        body, at = binary([("text_input", "BYTES", [1], texts("Hi")), ("max_tokens", "INT32", [1], b"\x05" * size)])
+        assert refused(body, at) == (400, f"unexpected size for input 'max_tokens', {message} for model 'm'")
+
+
+@pytest.mark.parametrize("value", [b"x", b"", b"1.5", b"--1", b"9" * 19, "²".encode("latin-1")])
+def test_lengths_that_are_none(value):
+    assert refused(given(), head(value))[1].startswith("Unable to parse Inference-Header-Content-Length, got: '")
+
+
+def test_lengths_out_of_range():
+    for value in (-1, 10_000):
+        message = f"inference header size should be in range (0, {len(given())}), got: {value}"
+        assert refused(given(), head(value)) == (400, message)
+
+
+def test_a_raw_body_must_be_text():
+    assert refused(b"\xff", head(0)) == (400, "input 'text_input' is not UTF-8 text (at byte 0)")
+
+
+# -- elements
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values"),
+    [
+        ("BOOL", [True, False]),
+        ("UINT8", [0, 255]),
+        ("UINT16", [0, 65535]),
+        ("UINT32", [0, 2**32 - 1]),
+        ("UINT64", [0, 2**64 - 1]),
+        ("INT8", [-128, 127]),
+        ("INT16", [-(2**15), 2**15 - 1]),
+        ("INT32", [-(2**31), 2**31 - 1]),
+        ("INT64", [-(2**63), 2**63 - 1]),
+        ("FP16", [0.5, -65504.0]),
+        ("FP32", [0.5, -1e30]),
+        ("FP64", [0.1, -1e300]),
+        ("BYTES", ["", "é", "a\x00b"]),
+    ],
+)
+def test_elements_survive_both_ways(datatype, values):
+    made = tensors.Tensor("t", datatype, [len(values)], values)
+    back = tensors.from_bytes("t", datatype, len(values), memoryview(tensors.to_bytes(made)), "m")
+    assert back == pytest.approx(values) if datatype == "FP32" else back == values
+    if datatype != "FP16":
+        assert tensors.from_json("t", datatype, tensors.to_json(made)) == back

@@ -1,0 +1,193 @@
+"""Triton's API as a client meets it: paths, statuses, headers, frames on the wire."""
+
+import json
+import struct
+
+import pytest
+from served import HELLO, Served, concrete
+from test_routes import value
+
+from parley import __version__
+from parley.dialects.triton import DIALECT
+
+GENERATE = "/v2/models/tiny/generate"
+KEY = "sk-right-key-0123456789"
+
+
+async def said(served: Served, text: str, **members: object) -> str:
+    """What the model says behind a prompt, by another API."""
+    answer = await served.post("/v1/completions", {"prompt": text} | members)
+    return answer.json["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/triton"])
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+async def test_the_documented_example(serve, prefix, version):
+    served = await serve()
+    body = b'{"id": "42", "text_input": "client input", "parameters": {"stream": false, "temperature": 0}}'
+    answer = await served.post(f"{prefix}/v2/models/tiny{version}/generate", body)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert list(answer.json) == ["id", "model_name", "model_version", "text_output"]
+    assert answer.json == {
+        "id": "42",
+        "model_name": "tiny",
+        "model_version": "1",
+        "text_output": "client input" + await said(served, "client input"),
+    }
+
+
+async def test_a_stream_is_the_same_text_in_pieces(serve):
+    served = await serve()
+    answer = await served.post(GENERATE + "_stream", {"text_input": "a b c", "stream": True, "max_tokens": 8})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["transfer-encoding"] == "chunked"
+    lines = answer.body.decode().split("\n\n")
+    assert lines.pop() == "" and len(lines) > 2
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert all(list(event) == ["model_name", "model_version", "text_output"] for event in events)
+    assert "".join(event["text_output"] for event in events) == await said(served, "a b c", max_tokens=8)
+
+
+async def test_scores_and_counts_agree_with_the_other_api(serve):
+    served = await serve()
+    wish = {"text_input": "a b c", "max_tokens": 5, "logprobs": 2, "exclude_input_in_output": True}
+    flags = {f"return_{name}": True for name in ("logprobs", "cumulative_logprob", "num_input_tokens",
+             "num_output_tokens", "finish_reason", "log_probs")}  # fmt: skip
+    answer = (await served.post(GENERATE, wish | flags)).json
+    other = (await served.post("/v1/completions", {"prompt": "a b c", "max_tokens": 5, "logprobs": 2})).json
+    assert answer["num_input_tokens"] == other["usage"]["prompt_tokens"]
+    assert answer["num_output_tokens"] == 5 and answer["finish_reason"] == "length"
+    scores = other["choices"][0]["logprobs"]["token_logprobs"]
+    assert [next(iter(token.values()))["logprob"] for token in json.loads(answer["logprobs"])] == scores
+    assert answer["cumulative_logprob"] == pytest.approx(sum(scores)) == pytest.approx(answer["cum_log_probs"])
+
+
+async def test_infer_with_bytes_both_ways(serve):
+    served = await serve()
+    text = b"a b c"
+    inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": 9}}]
+    document = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True, "max_tokens": 4}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(document))}
+    answer = await served.post("/v2/models/tiny/infer", document + struct.pack("<I", 5) + text, **headers)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/octet-stream")
+    size = int(answer.headers["inference-header-content-length"])
+    output = json.loads(answer.body[:size])["outputs"][0]
+    assert output["parameters"]["binary_data_size"] == len(answer.body) - size
+    assert answer.body[size + 4 :].decode() == "a b c" + await said(served, "a b c", max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "error"),
+    [
+        ("POST", "/v2/models/other/generate", 404, "Request for unknown model: 'other' is not found"),
+        ("POST", "/v2/models/other/generate_stream", 404, "Request for unknown model: 'other' is not found"),
+        ("POST", "/v2/models/other/infer", 404, "Request for unknown model: 'other' is not found"),
+        ("GET", "/v2/models/other", 404, "Request for unknown model: 'other' is not found"),
+        ("POST", "/v2/models/tiny/versions/2/infer", 404, "Request for unknown model: 'tiny' version 2 is not found"),
+        ("POST", "/v2/models/tiny/versions/x/generate", 404, "Not Found"),
+        ("GET", GENERATE, 405, "Method Not Allowed"),
+        ("POST", "/v2", 405, "Method Not Allowed"),
+        ("GET", "/v2/nowhere", 404, "Not Found"),
+        ("GET", "/v2/", 404, "Not Found"),
+        ("GET", "/v2/models/tiny/", 404, "Not Found"),
+        ("GET", "/triton/nowhere", 404, "Not Found"),
+        ("POST", GENERATE, 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+        ("POST", "/v2/models/tiny/unload", 404, "Not Found"),
+    ],
+)
+async def test_what_leads_nowhere(serve, method, path, status, error):
+    answer = await (await serve()).call(method, path)
+    assert (answer.status, answer.json) == (status, {"error": error})
+
+
+async def test_a_model_that_is_not_there_is_said_before_the_body_is_read(serve):
+    served = await serve()
+    connection = await served.connect()
+    await connection.send(b"POST /v2/models/x/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n\r\n")
+    assert (await connection.head())[0] == 404
+    connection.close()
+
+
+async def test_errors_of_the_engines_side_have_its_form(serve):
+    served = await serve()
+    for members in ({"text_input": "a", "max_tokens": 5000}, {"text_input": "a", "stop_token_ids": [10_000]}):
+        answer = await served.post(GENERATE, members | {"stream": True})
+        assert (answer.status, list(answer.json)) == (400, ["error"])
+        assert answer.headers["content-type"] == "application/json"
+        stream = await served.post(GENERATE + "_stream", members | {"stream": True})
+        assert (stream.status, stream.headers["content-type"]) == (400, "text/event-stream; charset=utf-8")
+        assert stream.body == b"data: " + answer.body + b"\n\n"
+    assert "not in the vocabulary" in answer.json["error"]
+
+
+async def test_an_engine_that_dies_ends_the_stream_with_an_error(serve):
+    served = await serve(tick=0.01)
+    connection = await served.connect()
+    body = json.dumps({"text_input": "a b", "stream": True, "max_tokens": 1000}).encode()
+    head = f"POST {GENERATE}_stream HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    await connection.send(head.encode() + body)
+    assert (await connection.head())[0] == 200
+    await served.engine.close()
+    rest = (await connection.reader.readuntil(b"0\r\n\r\n")).decode()
+    assert rest.rstrip("0\r\n").endswith("}") and '\ndata: {"error":"' in rest
+    connection.close()
+
+
+async def test_health_before_and_after_loading(serve):
+    served = await serve(load=0.3, wait=False, api_keys=(KEY,))
+    assert (await served.get("/v2/health/live")).status == 200
+    ready = await served.get("/v2/health/ready")
+    assert (ready.status, ready.body, ready.headers.get("content-type")) == (400, b"", None)
+    key = {"x-api-key": KEY}
+    assert (await served.get("/v2/models/tiny/ready", **key)).status == 400
+    assert (await served.call("POST", GENERATE, b"no JSON", key)).status == 503
+    index = await served.call("POST", "/v2/repository/index", b"", key)
+    assert index.json == [{"name": "tiny", "version": "1", "state": "LOADING"}]
+    await served.until(lambda: served.service.refusal() is None)
+    assert (await served.get("/v2/health/ready")).status == 200
+    ready = await served.get("/v2/models/tiny/ready", **key)
+    assert (ready.status, ready.body, ready.headers.get("content-type")) == (200, b"", None)
+
+
+async def test_every_get_route_answers_and_names_the_model(serve):
+    served = await serve()
+    for route in DIALECT.routes:
+        if route.method == "GET":
+            path = concrete(route.path)
+            answer = await served.get(path)
+            assert answer.status == (404 if path.endswith("/region/x/status") else 200), path
+            assert (await served.get("/triton" + path)).body == answer.body
+    assert (await served.get("/v2")).json["version"] == __version__
+    assert (await served.get("/v2/models/tiny/versions/1")).json["name"] == "tiny"
+    assert (await served.get("/v2/models/stats")).json["model_stats"][0]["name"] == "tiny"
+
+
+async def test_what_is_counted(serve):
+    served = await serve(max_batch=1, max_queue=0, tick=0.005)
+    await served.post(GENERATE, {"text_input": "a", "max_tokens": 3})
+    await served.post("/v1/chat/completions", HELLO)
+    served.engine.gate.clear()
+    connection = await served.connect()
+    body = b'{"text_input":"a"}'
+    await connection.send(
+        f"POST {GENERATE} HTTP/1.1\r\nhost: x.localhost\r\ncontent-length: 18\r\n\r\n".encode() + body
+    )
+    await served.until(lambda: bool(served.service.open))
+    busy = await served.post(GENERATE, {"text_input": "a"})
+    assert busy.status == 503 and "retry-after" in busy.headers
+    connection.close()
+    await served.until(lambda: not served.service.open)
+    served.engine.gate.set()
+    stats = (await served.get("/v2/models/tiny/stats")).json["model_stats"][0]
+    assert stats["inference_count"] == stats["inference_stats"]["success"]["count"] == 2
+    assert stats["inference_stats"]["fail"]["count"] == 1 and stats["last_inference"] > 1.6e12
+    parts = [stats["inference_stats"][name]["ns"] for name in ("compute_input", "queue", "compute_infer")]
+    assert sum(parts) == pytest.approx(stats["inference_stats"]["success"]["ns"], abs=3)
+    page = (await served.get("/metrics")).body.decode()
+    common = 'model="tiny",version="1"'
+    assert value(page, f"nv_inference_request_success{{{common}}}") == 2
+    assert value(page, f'nv_inference_request_failure{{{common},reason="REJECTED"}}') == 1
+    assert value(page, f'nv_inference_request_failure{{{common},reason="CANCELED"}}') == 1
+    assert value(page, f'nv_inference_request_failure{{{common},reason="BACKEND"}}') == 0
+    whole = value(page, f"nv_inference_request_duration_us{{{common}}}")
+    assert whole == pytest.approx(stats["inference_stats"]["success"]["ns"] / 1000, abs=1)
