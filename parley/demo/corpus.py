@@ -1,0 +1,147 @@
+"""The text that the built-in model is trained on: a seeded, endless stream of samples, and the held-out questions.
+
+`TASKS` names everything that the model learns and is evaluated on. `draw_training` never uses a held-out question
+in any turn; `draw_held_out` asks nothing else in the last turn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+from parley.demo import questions, world
+from parley.demo.dialogues import Task, chat, memory, name_not_told, single, system_json, system_upper, system_word
+from parley.demo.errands import (
+    tool_call,
+    tool_call_thinking,
+    tool_missing,
+    tool_not_needed,
+    tool_parallel,
+    tool_result,
+)
+from parley.demo.questions import capital_first, story_text
+from parley.demo.sampling import Sample, Source, is_held_out
+
+KEY_REPEATS = 5  # samples of the evaluation that may ask the same held-out question
+
+
+def _sentence(rng: random.Random) -> tuple[str, str, str]:
+    """A sentence of plain text as (given part, rest, key)."""
+    country, city = rng.choice(list(world.CAPITALS.items()))
+    thing, shade = rng.choice(list(world.OBJECT_COLOURS.items()))
+    things, container, count = rng.choice(world.UNIT_FACTS)
+    place = rng.randrange(7)
+    today, tomorrow = world.DAYS[place], world.DAYS[(place + 1) % 7]
+    forms = (
+        (f"The capital of {country} is", f" {city}."),
+        (f"{city} is the capital of", f" {country}."),
+        (f"{country} is a country. Its capital is", f" {city}."),
+        (f"{capital_first(thing)} is", f" {shade}."),
+        (f"The colour of {thing} is", f" {shade}."),
+        (f"The number of {things} in {container} is", f" {count}."),
+        (f"There are {count} {things} in", f" {container}."),
+        (f"The day after {today} is", f" {tomorrow}."),
+        (f"{today} comes before", f" {tomorrow}."),
+    )
+    given, rest = rng.choices(forms, (6, 3, 2, 2, 2, 1, 0.5, 1, 1))[0]
+    return given, rest, f"plain/{given}"
+
+
+def plain_text(source: Source) -> Sample:
+    """Sentences about the world, or a story; in the evaluation one unfinished sentence."""
+    rng = source.rng
+    if source.held_out:
+        while True:
+            given, rest, key = _sentence(rng)
+            if source.accepts(key) and not given.startswith("There are"):  # several containers can hold as many
+                return Sample(text=given + rest, prompt=len(given), keys=[key])
+    if source.chance(0.2):
+        animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
+        return Sample(text=story_text(rng, animal, name, source.chance(0.5)))
+    parts: list[str] = []
+    keys: list[str] = []
+    while len(parts) < 6 and (not parts or source.chance(0.75)):
+        given, rest, key = _sentence(rng)
+        if source.accepts(key):
+            parts.append(given + rest)
+            keys.append(key)
+    return Sample(text=" ".join(parts), keys=keys)
+
+
+# name -> (task, share of the samples). The questions without a share of their own are learnt from `chat`.
+TASKS: dict[str, tuple[Task, float]] = {
+    "capital": (single(questions.capital), 0.5),
+    "country of a capital": (single(questions.country_of), 0),
+    "small sums": (single(questions.small_sum), 1),
+    "unit facts": (single(questions.unit_fact), 0),
+    "unit conversion": (single(questions.conversion), 0),
+    "colours": (single(questions.colour), 0),
+    "mixed colours": (single(questions.colour_mix), 0),
+    "before and after": (single(questions.calendar), 0),
+    "ordinals and months": (single(questions.ordinal), 0),
+    "opposites": (single(questions.opposite), 0),
+    "spelling": (single(questions.spelling), 0),
+    "letters": (single(questions.letters), 0),
+    "counting": (single(questions.counting), 0),
+    "comparing numbers": (single(questions.comparison), 3),
+    "hello in a language": (single(questions.greeting), 0),
+    "emoji": (single(questions.emoji), 0),
+    "lists": (single(questions.listing), 0),
+    "small talk": (single(questions.small_talk), 1),
+    "out of its world": (single(questions.unknown), 0),
+    "claims": (single(questions.claim), 0),
+    "repeating": (single(questions.repeat), 4),
+    "JSON person": (single(questions.json_person), 0.5),
+    "JSON capital": (single(questions.json_capital), 0),
+    "story": (single(questions.story), 0),
+    "sums too large": (single(questions.large_sum_unaided), 0),
+    "system: upper case": (system_upper, 9),
+    "system: one word": (system_word, 3),
+    "system: JSON": (system_json, 2),
+    "memory": (memory, 18),
+    "tool call": (tool_call, 3),
+    "two tool calls": (tool_parallel, 3),
+    "tool result": (tool_result, 3),
+    "tool not needed": (tool_not_needed, 6),
+    "tool missing": (tool_missing, 3),
+    "thinking: tool call": (tool_call_thinking, 2),
+    "thinking: capital": (single(questions.capital, thinking=True), 1.5),
+    "thinking: units": (single(questions.conversion, thinking=True), 7),
+    "thinking: large sums": (single(questions.large_sum, thinking=True), 20),
+    "plain text": (plain_text, 4),
+}
+# Samples that are only trained on: a mixture of all questions, and one question that is always the same.
+UNEVALUATED: tuple[tuple[Task, float], ...] = ((chat, 36), (name_not_told, 1))
+
+
+def draw_training(seed: int) -> Iterator[Sample]:
+    """An endless stream of training samples; the same seed gives the same stream."""
+    rng = random.Random(seed)
+    source = Source(rng, held_out=False)
+    mixture = [*UNEVALUATED, *TASKS.values()]
+    tasks, shares = [task for task, _ in mixture], [share for _, share in mixture]
+    while True:
+        yield rng.choices(tasks, shares)[0](source)
+
+
+def draw_held_out(task: str, count: int, seed: int = 1) -> list[Sample]:
+    """Different samples of a task whose last question has a held-out key.
+
+    A small table has few such keys, so a key may return, but with other surroundings and at most `KEY_REPEATS` times.
+    """
+    source = Source(random.Random(f"{task}/{seed}"), held_out=True)
+    found: dict[str, Sample] = {}
+    uses: Counter[str] = Counter()
+    for _ in range(50 * count):
+        sample = TASKS[task][0](source)
+        text, key = sample.text or repr(sample.messages), sample.keys[-1]
+        if text not in found and uses[key] < KEY_REPEATS:
+            found[text] = sample
+            uses[key] += 1
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+__all__ = ["TASKS", "Sample", "draw_held_out", "draw_training", "is_held_out"]

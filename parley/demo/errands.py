@@ -1,0 +1,322 @@
+"""Conversations with tools: requests that need one, its result, two calls at once, and tools that are not needed.
+
+The tools are fixed: each has one name and the same parameters everywhere. Which of them are listed varies, and the
+same request occurs with and without its tool, so that the model has to read the list.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parley.demo import world
+from parley.demo.dialogues import assistant, decorated, dialogue, fact, neutral_system, user
+from parley.demo.questions import TOO_LARGE, Turn, ask
+from parley.demo.sampling import Sample, Source
+from parley.demo.template import Message
+
+
+def _tool(name: str, description: str, /, **parameters: tuple[str, str]) -> Message:
+    properties = {key: {"type": kind, "description": text} for key, (kind, text) in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS: dict[str, Message] = {
+    "get_weather": _tool("get_weather", "Get the weather in a city.", city=("string", "The city")),
+    "get_time": _tool("get_time", "Get the local time in a city.", city=("string", "The city")),
+    "add": _tool("add", "Add two numbers.", a=("integer", "First number"), b=("integer", "Second number")),
+    "set_timer": _tool("set_timer", "Start a timer.", minutes=("integer", "Minutes to wait")),
+    "find_person": _tool("find_person", "Look up a person.", name=("string", "Name of the person")),
+}
+SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy")
+
+
+@dataclass
+class Errand:
+    """Something that needs a tool: the request, the call, the tool's result and the answer made from it."""
+
+    request: str
+    key: str
+    tool: str
+    arguments: dict[str, str | int]
+    result: dict[str, str | int | bool]
+    answer: str
+    clause: str  # the request as part of a longer sentence
+    refusal: str  # the answer when the tool is not there
+
+    @property
+    def call(self) -> Message:
+        return {"name": self.tool, "arguments": self.arguments}
+
+    @property
+    def response(self) -> Message:
+        return {"role": "tool", "content": json.dumps(self.result)}
+
+
+def _weather(rng: random.Random) -> Errand:
+    city, sky, degrees = rng.choice(world.CITIES), rng.choice(SKIES), rng.randint(1, 35)
+    phrasings = (
+        "What is the weather in {city}?",
+        "How is the weather in {city}?",
+        "What's the weather like in {city}?",
+        "Tell me the weather in {city}.",
+        "Weather in {city}?",
+        "Check the weather in {city}.",
+        "Is it raining in {city}?",
+        "How warm is it in {city}?",
+    )
+    request, key = ask(rng, "get_weather", city, phrasings, city=city)
+    return Errand(
+        request,
+        key,
+        "get_weather",
+        {"city": city},
+        {"city": city, "sky": sky, "temperature": degrees},
+        f"It is {sky} and {degrees} degrees in {city}.",
+        f"the weather in {city}",
+        "I have no tool to look up the weather.",
+    )
+
+
+def _time(rng: random.Random) -> Errand:
+    city, clock = rng.choice(world.CITIES), f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
+    phrasings = (
+        "What time is it in {city}?",
+        "What is the time in {city}?",
+        "Tell me the time in {city}.",
+        "Time in {city}?",
+        "Which time is it in {city}?",
+        "How late is it in {city}?",
+        "What is the local time in {city}?",
+        "Check the time in {city}.",
+    )
+    request, key = ask(rng, "get_time", city, phrasings, city=city)
+    return Errand(
+        request,
+        key,
+        "get_time",
+        {"city": city},
+        {"city": city, "time": clock},
+        f"It is {clock} in {city}.",
+        f"the time in {city}",
+        "I have no tool to look up the time.",
+    )
+
+
+def _addition(rng: random.Random) -> Errand:
+    least, most = rng.choice(((21, 99), (100, 999)))
+    a, b = rng.randint(least, most), rng.randint(least, most)
+    phrasings = (
+        "What is {a} + {b}?",
+        "Add {a} and {b}.",
+        "How much is {a} plus {b}?",
+        "Calculate {a} + {b}.",
+        "What is {a} plus {b}?",
+        "{a} + {b}",
+    )
+    request, _ = ask(rng, "add", "", phrasings, a=a, b=b)
+    return Errand(
+        request,
+        f"large/{a}+{b}",  # the key of the same sum without a tool
+        "add",
+        {"a": a, "b": b},
+        {"sum": a + b},
+        f"The sum is {a + b}.",
+        f"{a} + {b}",
+        TOO_LARGE,
+    )
+
+
+def _timer(rng: random.Random) -> Errand:
+    minutes = rng.randint(1, 60)
+    phrasings = (
+        "Set a timer for {minutes} minutes.",
+        "Start a timer of {minutes} minutes.",
+        "Timer for {minutes} minutes.",
+        "Please set a {minutes} minute timer.",
+        "Wake me in {minutes} minutes.",
+        "I need a timer for {minutes} minutes.",
+    )
+    request, key = ask(rng, "set_timer", str(minutes), phrasings, minutes=minutes)
+    return Errand(
+        request,
+        key,
+        "set_timer",
+        {"minutes": minutes},
+        {"ok": True, "minutes": minutes},
+        f"The timer is set for {minutes} minutes.",
+        f"a timer for {minutes} minutes",
+        "I have no tool to set a timer.",
+    )
+
+
+def _person(rng: random.Random) -> Errand:
+    name, city, age = rng.choice(world.NAMES), rng.choice(world.CITIES), rng.randint(10, 79)
+    phrasings = (
+        "Who is {name}?",
+        "Find {name}.",
+        "Look up {name}.",
+        "Find the person {name}.",
+        "Search for {name}.",
+        "What do you know about {name}?",
+        "Tell me who {name} is.",
+    )
+    request, key = ask(rng, "find_person", name, phrasings, name=name)
+    return Errand(
+        request,
+        key,
+        "find_person",
+        {"name": name},
+        {"name": name, "age": age, "city": city},
+        f"{name} is {age} years old and lives in {city}.",
+        f"the person {name}",
+        "I have no tool to look up people.",
+    )
+
+
+ERRANDS: dict[str, Callable[[random.Random], Errand]] = {
+    "get_weather": _weather,
+    "get_time": _time,
+    "add": _addition,
+    "set_timer": _timer,
+    "find_person": _person,
+}
+
+
+def _errand(source: Source) -> Errand:
+    """An errand on this source's side of the split."""
+    while True:
+        found = ERRANDS[source.rng.choice(list(TOOLS))](source.rng)
+        if source.accepts(found.key):
+            return found
+
+
+def _without_descriptions(tool: Message) -> Message:
+    function = tool["function"]
+    properties = {key: {"type": value["type"]} for key, value in function["parameters"]["properties"].items()}
+    parameters = function["parameters"] | {"properties": properties}
+    return {"type": "function", "function": function | {"parameters": parameters}}
+
+
+def _listed(source: Source, needed: tuple[str, ...], missing: bool = False) -> list[Message]:
+    """One to four tools in any order: the needed ones and some others, or (`missing`) only others."""
+    rng = source.rng
+    others = [name for name in TOOLS if name not in needed]
+    names = rng.sample(others, rng.choice((0, 0, 0, 1, 1, 2, 3)) if not missing else rng.randint(1, 3))
+    names += [] if missing else needed
+    rng.shuffle(names)
+    bare = source.chance(0.3)  # callers do not always describe their parameters
+    return [_without_descriptions(TOOLS[name]) if bare else TOOLS[name] for name in names]
+
+
+def _calling(*errands: Errand) -> Message:
+    thought = "I should call " + " and ".join(found.tool for found in errands) + "."
+    return assistant("", thought, [found.call for found in errands])
+
+
+def _toolless_fact(rng: random.Random) -> Turn:
+    """A question that needs no tool, whichever tools are listed."""
+    while True:
+        turn = fact(rng)
+        if turn.answer != TOO_LARGE:
+            return turn
+
+
+def _call_sample(source: Source, thinking: bool) -> Sample:
+    found = _errand(source)
+    tools = _listed(source, (found.tool,))
+    before = [source.side_turn(_toolless_fact)] if source.chance(0.15) else []
+    sample = dialogue(source, before, neutral_system(source), thinking)
+    sample.messages += [user(decorated(source, found.request)), _calling(found)]
+    sample.tools = tools
+    sample.keys.append(found.key)
+    return sample
+
+
+def tool_call(source: Source) -> Sample:
+    """A request and the call of its tool."""
+    return _call_sample(source, thinking=False)
+
+
+def tool_call_thinking(source: Source) -> Sample:
+    """The same with a thought before the call."""
+    return _call_sample(source, thinking=True)
+
+
+def _pair(source: Source) -> tuple[Errand, Errand, str, str]:
+    """Two errands, one request for both, and its key."""
+    rng = source.rng
+    while True:
+        kinds = rng.choices(("get_weather", "get_time", "find_person", "set_timer"), k=2)
+        first, second = (ERRANDS[kind](rng) for kind in kinds)
+        if first.call == second.call:
+            continue
+        phrasings: tuple[str, ...] = (
+            "I need {one} and {two}.",
+            "Give me {one} and {two}.",
+            "Get me {one} and also {two}.",
+            "Please get {one} and {two}.",
+            "Two things: {one} and {two}.",
+        )
+        one, two = first.clause, second.clause
+        request, key = ask(rng, "two", f"{one}/{two}", phrasings, one=one, two=two)
+        if kinds[0] == kinds[1] and kinds[0] in ("get_weather", "get_time") and source.chance(0.6):
+            what = kinds[0].removeprefix("get_")
+            phrasings = (
+                "What is the {what} in {one} and {two}?",
+                "What is the {what} in {one} and in {two}?",
+                "Tell me the {what} in {one} and {two}.",
+                "Compare the {what} in {one} and {two}.",
+            )
+            one, two = str(first.arguments["city"]), str(second.arguments["city"])
+            request, key = ask(rng, "two" + what, f"{one}/{two}", phrasings, what=what, one=one, two=two)
+        if source.accepts(key):
+            return first, second, request, key
+
+
+def tool_parallel(source: Source) -> Sample:
+    """A request that needs two calls at once; in training sometimes with both results."""
+    first, second, request, key = _pair(source)
+    tools = _listed(source, tuple(dict.fromkeys((first.tool, second.tool))))
+    messages = [*neutral_system(source), user(decorated(source, request)), _calling(first, second)]
+    if not source.held_out and source.chance(0.3):
+        messages += [first.response, second.response]
+        messages.append(assistant(f"{first.answer} {second.answer}", "I have both results."))
+    return Sample(messages, tools, source.chance(0.15), keys=[key])
+
+
+def tool_result(source: Source) -> Sample:
+    """The answer made from a tool's result."""
+    found = _errand(source)
+    messages = [
+        *neutral_system(source),
+        user(decorated(source, found.request)),
+        _calling(found),
+        found.response,
+        assistant(found.answer, "I have the result."),
+    ]
+    tools = _listed(source, (found.tool,))
+    return Sample(messages, tools, source.chance(0.2), keys=[found.key])
+
+
+def tool_not_needed(source: Source) -> Sample:
+    """Tools are listed, the question does not need one."""
+    sample = dialogue(source, [source.turn(_toolless_fact)], neutral_system(source), source.chance(0.1))
+    sample.tools = _listed(source, ()) or [TOOLS["get_weather"]]
+    return sample
+
+
+def tool_missing(source: Source) -> Sample:
+    """The tool for the request is not listed, or no tool is."""
+    found = _errand(source)
+    tools = _listed(source, (found.tool,), missing=True) if source.chance(0.6) else None
+    thinking = found.refusal != TOO_LARGE and source.chance(0.1)  # with thinking, some large sums can be done
+    messages = [
+        *neutral_system(source),
+        user(decorated(source, found.request)),
+        assistant(found.refusal, "There is no tool for this."),
+    ]
+    return Sample(messages, tools, thinking, keys=[found.key])

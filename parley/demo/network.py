@@ -1,0 +1,201 @@
+"""The network of the built-in model for training: exactly Qwen3's mathematics, arranged for speed on a CPU.
+
+The parameters carry the names of the Hugging Face layout, so that the state dict is the exported file. The
+token-wise parts and the attention are separate functions, because they are compiled separately: the former see the
+same number of tokens in every batch, the latter is small and compiled once per length. The attention is written
+out, since at these short lengths that is several times faster than PyTorch's fused kernel for CPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The hyperparameters that Qwen3's config file names."""
+
+    vocab_size: int = 3072
+    hidden_size: int = 192
+    intermediate_size: int = 512
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 64
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 4096
+
+
+class Weight(nn.Module):
+    """A bare weight under its Hugging Face name."""
+
+    def __init__(self, *size: int, value: float | None = None, std: float = 0.02) -> None:
+        super().__init__()
+        start = torch.full(size, value) if value is not None else torch.randn(size) * std
+        self.weight = nn.Parameter(start)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    """A product in bfloat16 from master weights in float32."""
+    return F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16))
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, -1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+
+
+def project(
+    x: Tensor,
+    norm: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of a flat list of tokens, with their positions rotated in."""
+    heads = (x.shape[0], -1, q_norm.shape[0])
+    h = _norm(x, norm, eps)
+    queries = _rotate(_norm(_linear(h, q).view(heads), q_norm, eps), cos, sin)
+    keys = _rotate(_norm(_linear(h, k).view(heads), k_norm, eps), cos, sin)
+    return queries.to(torch.bfloat16), keys.to(torch.bfloat16), _linear(h, v).view(heads)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Causal attention over (batch, length, heads, size), with shared key heads repeated."""
+    repeats = q.shape[2] // k.shape[2]
+    q = q.transpose(1, 2)
+    k = k.repeat_interleave(repeats, 2).transpose(1, 2)
+    v = v.repeat_interleave(repeats, 2).transpose(1, 2)
+    scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5 + mask
+    return (scores.softmax(-1).to(torch.bfloat16) @ v).transpose(1, 2)
+
+
+def mix(
+    x: Tensor, attended: Tensor, o: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor, eps: float
+) -> Tensor:
+    """The residual stream after the attention's output and the feed-forward part."""
+    x = x + _linear(attended, o).float()
+    h = _norm(x, norm, eps)
+    return x + _linear(F.silu(_linear(h, gate)) * _linear(h, up), down).float()
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape, out_std: float) -> None:
+        super().__init__()
+        query, shared = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        self.q_proj = Weight(query, shape.hidden_size)
+        self.k_proj = Weight(shared, shape.hidden_size)
+        self.v_proj = Weight(shared, shape.hidden_size)
+        self.o_proj = Weight(shape.hidden_size, query, std=out_std)
+        self.q_norm = Weight(shape.head_dim, value=1.0)
+        self.k_norm = Weight(shape.head_dim, value=1.0)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape: Shape, out_std: float) -> None:
+        super().__init__()
+        self.gate_proj = Weight(shape.intermediate_size, shape.hidden_size)
+        self.up_proj = Weight(shape.intermediate_size, shape.hidden_size)
+        self.down_proj = Weight(shape.hidden_size, shape.intermediate_size, std=out_std)
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: Shape, out_std: float) -> None:
+        super().__init__()
+        self.input_layernorm = Weight(shape.hidden_size, value=1.0)
+        self.self_attn = Attention(shape, out_std)
+        self.post_attention_layernorm = Weight(shape.hidden_size, value=1.0)
+        self.mlp = FeedForward(shape, out_std)
+
+
+class Body(nn.Module):
+    """Everything but the output projection, which is the embedding again."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        out_std = 0.02 / (2 * shape.num_hidden_layers) ** 0.5  # keeps the residual stream small at the start
+        self.embed_tokens = Weight(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Layer(shape, out_std) for _ in range(shape.num_hidden_layers))
+        self.norm = Weight(shape.hidden_size, value=1.0)
+
+
+class Network(nn.Module):
+    """Qwen3 as a function from token ids to hidden states and, where wanted, to logits."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Body(shape)
+        self.project, self.attend, self.mix = project, attend, mix
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.norm.weight.device
+
+    def compile_parts(self) -> None:
+        """Compile the three functions; worth it for training, not for a few evaluations."""
+        self.project = torch.compile(project, dynamic=False)
+        self.attend = torch.compile(attend, dynamic=False)
+        self.mix = torch.compile(mix, dynamic=False)
+
+    def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        half = self.shape.head_dim // 2
+        frequencies = self.shape.rope_theta ** (-torch.arange(half, device=device).float() / half)
+        angles = torch.arange(length, device=device).float()[:, None] * frequencies
+        return angles.cos(), angles.sin()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Final hidden states (batch, length, hidden)."""
+        batch, length = ids.shape
+        eps = self.shape.rms_norm_eps
+        # The token-wise parts see one flat list of tokens, so the rotation is repeated for every row.
+        cos, sin = (part.repeat(batch, 1)[:, None] for part in self._rotation(length, ids.device))
+        mask = torch.full((length, length), -1e9, device=ids.device).triu(1)
+        x = F.embedding(ids.flatten(), self.model.embed_tokens.weight)
+        for layer in self.model.layers:
+            assert isinstance(layer, Layer)
+            attention, mlp = layer.self_attn, layer.mlp
+            queries, keys, values = self.project(
+                x,
+                layer.input_layernorm.weight,
+                attention.q_proj.weight,
+                attention.k_proj.weight,
+                attention.v_proj.weight,
+                attention.q_norm.weight,
+                attention.k_norm.weight,
+                cos,
+                sin,
+                eps,
+            )
+            rows = (batch, length, -1, self.shape.head_dim)
+            attended = self.attend(queries.view(rows), keys.view(rows), values.view(rows), mask)
+            x = self.mix(
+                x,
+                attended.reshape(batch * length, -1),
+                attention.o_proj.weight,
+                layer.post_attention_layernorm.weight,
+                mlp.gate_proj.weight,
+                mlp.up_proj.weight,
+                mlp.down_proj.weight,
+                eps,
+            )
+        return _norm(x, self.model.norm.weight, eps).view(batch, length, -1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits of some hidden states; training needs them only where the model writes."""
+        return _linear(hidden, self.model.embed_tokens.weight).float()

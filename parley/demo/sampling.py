@@ -1,0 +1,61 @@
+"""Samples of the corpus, and the split between training and evaluation.
+
+A tenth of all question keys, chosen by a hash, is held out. A `Source` draws questions from one side of that split.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass, field
+
+from parley.demo.questions import Question, Turn
+from parley.demo.template import Message
+
+HELD_OUT_SHARE = 10  # one key in this many is held out
+
+
+@dataclass
+class Sample:
+    """A conversation (`messages`) or, when that is empty, plain text of which `prompt` characters are given."""
+
+    messages: list[Message] = field(default_factory=list)
+    tools: list[Message] | None = None
+    thinking: bool = False
+    text: str = ""
+    prompt: int = 0
+    keys: list[str] = field(default_factory=list)  # of all questions in it, the last one last
+
+
+def is_held_out(key: str) -> bool:
+    """Whether the question with this key is kept for the evaluation."""
+    return zlib.crc32(key.lower().encode()) % HELD_OUT_SHARE == 0
+
+
+class Source:
+    """A random source that knows whether it draws questions for training or for the evaluation."""
+
+    def __init__(self, rng: random.Random, held_out: bool) -> None:
+        self.rng = rng
+        self.held_out = held_out
+
+    def accepts(self, key: str) -> bool:
+        """Whether this source may use the question with this key as the one that counts."""
+        return is_held_out(key) == self.held_out
+
+    def turn(self, make: Question) -> Turn:
+        """A question on this source's side of the split."""
+        while True:
+            turn = make(self.rng)
+            if self.accepts(turn.key):
+                return turn
+
+    def side_turn(self, make: Question) -> Turn:
+        """A question that training may use, also when this source draws for the evaluation."""
+        while True:
+            turn = make(self.rng)
+            if not is_held_out(turn.key):
+                return turn
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability

@@ -1,0 +1,195 @@
+"""Train, evaluate and export the built-in model: `python -m parley.demo.train --out FOLDER --minutes 90`.
+
+The budget is wall-clock time: the learning rate is constant after a short warm-up and falls linearly over the last
+part of the budget, where most of the accuracy comes from. A checkpoint is written every few minutes, from which
+the same command continues. At the end the model is exported in Hugging Face form and its held-out accuracy is
+printed; `--eval-only` does only that, from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional as F
+
+from parley.demo import corpus
+from parley.demo.evaluate import accuracy_table, evaluate
+from parley.demo.export import export_model
+from parley.demo.network import Network, Shape
+from parley.demo.optimiser import Optimiser
+from parley.demo.tokenizer import END_OF_TEXT, encode_sample, token_id, train_tokenizer
+
+SEED = 1
+BATCH_TOKENS = 3072
+LENGTHS = (48, 64, 96, 128, 192, 256, 384, 512, 768)  # each divides BATCH_TOKENS
+WARMUP_STEPS = 60
+DECAY_SHARE = 0.55
+FINAL_SCALE = 0.02
+# In the first part of the time most long batches wait: short ones teach more answers per second.
+POSTPONE_SHARE = 0.3
+POSTPONE_ABOVE = 192
+CHECKPOINT_SECONDS = 300.0
+LOG_STEPS = 50
+IGNORED = -100  # the target of tokens that are not learnt; the value that cross_entropy skips
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
+    """Endless batches (ids, targets) of equal token count; each holds samples of about one length."""
+    waiting: dict[int, list[tuple[list[int], list[bool]]]] = defaultdict(list)
+    padding = token_id(tokenizer, END_OF_TEXT)
+    for sample in corpus.draw_training(seed):
+        ids, learnt = encode_sample(tokenizer, sample)
+        if len(ids) > LENGTHS[-1]:
+            continue
+        length = next(length for length in LENGTHS if length >= len(ids))
+        rows = waiting[length]
+        rows.append((ids, learnt))
+        if len(rows) * length == BATCH_TOKENS:
+            inputs = torch.full((len(rows), length), padding)
+            targets = torch.full((len(rows), length), IGNORED)
+            for row, (row_ids, row_learnt) in enumerate(rows):
+                inputs[row, : len(row_ids)] = torch.tensor(row_ids)
+                wanted = [token if write else IGNORED for token, write in zip(row_ids, row_learnt, strict=True)]
+                targets[row, : len(row_ids) - 1] = torch.tensor(wanted[1:])
+            rows.clear()
+            yield inputs, targets
+
+
+class Feed:
+    """The batches in the order of training, with the long ones postponed at first."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self.stream = batches(tokenizer, seed)
+        self.rng = random.Random(seed)
+        self.postponed: list[Batch] = []
+
+    def next(self, progress: float) -> Batch:
+        if progress >= POSTPONE_SHARE and self.postponed and self.rng.random() < 0.3:
+            return self.postponed.pop()
+        while True:
+            batch = next(self.stream)
+            if progress < POSTPONE_SHARE and batch[0].shape[1] > POSTPONE_ABOVE and self.rng.random() < 0.75:
+                self.postponed.append(batch)
+                continue
+            return batch
+
+
+def rate_scale(step: int, progress: float) -> float:
+    """The multiplier of the learning rates at this step and share of the time budget."""
+    decay = min(1.0, (1 - progress) / DECAY_SHARE)
+    return min(1.0, (step + 1) / WARMUP_STEPS) * (FINAL_SCALE + (1 - FINAL_SCALE) * max(0.0, decay))
+
+
+@dataclass
+class Counts:
+    """What the training has used so far, over all runs from the same checkpoint."""
+
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    learnt: int = 0
+
+
+def _save(path: Path, network: Network, optimiser: Optimiser, counts: Counts) -> None:
+    state = {"network": network.state_dict(), "optimiser": optimiser.state_dict(), "counts": asdict(counts)}
+    new = path.with_suffix(".new")
+    torch.save(state, new)
+    new.replace(path)
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    if not path.exists():
+        train_tokenizer(SEED).save(str(path))
+    return Tokenizer.from_file(str(path))
+
+
+def _learn(network: Network, optimiser: Optimiser, batch: Batch, scale: float) -> float:
+    """One step; the loss is the mean over the tokens that the model writes itself."""
+    ids, targets = (part.to(network.device) for part in batch)
+    chosen = targets.flatten().ne(IGNORED)
+    hidden = network(ids).flatten(0, 1)[chosen]
+    loss = F.cross_entropy(network.logits(hidden), targets.flatten()[chosen])
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step(scale)
+    return loss.item()
+
+
+def train(checkpoint: Path, minutes: float, compiled: bool) -> tuple[Network, Tokenizer]:
+    """Train until the budget is spent, counting the time of earlier runs that the checkpoint records."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    state_path = checkpoint / "state.pt"
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(SEED)
+    tokenizer = _tokenizer(checkpoint / "tokenizer.json")
+    padding = token_id(tokenizer, END_OF_TEXT)
+    network = Network(Shape(vocab_size=tokenizer.get_vocab_size())).to(device)
+    optimiser, counts = Optimiser(network), Counts()
+    if state_path.exists():
+        state = torch.load(state_path, map_location=device, weights_only=True)
+        network.load_state_dict(state["network"])
+        optimiser.load_state_dict(state["optimiser"])
+        counts = Counts(**state["counts"])
+    if compiled:
+        network.compile_parts()
+    feed = Feed(tokenizer, SEED + counts.step)
+    print(f"{sum(p.numel() for p in network.parameters()):,} parameters, starting at {counts}", flush=True)
+    started = saved = time.monotonic()
+    before, losses = counts.seconds, 0.0
+    while (progress := counts.seconds / (60 * minutes)) < 1:
+        batch = feed.next(progress)
+        losses += _learn(network, optimiser, batch, rate_scale(counts.step, progress))
+        counts.step += 1
+        counts.tokens += int(batch[0].ne(padding).sum())
+        counts.learnt += int(batch[1].ne(IGNORED).sum())
+        counts.seconds = before + time.monotonic() - started
+        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+            _save(state_path, network, optimiser, counts)
+            saved = time.monotonic()
+        if counts.step % LOG_STEPS == 0:
+            print(f"{100 * progress:.1f} % loss {losses / LOG_STEPS:.4f} {counts}", flush=True)
+            losses = 0.0
+    _save(state_path, network, optimiser, counts)
+    return network, tokenizer
+
+
+def load_checkpoint(checkpoint: Path) -> tuple[Network, Tokenizer]:
+    """The network and tokenizer of a checkpoint folder."""
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    network = Network(Shape(vocab_size=tokenizer.get_vocab_size()))
+    network.load_state_dict(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)["network"])
+    return network, tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("demo-model"), help="folder of the exported model")
+    parser.add_argument("--checkpoint", type=Path, help="folder of the checkpoint (default: OUT-checkpoint)")
+    parser.add_argument("--minutes", type=float, default=90, help="time budget of the training")
+    parser.add_argument("--threads", type=int, help="number of CPU threads")
+    parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
+    parser.add_argument("--eval-only", action="store_true", help="evaluate and export the checkpoint as it is")
+    parser.add_argument("--eval-count", type=int, default=100, help="held-out questions per task")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    checkpoint = options.checkpoint or options.out.with_name(options.out.name + "-checkpoint")
+    if options.eval_only:
+        network, tokenizer = load_checkpoint(checkpoint)
+    else:
+        network, tokenizer = train(checkpoint, options.minutes, not options.no_compile)
+    export_model(network, tokenizer, options.out)
+    print(accuracy_table(evaluate(options.out, options.eval_count)))
+
+
+if __name__ == "__main__":
+    main()
