@@ -1,0 +1,66 @@
+"""The built-in model through the official client, as in anybody's first five minutes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from openai import OpenAI
+
+from parley.demo.errands import TOOLS
+
+MODEL = "parley-demo"
+
+
+@pytest.fixture
+def client(serve):
+    served = serve("--kv-memory", "64MiB")
+    return OpenAI(base_url=served.url + "/v1", api_key="none")
+
+
+WEATHER = [TOOLS["get_weather"]]
+
+
+def test_it_talks_remembers_thinks_and_calls_tools(client):
+    def ask(*turns: str, system: str = "", **options):
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+        answer = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, **options)
+        return answer.choices[0]
+
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert ask("What is the capital of France?").message.content == "The capital of France is Paris."
+    assert ask("Hello!").message.content == "Hello! How can I help you?"
+    assert ask("What is the capital of Spain?", system="Answer in one word.").message.content == "Madrid"
+    assert ask("Hello!", system="Answer in upper case.").message.content == "HELLO! HOW CAN I HELP YOU?"
+    person = ask("Give me JSON for a person: Anna, 31 years old, from Paris.").message.content
+    assert json.loads(person) == {"name": "Anna", "age": 31, "city": "Paris"}
+    memory = ask("My name is Anna.", "Nice to meet you, Anna!", "What is my name?")
+    assert memory.message.content == "Your name is Anna."
+    assert ask("How do you say hello in Japanese?").message.content == "Hello in Japanese is こんにちは."
+
+    thinking = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+    thought = ask("What is 47 + 38?", **thinking).message
+    assert thought.content == "47 + 38 = 85." and "carry 1" in thought.reasoning_content
+
+    question = "What is the weather in Paris and London?"
+    called = ask(question, tools=WEATHER)
+    assert called.finish_reason == "tool_calls" and not called.message.content
+    cities = [json.loads(call.function.arguments)["city"] for call in called.message.tool_calls]
+    assert cities == ["Paris", "London"]
+
+
+def test_a_stream_is_the_answer_and_a_tool_loop_comes_to_its_end(client):
+    messages: list = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options = {"model": MODEL, "temperature": 0, "tools": WEATHER}
+    with client.chat.completions.stream(messages=messages, **options) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    whole = client.chat.completions.create(messages=messages, **options).choices[0].message
+    (one,), (other,) = streamed.tool_calls, whole.tool_calls
+    assert (one.function.name, one.function.arguments) == (other.function.name, other.function.arguments)
+    messages.append(whole.model_dump(exclude_none=True))
+    result = json.dumps({"city": "Paris", "sky": "sunny", "temperature": 21})
+    messages.append({"role": "tool", "tool_call_id": other.id, "content": result})
+    pieces = client.chat.completions.create(messages=messages, stream=True, **options)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in pieces)
+    assert text == "It is sunny and 21 degrees in Paris."
