@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.checkpoint import Checkpoint
+from parley.model.checkpoint import Checkpoint, LoadError
 from parley.model.decoder import Decoder, Layer
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Span
@@ -42,6 +42,9 @@ def lower(
     """Pack the checkpoint. Raises Unfit if it holds tensors the shape has no use for, LoadError if it lacks any."""
     names = _Names(checkpoint, shape, dtype, device)
     used = {EMBEDDING, NORM, HEAD}
+    missing = set(names.of(shape.layers - 1)) - set(checkpoint.names)
+    if missing:  # before work is planned for each of what may be a million layers
+        raise LoadError(f"The checkpoint has no tensor {min(missing)}, but the config asks for {shape.layers} layers.")
     for i in range(shape.layers):
         used.update(names.of(i))
     for name in checkpoint.names:

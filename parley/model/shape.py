@@ -120,7 +120,7 @@ def read_shape(config: dict[str, Any]) -> Shape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=float(fields["rms_norm_eps"]),
+        eps=_number(fields, "rms_norm_eps"),
         rope=_rope(fields, head_dim),
         windows=_windows(kind, fields, layers),
         max_len=_size(fields, "max_position_embeddings"),
@@ -138,6 +138,13 @@ def _size(fields: dict[str, Any], name: str) -> int:
     if type(value) is not int or value < 1:
         raise Unfit(f"its config gives {name} as {value!r}")
     return value
+
+
+def _number(fields: dict[str, Any], name: str) -> float:
+    value = fields.get(name)
+    if type(value) not in (int, float) or not value >= 0:
+        raise Unfit(f"its config gives {name} as {value!r}")
+    return float(value)
 
 
 def _windows(kind: str, fields: dict[str, Any], layers: int) -> tuple[int | None, ...]:

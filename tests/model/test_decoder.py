@@ -296,6 +296,8 @@ def test_errors_are_sentences(tmp_path):
     fails("Tensor model.layers.0.mlp.gate_proj.weight has shape")
     write_config(num_hidden_layers=3)
     fails("no tensor model.layers.2")
+    write_config(num_hidden_layers=1_000_000)
+    fails("no tensor model.layers.999999")
     write_config()
 
     for content, match in [

@@ -150,7 +150,7 @@ def test_a_killed_engine_in_the_middle_ends_every_stream_and_serves_again(serve)
     expected = control(served)
 
     async def scenario() -> list[tuple[str, str]]:
-        streams = [asyncio.create_task(sse(served.port, stream_body(k, 3000))) for k in range(50)]
+        streams = [asyncio.create_task(sse(served.port, stream_body(k, 3000))) for k in range(200)]
         await asyncio.sleep(1.5)
         assert not any(s.done() for s in streams)
         (engine,) = served.children()
