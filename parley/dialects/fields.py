@@ -248,7 +248,7 @@ class Fields:
             return {}
         if not isinstance(value, dict):
             raise self.mistyped(name, "an object")
-        if not _shallow(value):
+        if not shallow(value, MAX_DEPTH):
             raise self.fail(name, f"nested deeper than {MAX_DEPTH} levels.")
         return value
 
@@ -290,10 +290,10 @@ def _within(value: float, low: float | None, high: float | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
 
 
-def _shallow(value: Any) -> bool:
-    """Is it nested at most MAX_DEPTH deep? Breadth first, so that the check itself cannot exhaust the stack."""
+def shallow(value: Any, depth: int) -> bool:
+    """Is it nested at most ``depth`` deep? Level by level, so that the check itself cannot exhaust the stack."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(depth):
         level = [
             child
             for parent in level

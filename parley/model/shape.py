@@ -142,7 +142,7 @@ def _size(fields: dict[str, Any], name: str) -> int:
 
 def _number(fields: dict[str, Any], name: str) -> float:
     value = fields.get(name)
-    if type(value) not in (int, float) or not value >= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         raise Unfit(f"its config gives {name} as {value!r}")
     return float(value)
 

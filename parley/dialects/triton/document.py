@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects.fields import shallow
 from parley.dialects.triton.errors import Internal
 from parley.errors import Invalid
 
@@ -34,21 +35,6 @@ def parse(body: bytes) -> dict[str, Any]:
     if not shallow(value, MAX_DEPTH):
         raise _deep()
     return value
-
-
-def shallow(value: Any, depth: int) -> bool:
-    """Is it nested at most ``depth`` deep? Level by level, so that the check itself cannot exhaust the stack."""
-    level = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return True
-    return False
 
 
 def _deep() -> Invalid:
