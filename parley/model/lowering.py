@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
@@ -51,14 +51,14 @@ def lower(
         if name not in used and not IGNORED.search(name):
             raise Unfit(f"it has a tensor {name}")
 
-    blocks: list[Layer | None] = [None] * shape.layers
+    blocks: list[Layer] = []
     steps = shape.layers + 2
     with ThreadPoolExecutor(min(4, torch.get_num_threads()), "pack") as pool:
-        jobs = {pool.submit(names.layer, i): i for i in range(shape.layers)}
+        jobs = [pool.submit(names.layer, i) for i in range(shape.layers)]
         try:
-            for done, job in enumerate(as_completed(jobs), 1):
-                blocks[jobs[job]] = job.result()
-                progress(done / steps)
+            for job in jobs:  # in order, so that of several faults the first is told
+                blocks.append(job.result())
+                progress(len(blocks) / steps)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -73,7 +73,7 @@ def lower(
         checkpoint.drop(HEAD)
     checkpoint.drop(EMBEDDING)
     progress(1.0)
-    return Decoder(shape, embedding, [block for block in blocks if block], norm, head, max_len, checkpoint.parameters)
+    return Decoder(shape, embedding, blocks, norm, head, max_len, checkpoint.parameters)
 
 
 class _Names:
