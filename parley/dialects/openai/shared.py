@@ -6,20 +6,16 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects import parameters
 from parley.dialects.dialect import Answer
 from parley.dialects.fields import Fields
+from parley.dialects.parameters import MAX_ID, MAX_N, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP
 from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
 from parley.types import Reason, Sampling, Stop, Token, Usage
 
-MAX_N = 128
 MAX_CHOICES = 2048  # n times prompts
-MAX_STOPS = 1024
-MAX_STOP_CHARACTERS = 16_384  # of all together
 MAX_STOP_IDS = 1024
-MAX_BIAS = 1024
-MAX_TOP = 20  # alternatives per token
 MAX_TOKENS = 2**31 - 1
-MAX_ID = 2**31 - 1
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
@@ -57,17 +53,7 @@ FEATURES = {
 
 def sampling(body: Fields) -> Sampling:
     """Members that say how a token is drawn."""
-    return Sampling(
-        temperature=body.number("temperature", 1.0, 0, 2),
-        top_p=body.number("top_p", 1.0, 0, 1),
-        top_k=max(0, body.integer("top_k", 0, -1, MAX_ID)),
-        min_p=body.number("min_p", 0.0, 0, 1),
-        seed=body.integer("seed", None, -(2**63), 2**64 - 1),
-        repetition_penalty=body.number("repetition_penalty", 1.0, 0, 100, open=True),
-        presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
-        frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
-        logit_bias=body.weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
-    )
+    return parameters.sampling(body, hottest=2)
 
 
 def stop(body: Fields, max_tokens: int | None) -> Stop:

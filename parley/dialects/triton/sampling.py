@@ -11,18 +11,13 @@ from typing import Any
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields
+from parley.dialects.parameters import MAX_ID, MAX_N, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP, sampling
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import about
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import BadRequest, Invalid, Unsupported
 from parley.types import Request, Sampling, Stop, Text, Want
 
-MAX_N = 128
-MAX_STOPS = 1024
-MAX_STOP_CHARACTERS = 16_384  # of all together
-MAX_BIAS = 1024
-MAX_TOP = 20  # alternatives per token
-MAX_ID = 2**31 - 1
 MAX_TEMPERATURE = 1000.0  # every token is equally likely long before
 DEFAULT_TOKENS = 16
 
@@ -195,17 +190,7 @@ def _refuse(body: Fields) -> None:
 def _sampling(body: Fields) -> Sampling:
     body.number("length_penalty", 1.0)  # of beams alone
     body.integer("pad_id", None)  # nothing is padded
-    return Sampling(
-        temperature=body.number("temperature", 1.0, 0, MAX_TEMPERATURE),
-        top_p=body.number("top_p", 1.0, 0, 1),
-        top_k=max(0, body.integer("top_k", 0, -1, MAX_ID)),
-        min_p=body.number("min_p", 0.0, 0, 1),
-        seed=body.integer("seed", None, -(2**63), 2**64 - 1),
-        repetition_penalty=body.number("repetition_penalty", 1.0, 0, 100, open=True),
-        presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
-        frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
-        logit_bias=body.weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
-    )
+    return sampling(body, hottest=MAX_TEMPERATURE)
 
 
 def _stop(body: Fields) -> Stop:

@@ -1,0 +1,31 @@
+"""Sampling parameters under vLLM's names, which more than one API reads, and the caps that are this server's own.
+
+Knows names that APIs share; what only one of them has is in its own package.
+"""
+
+from __future__ import annotations
+
+from parley.dialects.fields import Fields
+from parley.types import Sampling
+
+MAX_N = 128
+MAX_STOPS = 1024
+MAX_STOP_CHARACTERS = 16_384  # of all together
+MAX_BIAS = 1024
+MAX_TOP = 20  # alternatives per token
+MAX_ID = 2**31 - 1
+
+
+def sampling(body: Fields, *, hottest: float) -> Sampling:
+    """Members that say how a token is drawn; ``hottest`` is the largest temperature that the API takes."""
+    return Sampling(
+        temperature=body.number("temperature", 1.0, 0, hottest),
+        top_p=body.number("top_p", 1.0, 0, 1),
+        top_k=max(0, body.integer("top_k", 0, -1, MAX_ID)),
+        min_p=body.number("min_p", 0.0, 0, 1),
+        seed=body.integer("seed", None, -(2**63), 2**64 - 1),
+        repetition_penalty=body.number("repetition_penalty", 1.0, 0, 100, open=True),
+        presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
+        frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
+        logit_bias=body.weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
+    )
