@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from parley import native
-from parley.model.network import Batch, LayerKV, Pages
+from parley.model.network import Batch, Pages
 from parley.model.shape import Shape
+from parley.native.layout import LayerKV
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from transformers.utils import logging as noise
 from parley import native
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.lowering import TOLERANCE
-from parley.model.network import Batch, LayerKV, Pages
+from parley.model.network import Batch, Pages
 from parley.model.proof import deviation
+from parley.native.layout import LayerKV
 
 ATTENTION = "parley"  # the name under which Transformers finds ``attend``
 UNTOLD = -1  # a sliding window that a layer's code does not mention

@@ -12,7 +12,8 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.network import Batch, LayerKV
+from parley.model.network import Batch
+from parley.native.layout import LayerKV
 
 
 class PagedKV:

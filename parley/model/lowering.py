@@ -18,9 +18,10 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint import Checkpoint, LoadError
 from parley.model.decoder import Decoder, Layer
 from parley.model.kv import PagedKV
-from parley.model.network import Batch, Span
+from parley.model.network import Batch
 from parley.model.shape import Shape, Unfit
 from parley.native import memory
+from parley.native.layout import Span
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 IGNORED = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.kv import PagedKV
-from parley.model.network import Batch, Span
+from parley.model.network import Batch
+from parley.native.layout import Span
 
 if TYPE_CHECKING:
     from parley.model.foreign import Foreign

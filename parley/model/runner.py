@@ -11,8 +11,9 @@ import torch
 
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
 from parley.model.kv import PagedKV
-from parley.model.network import Batch, Network, Span
+from parley.model.network import Batch, Network
 from parley.model.sampler import Sampler, score
+from parley.native.layout import Span
 from parley.types import Score
 
 SCORE_ROWS = 64  # prompt positions scored at once: bounds the logits held at a time

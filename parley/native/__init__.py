@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from parley.model.network import LayerKV, Span
 from parley.native import compiled, library, torch_attention, torch_kernels
+from parley.native.layout import LayerKV, Span
 from parley.native.torch_attention import places, write
 from parley.native.torch_kernels import embed
 

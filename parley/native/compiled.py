@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from parley.model.network import LayerKV, Span
 from parley.native import memory, torch_kernels
+from parley.native.layout import LayerKV, Span
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 ARGUMENTS = {

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.network import Span
+from parley.native.layout import Span
 
 TILE = 64  # query rows of a tile
 PAD = 64  # key ranges are padded to a multiple of this

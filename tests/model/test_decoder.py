@@ -16,8 +16,9 @@ from parley.model import loader, lowering
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
 from parley.model.loader import load
-from parley.model.network import Batch, Span
+from parley.model.network import Batch
 from parley.model.shape import Unfit, read_shape
+from parley.native.layout import Span
 from parley.types import Sampling, Settings, Work
 
 LINEAR_SCALING = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}}
@@ -350,7 +351,7 @@ def test_memory_is_not_taken_before_it_is_used():
 
 
 def read_layers():
-    from parley.model.network import LayerKV
+    from parley.native.layout import LayerKV
 
     return [LayerKV(8, 64, 64)] * 1
 

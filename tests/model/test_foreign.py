@@ -15,8 +15,9 @@ from parley.model.checkpoint import LoadError
 from parley.model.foreign import Foreign, load_foreign
 from parley.model.kv import PagedKV
 from parley.model.lowering import TOLERANCE
-from parley.model.network import Batch, Span
+from parley.model.network import Batch
 from parley.model.proof import deviation
+from parley.native.layout import Span
 from parley.types import Sampling, Work
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.kv import PagedKV
-from parley.model.network import Batch, LayerKV, Span
+from parley.model.network import Batch
 from parley.native import build, compiled, library, torch_attention
+from parley.native.layout import LayerKV, Span
 
 ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
 
