@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from parley.native.torch_attention import write
+from parley.native.pool import Pool
+from parley.native.torch_attention import store
 
 ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -62,7 +63,7 @@ def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pages: torch.Tensor,
+    pool: Pool,
     places: torch.Tensor,
     *,
     head_norm: torch.Tensor | None = None,
@@ -74,7 +75,7 @@ def rope_write(
     i + rotary / 2, those beyond ``rotary`` stay as they are, and the first half of sin is negative. ``head_norm``
     float32 [heads + kv_heads, dim]: weights of an RMS norm of each head before it is rotated.
     """
-    kv_heads, dim = pages.shape[2], pages.shape[-1]
+    kv_heads, dim = pool.format.layer.heads, pool.format.layer.dim
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
     rotary = cos.shape[-1]
@@ -86,7 +87,7 @@ def rope_write(
             turning[..., rotary:] = wide[..., rotary:]
     wide = wide[..., :rotary]
     torch.add(wide * cos, wide.roll(rotary // 2, -1).mul_(sin), out=turning[..., :rotary])
-    write(qkv[:, heads:], pages, places)
+    store(qkv[:, heads:], pool, places)
     return qkv[:, :heads]
 
 
