@@ -234,6 +234,7 @@ class Settings(msgspec.Struct, kw_only=True):
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    quantization: str = "none"  # what to make of plain weights: none, int8 or int4
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
