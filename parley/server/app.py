@@ -204,7 +204,7 @@ class App:
 
 
 def build(service: Service, surfaces: Sequence[Surface] = (), host: str = "") -> ASGIApp:
-    """The application of one port, with CORS around it if any origin is allowed. By default that of the server's own."""
+    """The application of one port, by default the server's own; with CORS around it if any origin is allowed."""
     options = service.options
     app = App(service, surfaces or universal(options.strict), host or options.host)
     origins = service.options.cors
