@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parley.kinds import choice, duration, integer, number, pattern, size, switch, text
+from parley.kinds import choice, duration, endpoint, integer, number, pattern, size, switch, text
 from parley.options import Config, Option
 
 if TYPE_CHECKING:
@@ -111,6 +111,23 @@ SERVE: list[Option] = [
         integer(0, 65_535, "PORT"),
         "Port to listen on; 0 takes a free one.",
         8000,
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "listen",
+        endpoint(),
+        "A further port where one API (a prefix that `parley routes` lists, without its stroke) is alone at the root, "
+        "as the original; port 0 takes a free one.",
+        section="server",
+        many=True,
+        variable=True,
+    ),
+    Option(
+        "strict",
+        switch(),
+        "Keep the limits and refusals of the originals also on the port that all APIs share.",
+        False,
         section="server",
         variable=True,
     ),
