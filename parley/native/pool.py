@@ -17,8 +17,8 @@ from parley.native.layout import LayerKV
 class Format:
     """How the pages of one layer are laid out.
 
-    ``tiled``: in the order of ``pages.h``, else in that of ``torch_attention``. ``dtype`` is that of the stored numbers:
-    the model's, or int8.
+    ``tiled``: in the order of ``pages.h``, else in that of ``torch_attention``. ``dtype`` is that of the stored
+    numbers: the model's, or int8.
     """
 
     layer: LayerKV

@@ -7,14 +7,14 @@ from served import HELLO, Served, concrete
 
 from parley import __version__
 from parley.engine.protocol import EngineFailed
-from parley.server.app import App
+from parley.server.app import App, universal
 
 KEY = "sk-right-key-0123456789"
 
 
 def table(served: Served) -> list[tuple[str, str, str]]:
     """Method, path and kind of every route that there is."""
-    app = App(served.service)
+    app = App(served.service, universal(), "127.0.0.1")
     return [(method, concrete(path), e.route.kind) for (method, path), e in app.endpoints.items()]
 
 
@@ -200,6 +200,15 @@ async def test_with_keys_a_proxy_may_pass_any_host_and_origin(serve):
     await connection.send(f"GET /v1/models HTTP/1.1\r\n{headers}\r\n\r\n".encode())
     assert (await connection.answer()).status == 200
     connection.close()
+
+
+async def test_names_that_stand_for_no_model_mean_the_one_that_is_served(serve):
+    served = await serve()
+    for name in ("tgi", "dummy", "", "https://example.com/v1\n"):
+        answer = await served.post("/tokenize", {"prompt": "a", "model": name})
+        assert answer.status == 200, name
+    for name in ("TGI", "dummy2", "ftp://example.com"):
+        assert (await served.post("/tokenize", {"prompt": "a", "model": name})).status == 404, name
 
 
 async def test_allowed_origins_get_cors_and_others_do_not(serve):
