@@ -23,7 +23,6 @@ from pathlib import Path
 import msgspec
 import uvloop
 from meter import Meter, table
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from parley import wire
 from parley.dialects.openai import completions
@@ -31,6 +30,7 @@ from parley.engine.fake import FAKE
 from parley.engine.protocol import Engine, Stream
 from parley.engine.remote import RemoteEngine
 from parley.server import app, life, logs, operations
+from parley.server.cycle import Cycle
 from parley.server.generation import Generation
 from parley.server.limits import Protocol
 from parley.server.options import ServerOptions
@@ -102,16 +102,14 @@ def advance(entry: list) -> Output:
 
 def instrument(meter: Meter) -> None:
     meter.wrap(Protocol, "data_received", "HTTP: parse, start of the task")
-    meter.wrap(RequestResponseCycle, "send", "HTTP: write")
-    meter.wrap(RequestResponseCycle, "receive", "HTTP: receive")
+    meter.wrap(Cycle, "send", "HTTP: write")
+    meter.wrap(Cycle, "receive", "HTTP: receive")
     meter.wrap(app.App, "__call__", "app: route, key, limits")
     meter.wrap(operations, "generate", "life of a request")
     meter.wrap(life, "generate", "life of a request")
     operations.HANDLERS["generate"] = life.generate
-    for name in vars(Exchange):
-        if callable(getattr(Exchange, name)) and not name.startswith("__"):
-            meter.wrap(Exchange, name, "exchange")
-    meter.wrap(Exchange, "__post_init__", "exchange")
+    for name in ("__post_init__", "body", "while_connected", "answer", "write"):
+        meter.wrap(Exchange, name, "exchange")
     meter.wrap(completions, "decode", "JSON")
     meter.wrap(completions.CompletionReply, "__init__", "validate")
     for name in ("chunk", "add", "body", "end"):
@@ -183,32 +181,47 @@ async def load(port: int, clients: int, requests: int, output: int, stream: bool
     await asyncio.gather(*(client.done for _, client in made))
 
 
+def answers(options: argparse.Namespace, output: int, stream: bool) -> int:
+    """How many requests or tokens a load has."""
+    length = output or options.output
+    return max(options.clients, options.requests * 8 // length) * length if stream else options.requests
+
+
+async def loaded(
+    port: int, options: argparse.Namespace, output: int, stream: bool, meter: Meter | None = None
+) -> float:
+    """Microseconds of this thread for each request or token of a load, which is run once before."""
+    length, cost = output or options.output, 0.0
+    tokens = answers(options, output, stream)
+    for requests in (options.clients, tokens // length):
+        if meter is not None:
+            meter.clear()
+        began = time.thread_time_ns()
+        clients = spawn(drive, port, options.clients, requests, length, stream)
+        while clients.is_alive():
+            await asyncio.sleep(0.02)
+        cost = (time.thread_time_ns() - began) / tokens / 1e3
+    return cost
+
+
 async def measure(options: argparse.Namespace) -> None:
-    meter = Meter()
-    instrument(meter)
     settings, server_options = Settings(model=str(options.model)), ServerOptions(names=("model",))
     service = Service(server_options, settings, Scripted(settings, options.pause))
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     server = Server(http(server_options, app.build(service)))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await service.load()
+    port = sock.getsockname()[1]
+    meter = Meter()
+    whole = [await loaded(port, options, *kind) for _, *kind in LOADS]
+    instrument(meter)
     columns = []
-    for title, output, stream in LOADS:
-        output = output or options.output
-        requests = max(options.clients, options.requests * 8 // output) if stream else options.requests
-        for count in (options.clients, requests):  # the first to warm up
-            meter.clear()
-            began = time.thread_time_ns()
-            port = sock.getsockname()[1]
-            clients = spawn(drive, port, options.clients, count, output, stream)
-            while clients.is_alive():
-                await asyncio.sleep(0.02)
-            whole = time.thread_time_ns() - began
-        per = requests * output * 1e3
+    for title, *kind in LOADS:
+        cost = await loaded(port, options, *kind, meter)
+        per = answers(options, *kind) * 1e3
         costs = {name: own / per for name, own in meter.own.items()}
-        costs[REST] = (whole - meter.cost) / per - sum(costs.values())
-        columns.append((title, costs))
-    print(table(columns, "µs"))
+        columns.append((title, costs | {REST: cost - meter.cost / per - sum(costs.values())}))
+    print(table(columns, "µs", whole))
     await service.engine.close()
     server.should_exit = True
     await serving

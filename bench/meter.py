@@ -5,9 +5,9 @@ below them, to a name. CPU time, because machines are shared; what measuring its
 from __future__ import annotations
 
 import functools
-import types
+import inspect
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from time import thread_time_ns
 from typing import Any
 
@@ -47,7 +47,7 @@ class Meter:
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:
         """Charge a function or coroutine function of a module or class to ``name``."""
-        raw = owner.__dict__[attribute] if isinstance(owner, type) else getattr(owner, attribute)
+        raw = inspect.getattr_static(owner, attribute)
         function = raw.fget if isinstance(raw, property) else raw
         timed = self.timed(function, name)
         setattr(owner, attribute, property(timed) if isinstance(raw, property) else timed)
@@ -56,10 +56,10 @@ class Meter:
         if _is_coroutine(function):
 
             @functools.wraps(function)
-            def resumed(*args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-                return self._resume(function(*args, **kwargs), name)
+            def begun(*args: Any, **kwargs: Any) -> Resumed:
+                return Resumed(self, function(*args, **kwargs), name)
 
-            return resumed
+            return begun
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -71,27 +71,6 @@ class Meter:
 
         return called
 
-    async def _resume(self, coroutine: Coroutine[Any, Any, Any], name: str) -> Any:
-        return await self._drive(coroutine, name)
-
-    @types.coroutine
-    def _drive(self, coroutine: Coroutine[Any, Any, Any], name: str) -> Generator[Any, Any, Any]:
-        """Run a coroutine, charging it whenever it runs and not while it waits."""
-        step: Callable[[Any], Any] = coroutine.send
-        value: Any = None
-        while True:
-            self.enter(name)
-            try:
-                awaited = step(value)
-            except StopIteration as end:
-                return end.value
-            finally:
-                self.leave()
-            try:
-                step, value = coroutine.send, (yield awaited)
-            except BaseException as error:
-                step, value = coroutine.throw, error
-
     def _calibrate(self, rounds: int = 20_000) -> None:
         empty = self.timed(lambda: None, "empty")
         self.enter("caller")
@@ -102,16 +81,54 @@ class Meter:
         self.clear()
 
 
+class Resumed(Coroutine[Any, Any, Any]):
+    """A coroutine that is charged to a name whenever it runs, and not while it waits."""
+
+    def __init__(self, meter: Meter, coroutine: Coroutine[Any, Any, Any], name: str):
+        self._meter, self._coroutine, self._name = meter, coroutine, name
+
+    def send(self, value: Any) -> Any:
+        self._meter.enter(self._name)
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self._meter.leave()
+
+    def throw(self, *error: Any) -> Any:
+        self._meter.enter(self._name)
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            self._meter.leave()
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Resumed:
+        return self
+
+    def __iter__(self) -> Resumed:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+
 def _is_coroutine(function: Callable[..., Any]) -> bool:
     return bool(getattr(getattr(function, "__code__", None), "co_flags", 0) & 0x80)
 
 
-def table(columns: list[tuple[str, dict[str, float]]], unit: str) -> str:
-    """A Markdown table: one row per name, in order of the last column, and the sum."""
+def table(columns: list[tuple[str, dict[str, float]]], unit: str, whole: list[float] | None = None) -> str:
+    """A Markdown table: one row per name, in order of the last column, and the sum.
+
+    ``whole``: what each column's sum was when nothing was measured within it.
+    """
     last = columns[-1][1]
     names = sorted({name for _, costs in columns for name in costs}, key=lambda name: -last.get(name, 0.0))
     lines = [f"| {unit} | " + " | ".join(title for title, _ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for name in names:
         lines.append(f"| {name} | " + " | ".join(f"{costs.get(name, 0.0):.1f}" for _, costs in columns) + " |")
     lines.append("| **sum** | " + " | ".join(f"{sum(costs.values()):.1f}" for _, costs in columns) + " |")
+    if whole is not None:
+        lines.append("| **measured as a whole** | " + " | ".join(f"{cost:.1f}" for cost in whole) + " |")
     return "\n".join(lines)
