@@ -20,7 +20,7 @@ from starlette.routing import Route as Mounted
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import openai, tgi, triton
+from parley.dialects import openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
@@ -43,11 +43,14 @@ class Surface:
 
 SURFACES = (
     Surface("", openai.DIALECT),
+    Surface("", vllm.DIALECT),
     Surface("", tgi.DIALECT),
     Surface("/openai", openai.DIALECT),
     Surface("", triton.DIALECT),
     Surface("/tgi", tgi.STRICT),
     Surface("/triton", triton.STRICT),
+    Surface("/vllm", vllm.STRICT),
+    Surface("/vllm-0.6.3", vllm.OLD),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
@@ -70,11 +73,13 @@ class Endpoint:
 
 
 class Fork:
-    """What answers a path that several APIs have: the first one that claims the body, or else the first."""
+    """What answers a path that several APIs have: the first one that claims the body, or else the first that does not
+    yield."""
 
     def __init__(self, endpoints: Sequence[Endpoint]):
         self.endpoints = endpoints
-        self.route, self.dialect, self.service = endpoints[0].route, endpoints[0].dialect, endpoints[0].service
+        self.default = next((end for end in endpoints if not end.route.yields), endpoints[0])
+        self.route, self.dialect, self.service = self.default.route, self.default.dialect, self.default.service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
@@ -82,7 +87,7 @@ class Fork:
         body = await exchange.peek()
         names = await self.service.off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
-        await next(claiming, self.endpoints[0])(scope, receive, send)
+        await next(claiming, self.default)(scope, receive, send)
 
 
 def members(body: bytes) -> set[str]:
