@@ -220,6 +220,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_blocks: int
     block_size: int
     lowered: bool  # runs on the fused decoder rather than through Transformers
+    quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -236,6 +237,7 @@ class Settings(msgspec.Struct, kw_only=True):
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    quantization: str = "none"  # what to make of plain weights: none, int8 or int4
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
