@@ -138,12 +138,13 @@ class Exchange:
         await self._body(body, last=True)
 
     async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
-        """Send a part of a stream, behind the headers if it is the first."""
+        """Send a part of a stream, behind the headers if it is the first; an empty type is left out of them."""
         if not self.status:
+            kind = [(b"content-type", media_type.encode())] if media_type else []
             await self._start(
                 200,
                 [
-                    (b"content-type", media_type.encode()),
+                    *kind,
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
                     *self.extra,
