@@ -107,6 +107,14 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "grpc-port",
+        integer(0, 65_535, "PORT"),
+        "Port for Triton's API over gRPC; needs `pip install 'parley[grpc]'`.",
+        section="server",
+        unset="none",
+        variable=True,
+    ),
+    Option(
         "api-key",
         text("KEY"),
         "Key that clients must send.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,13 @@ def run(config: Config) -> int:
 
 
 def server_options(config: Config) -> ServerOptions:
-    """The server's part of the options. Raises ConfigError when the key file cannot be read."""
+    """The server's part of the options. Raises ConfigError."""
     from parley.server.options import ServerOptions
 
     return ServerOptions(
         host=config["host"],
         port=config["port"],
+        grpc_port=grpc_port(config["grpc-port"]),
         names=tuple(config["name"] or [served_name(config["model"])]),
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
         max_queue=config["max-queue"],
@@ -49,6 +51,13 @@ def server_options(config: Config) -> ServerOptions:
         access_log=not config["quiet"],
         log_format=config["log-format"],
     )
+
+
+def grpc_port(port: int | None) -> int | None:
+    """The port, if gRPC can be served. Raises ConfigError."""
+    if port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
+        raise ConfigError("--grpc-port: packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
+    return port
 
 
 def keys_of(file: str | None) -> list[str]:

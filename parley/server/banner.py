@@ -27,14 +27,21 @@ def address(options: ServerOptions, port: int) -> str:
 
 
 def opening(
-    options: ServerOptions, settings: Settings, name: str, root: str, surfaces: Iterable[tuple[str, Dialect]]
+    options: ServerOptions,
+    settings: Settings,
+    name: str,
+    root: str,
+    surfaces: Iterable[tuple[str, Dialect]],
+    grpc: str = "",
 ) -> str:
-    """The first lines: known before anything is loaded."""
+    """The first lines: known before anything is loaded. ``grpc``: the address for it, if it is served."""
     lines = [
         f"parley {__version__}",
         f"  model    {name} ({settings.dtype} on {settings.device})",
     ]
     lines += [f"  {dialect.title:<8} {root}{prefix}{dialect.base}" for prefix, dialect in surfaces]
+    if grpc:
+        lines.append(f"  gRPC     {grpc}")
     lines.append(f"  health   {root}/health/ready")
     if not is_loopback(options.host) and not options.api_keys:
         lines.append(

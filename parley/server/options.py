@@ -17,6 +17,7 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free port, printed at the start
+    grpc_port: int | None = None  # Triton's API over gRPC, on the same host; None: not served
     names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
     max_queue: int = 1024

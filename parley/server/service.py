@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from parley import __version__
-from parley.dialects.dialect import Card, Facts
+from parley.dialects.dialect import Card, Facts, Head
 from parley.engine.protocol import Engine
 from parley.errors import NotReady, Overloaded, UnknownModel, excerpt
 from parley.server.metrics import Metrics
@@ -118,6 +118,12 @@ class Service:
     def card(self, name: str) -> Card:
         info = self.engine.info
         return Card(name, self.created, info.max_model_len if info is not None else None)
+
+    def head(self, id: str, path: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Head:
+        """What a dialect is told of a request with this id."""
+        info = self.engine.info
+        context, device = (info.max_model_len, info.device) if info is not None else (0, "")
+        return Head(id, int(time.time()), self.fingerprint, context, device, path, headers)
 
     def facts(self) -> Facts:
         cards = [self.card(name) for name in self.names]

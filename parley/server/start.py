@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
@@ -33,6 +34,9 @@ from parley.server.options import ServerOptions
 from parley.server.service import Service
 from parley.text import BadTokenizer
 from parley.types import ModelInfo, Progress, Settings
+
+if TYPE_CHECKING:
+    from parley.server.rpc import Port
 
 log = logging.getLogger("parley.server")
 
@@ -121,17 +125,23 @@ class Instance:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._server = Server(http(options, build(self.service)))
+        self._rpc: Port | None = None
 
     async def live(self) -> int:
         """From the first line to the exit code."""
         started = time.monotonic()
+        try:
+            calls = await self._listen()
+        except OSError as error:
+            banner.say(f"parley: {error}")
+            return 1
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
         port = self._sock.getsockname()[1]
         root = banner.address(self.options, port)
         surfaces = ((surface.prefix, surface.dialect) for surface in SURFACES)
-        banner.say(banner.opening(self.options, self.settings, self.service.names[0], root, surfaces))
+        banner.say(banner.opening(self.options, self.settings, self.service.names[0], root, surfaces, calls))
         serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
         try:
             failure = await self._until_stopped(serving, started)
@@ -143,6 +153,15 @@ class Instance:
             banner.say(f"parley: {failure}")
             return 1
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
+
+    async def _listen(self) -> str:
+        """Listen for gRPC too, if that is wanted: the address. Raises OSError."""
+        if self.options.grpc_port is None:
+            return ""
+        from parley.server.rpc import Port  # needs packages that only this port needs
+
+        self._rpc = Port(self.service)
+        return await self._rpc.start(self.options.host, self.options.grpc_port)
 
     async def _until_stopped(self, serving: asyncio.Task[None], started: float) -> str:
         """Load, then serve. Empty after a signal, else what went wrong."""
@@ -228,5 +247,7 @@ class Instance:
             task.cancel()
         await self.engine.close()  # what is still open gets its error from it
         await self.service.settle(LAST_WORDS)
+        if self._rpc is not None:
+            await self._rpc.stop(LAST_WORDS)
         self._server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
