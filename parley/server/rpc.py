@@ -1,4 +1,4 @@
-"""Triton's API over gRPC: a port of its own, in the same event loop, with the same keys, limits and places in the queue.
+"""Triton's API over gRPC: a port of its own in the same event loop, with the same keys, limits and places in the queue.
 
 What calls mean is said in ``dialects/triton``; here is how they live: a key, a message, a generation, answers. A call
 that the client cancels, or whose deadline passes, is a cancelled task, and its generation ends with it. Only who
@@ -141,7 +141,7 @@ class Port:
         return made[0].SerializeToString()
 
     async def _stream(self, call: Call, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Many requests side by side, each with its own answers. They are read no faster than there is room for them."""
+        """Many requests side by side, each with its own answers. They are read no faster than there is room."""
         writing, room = asyncio.Lock(), asyncio.Semaphore(self._service.places)
 
         async def send(message: Message) -> None:

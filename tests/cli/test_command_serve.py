@@ -51,6 +51,15 @@ def test_every_option_of_the_server_arrives(tmp_path):
     assert options("--fake-engine").engine == "scripted"
 
 
+def test_the_port_for_grpc_needs_its_packages(monkeypatch):
+    monkeypatch.setattr("parley.commands.serve.find_spec", lambda name: name)
+    assert options("--grpc-port", "8001").grpc_port == 8001
+    monkeypatch.setattr("parley.commands.serve.find_spec", lambda name: None)
+    assert options().grpc_port is None
+    with pytest.raises(ConfigError, match=r"parley\[grpc\]"):
+        options("--grpc-port", "8001")
+
+
 def test_the_name_is_that_of_the_model():
     assert options("owner/model").names == ("owner/model",)
     assert options("/some/where/tiny/").names == ("tiny",)

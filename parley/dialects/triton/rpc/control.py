@@ -21,9 +21,7 @@ QUESTION = HEALTH("HealthCheckRequest")
 STATE = HEALTH("HealthCheckResponse")
 
 
-def _put(
-    ask: control.Ask, head: Head, facts: Facts, body: dict[str, Any] | None = None, **path: str
-) -> Any:
+def _put(ask: control.Ask, head: Head, facts: Facts, body: dict[str, Any] | None = None, **path: str) -> Any:
     """The HTTP dialect's answer; parts of the path that are empty were not given."""
     place = {part: value for part, value in path.items() if value or part == "model"}
     answer: Answer = ask(msgspec.json.encode(body) if body else b"", replace(head, path=place), facts)

@@ -1,7 +1,7 @@
 """Inference over gRPC: a request's message as the document that HTTP's ``infer`` reads, and answers as messages.
 
-Tensors come typed in the message or as bytes beside it; they leave as bytes. Every answer in a stream says whether it is
-the last one of its request.
+Tensors come typed in the message or as bytes beside it; they leave as bytes. Every answer in a stream says whether
+it is the last one of its request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CONTENTS = {
 
 
 class Inference:
-    """One request and the messages that answer it: several, or one if the client wants no stream (``whole``: anyway)."""
+    """One request and the messages that answer it: one if the client wants no stream, or ``whole``; else several."""
 
     def __init__(self, asked: Asked, form: Form, *, whole: bool):
         self.request = asked.request

@@ -30,7 +30,7 @@ def values(parameters: Mapping[str, Message]) -> dict[str, Any]:
 
 def told(answer: Answer) -> Any:
     """What an answer of the HTTP dialect says; None if nothing. One that is no success is raised as ParleyError."""
-    value = msgspec.json.decode(answer.body) if answer.body else None
+    value: Any = msgspec.json.decode(answer.body) if answer.body else None
     if answer.status != 200:
         error = ParleyError(value["error"])
         error.status = answer.status
