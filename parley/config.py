@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parley.kinds import choice, duration, integer, number, pattern, size, switch, text
+from parley.kinds import choice, duration, endpoint, integer, number, pattern, size, switch, text
 from parley.options import Config, Option
 
 if TYPE_CHECKING:
@@ -41,6 +41,14 @@ SERVE: list[Option] = [
         choice(*DTYPES),
         "Numbers to compute with; auto takes fp32 if the model was saved in it.",
         "bf16",
+        section="model",
+        variable=True,
+    ),
+    Option(
+        "quantization",
+        choice("none", "int8", "int4"),
+        "What plain weights become while they are loaded; none leaves them as they are.",
+        "none",
         section="model",
         variable=True,
     ),
@@ -107,11 +115,29 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "listen",
+        endpoint(),
+        "A further port where one API (a prefix that `parley routes` lists, without its stroke) is alone at the root, "
+        "as the original; port 0 takes a free one.",
+        section="server",
+        many=True,
+        variable=True,
+    ),
+    Option(
         "grpc-port",
         integer(0, 65_535, "PORT"),
-        "Port for Triton's API over gRPC; needs `pip install 'parley[grpc]'`.",
+        "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley[grpc]'`. Another address: "
+        "`--listen grpc=HOST:PORT`.",
         section="server",
         unset="none",
+        variable=True,
+    ),
+    Option(
+        "strict",
+        switch(),
+        "Keep the limits and refusals of the originals also on the port that all APIs share.",
+        False,
+        section="server",
         variable=True,
     ),
     Option(
@@ -224,4 +250,5 @@ def settings(config: Config, folder: str) -> Settings:
         prefix_cache=config["prefix-cache"],
         threads=config["threads"],
         lowering=config["lowering"],
+        quantization=config["quantization"],
     )

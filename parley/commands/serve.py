@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from parley.config import SERVE, settings
 from parley.hub import served_name
-from parley.options import Config, ConfigError, show
+from parley.options import Config, ConfigError, nearest, show
 
 if TYPE_CHECKING:
-    from parley.server.options import ServerOptions
+    from parley.server.options import Listen, ServerOptions
 
 OPTIONS = SERVE
+GRPC = "grpc"  # what --listen calls it
 USAGE = """\
 usage: parley serve [MODEL] [options]
 
@@ -31,13 +32,15 @@ def run(config: Config) -> int:
 
 
 def server_options(config: Config) -> ServerOptions:
-    """The server's part of the options. Raises ConfigError."""
+    """The server's part of the options. Raises ConfigError for what only the server can tell is wrong."""
     from parley.server.options import ServerOptions
 
     return ServerOptions(
         host=config["host"],
         port=config["port"],
-        grpc_port=grpc_port(config["grpc-port"]),
+        listen=listen_of(config),
+        grpc=grpc_of(config),
+        strict=config["strict"],
         names=tuple(config["name"] or [served_name(config["model"])]),
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
         max_queue=config["max-queue"],
@@ -53,11 +56,28 @@ def server_options(config: Config) -> ServerOptions:
     )
 
 
-def grpc_port(port: int | None) -> int | None:
-    """The port, if gRPC can be served. Raises ConfigError."""
-    if port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
-        raise ConfigError("--grpc-port: packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
-    return port
+def listen_of(config: Config) -> tuple[Listen, ...]:
+    """The HTTP ports of single APIs. Raises ConfigError when there is no API of a name."""
+    from parley.server.app import ALONE
+    from parley.server.options import Listen
+
+    known = [*ALONE, GRPC]
+    for name, _, _ in config["listen"]:
+        if name not in known:
+            raise ConfigError(f"--listen: no API is called {name}.{nearest(name, known)} Known: {', '.join(known)}.")
+    return tuple(Listen(*each) for each in config["listen"] if each[0] != GRPC)
+
+
+def grpc_of(config: Config) -> tuple[Listen, ...]:
+    """The ports for gRPC. Raises ConfigError when what it needs is not installed."""
+    from parley.server.options import Listen
+
+    ports = [Listen(*each) for each in config["listen"] if each[0] == GRPC]
+    if config["grpc-port"] is not None:
+        ports.insert(0, Listen(GRPC, config["host"], config["grpc-port"]))
+    if ports and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
+        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
+    return tuple(ports)
 
 
 def keys_of(file: str | None) -> list[str]:

@@ -35,7 +35,7 @@ log = logging.getLogger("parley.server")
 
 @dataclass(frozen=True)
 class Surface:
-    """An API below a path. All that have the empty prefix make the universal surface, which speaks every API."""
+    """An API below a path. All that have the empty prefix share the root, which speaks every API."""
 
     prefix: str
     dialect: Dialect
@@ -51,7 +51,19 @@ SURFACES = (
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
+ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix}  # APIs that may have a port
 EXCHANGE = "parley.exchange"
+
+
+def universal(strict: bool = False) -> tuple[Surface, ...]:
+    """What a server's own port answers: every surface. ``strict``: at the root, too, in the manner below the prefix."""
+    manners = {dialect.name: dialect for dialect in ALONE.values()} if strict else {}
+    return (OWN, *(replace(each, dialect=manners.get(each.dialect.name, each.dialect)) for each in SURFACES))
+
+
+def alone(name: str) -> tuple[Surface, ...]:
+    """What a port answers that one API has for itself: this API at the root, and behind it the server's own paths."""
+    return (Surface("", ALONE[name]), OWN)
 
 
 class Endpoint:
@@ -94,10 +106,10 @@ def members(body: bytes) -> set[str]:
     return {name for name, value in values.items() if bytes(value) != b"null"}
 
 
-def table() -> dict[tuple[str, str], list[tuple[Route, Surface]]]:
+def table(surfaces: Sequence[Surface]) -> dict[tuple[str, str], list[tuple[Route, Surface]]]:
     """Every method and path with what answers there: the first that is listed, and others that claim bodies."""
     places: dict[tuple[str, str], list[tuple[Route, Surface]]] = {}
-    for surface in (OWN, *SURFACES):
+    for surface in surfaces:
         for route in surface.dialect.routes:
             for path in _paths(surface.prefix, route.path):
                 place = places.setdefault((route.method, path), [])
@@ -111,24 +123,25 @@ def _paths(prefix: str, path: str) -> tuple[str, ...]:
     return (prefix, prefix + path) if prefix and path == "/" else (prefix + path,)
 
 
-def endpoints(service: Service) -> dict[tuple[str, str], Endpoint | Fork]:
-    """Every route of the server by method and path."""
+def endpoints(service: Service, surfaces: Sequence[Surface]) -> dict[tuple[str, str], Endpoint | Fork]:
+    """Every route of these surfaces by method and path."""
     made: dict[tuple[str, str], Endpoint | Fork] = {}
-    for place, answering in table().items():
+    for place, answering in table(surfaces).items():
         ends = [Endpoint(service, route, surface.dialect) for route, surface in answering]
         made[place] = ends[0] if len(ends) == 1 else Fork(ends)
     return made
 
 
 class App:
-    """``endpoints`` is the route table that the router was made of."""
+    """What answers at one port: ``surfaces`` there, and ``endpoints``, the route table that the router was made of."""
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, surfaces: Sequence[Surface], host: str):
         options = service.options
         self.service = service
-        self.endpoints = endpoints(service)
+        self.surfaces = [surface for surface in surfaces if surface is not OWN]
+        self.endpoints = endpoints(service, surfaces)
         self._keys = Keys(options.api_keys)
-        self._gate = Gate(options.host, options.hosts, options.cors, self._keys)
+        self._gate = Gate(host, options.hosts, options.cors, self._keys)
         self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
         self._open = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind in OPEN}
         self._router = Router(
@@ -175,8 +188,8 @@ class App:
         """The API that words what is wrong with a request before its route is found."""
         if path in self._owners:
             return self._owners[path]
-        roots = [(surface.prefix, surface.dialect) for surface in SURFACES]
-        roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in SURFACES]
+        roots = [(surface.prefix, surface.dialect) for surface in self.surfaces]
+        roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in self.surfaces]
         fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
         return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]
 
@@ -190,9 +203,10 @@ class App:
             exchange.abort()
 
 
-def build(service: Service) -> ASGIApp:
-    """The application, with CORS around it if any origin is allowed."""
-    app = App(service)
+def build(service: Service, surfaces: Sequence[Surface] = (), host: str = "") -> ASGIApp:
+    """The application of one port, by default the server's own; with CORS around it if any origin is allowed."""
+    options = service.options
+    app = App(service, surfaces or universal(options.strict), host or options.host)
     origins = service.options.cors
     if not origins:
         return app

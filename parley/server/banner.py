@@ -20,9 +20,9 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def address(options: ServerOptions, port: int) -> str:
-    """The server's root as a URL that works on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
+def address(host: str, port: int) -> str:
+    """The root of what listens there as a URL that works on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -31,28 +31,30 @@ def opening(
     settings: Settings,
     name: str,
     root: str,
-    surfaces: Iterable[tuple[str, Dialect]],
-    grpc: str = "",
+    surfaces: Iterable[tuple[Dialect, str]],
+    grpc: Iterable[str] = (),
 ) -> str:
-    """The first lines: known before anything is loaded. ``grpc``: the address for it, if it is served."""
+    """The first lines: known before anything is loaded. ``surfaces``: every API with the URL that it is at; ``grpc``:
+    addresses for that."""
     lines = [
         f"parley {__version__}",
         f"  model    {name} ({settings.dtype} on {settings.device})",
     ]
-    lines += [f"  {dialect.title:<8} {root}{prefix}{dialect.base}" for prefix, dialect in surfaces]
-    if grpc:
-        lines.append(f"  gRPC     {grpc}")
+    lines += [f"  {dialect.title:<8} {url}{dialect.base}" for dialect, url in surfaces]
+    lines += [f"  gRPC     {place}" for place in grpc]
     lines.append(f"  health   {root}/health/ready")
-    if not is_loopback(options.host) and not options.api_keys:
-        lines.append(
-            f"  warning: everybody who reaches {options.host} may use this server; --api-key would ask for a key"
-        )
+    public = [
+        host for host in (options.host, *(each.host for each in options.listen + options.grpc)) if not is_loopback(host)
+    ]
+    if public and not options.api_keys:
+        lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
     return "\n".join(lines)
 
 
 def ready(info: ModelInfo, seconds: float) -> str:
     """The line after which requests are answered: with the memory plan."""
-    plan = [f"{info.architecture}, {_count(info.parameters)} parameters, {info.dtype} on {info.device}"]
+    numbers = info.dtype if info.quantization == "none" else f"{info.dtype} and {info.quantization}"
+    plan = [f"{info.architecture}, {_count(info.parameters)} parameters, {numbers} on {info.device}"]
     if info.weights_bytes:
         plan.append(f"weights {_bytes(info.weights_bytes)}")
     if info.kv_bytes:

@@ -8,7 +8,7 @@ wants this port imports the file; it needs the extra ``grpc``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,8 +40,8 @@ class Port:
         self._service = service
         self._keys = Keys(service.options.api_keys)
 
-    async def start(self, host: str, port: int) -> str:
-        """Listen; port 0 takes a free one. Returns the address as clients write it. Raises OSError."""
+    async def start(self, places: Sequence[tuple[str, int]]) -> list[str]:
+        """Listen at these hosts and ports; 0 takes a free one. Returns what clients write. Raises OSError."""
         service = self._service
         self._server = grpc.aio.server(
             options=[
@@ -55,15 +55,18 @@ class Port:
             ]
         )
         self._server.add_generic_rpc_handlers(self._handlers())
-        host = f"[{host}]" if ":" in host else host
+        addresses = [self._bind(*place) for place in places]
+        await self._server.start()
+        return addresses
+
+    def _bind(self, host: str, port: int) -> str:
+        name = f"[{host}]" if ":" in host else host
         try:
-            port = self._server.add_insecure_port(f"{host}:{port}")
+            return f"{name}:{self._server.add_insecure_port(f'{name}:{port}')}"
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {host} port {port} for gRPC: it is taken, or the address is not known."
             ) from error
-        await self._server.start()
-        return f"{host}:{port}"
 
     async def stop(self, seconds: float) -> None:
         """Take no more calls, and cut those that have not ended after so long."""

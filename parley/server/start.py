@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,7 +28,7 @@ from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.server import banner, logs
-from parley.server.app import SURFACES, build
+from parley.server.app import SURFACES, alone, build, universal
 from parley.server.limits import Protocol
 from parley.server.options import ServerOptions
 from parley.server.service import Service
@@ -62,15 +62,23 @@ def run(settings: Settings, options: ServerOptions) -> int:
     """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
     keep_standard_streams()
     logs.set_up(options.log_format)
-    try:
-        sock = listen(options)
-    except OSError as error:
-        code = error.errno or 0
-        reason = os.strerror(code) if code > 0 else "the address is not known"
-        banner.say(f"parley: cannot listen on {options.host} port {options.port}: {reason}.")
-        return 1
-    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Instance(settings, options, sock).live())
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for host, port in places(options):
+            try:
+                sockets.append(stack.enter_context(listen(host, port)))
+            except OSError as error:
+                code = error.errno or 0
+                reason = os.strerror(code) if code > 0 else "the address is not known"
+                banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
+                return 1
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        return runner.run(Instance(settings, options, sockets).live())
+
+
+def places(options: ServerOptions) -> list[tuple[str, int]]:
+    """Where the server is to listen: its own port first, then those of single APIs."""
+    return [(options.host, options.port), *((each.host, each.port) for each in options.listen)]
 
 
 def keep_standard_streams() -> None:
@@ -82,11 +90,11 @@ def keep_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def listen(options: ServerOptions) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A socket that accepts from now on; ``::`` stands for IPv4 as well. Raises OSError."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    both = options.host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def http(options: ServerOptions, app: ASGIApp) -> uvicorn.Config:
@@ -113,18 +121,20 @@ class Server(uvicorn.Server):
 
 
 class Instance:
-    """One server process: an HTTP server and an engine."""
+    """One server process: HTTP servers, one per port, and an engine. ``sockets`` are those of ``places``."""
 
-    def __init__(self, settings: Settings, options: ServerOptions, sock: socket.socket):
+    def __init__(self, settings: Settings, options: ServerOptions, sockets: Sequence[socket.socket]):
         self.settings = settings
         self.options = options
         self.engine: Engine = ENGINES[options.engine](settings)
         self.service = Service(options, settings, self.engine)
-        self._sock = sock
+        self._sockets = sockets
         self._signals: list[int] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        self._server = Server(http(options, build(self.service)))
+        tables = [universal(options.strict), *(alone(each.api) for each in options.listen)]
+        apps = [build(self.service, table, host) for table, (host, _) in zip(tables, places(options), strict=True)]
+        self._servers = [Server(http(options, app)) for app in apps]
         self._rpc: Port | None = None
 
     async def live(self) -> int:
@@ -138,11 +148,14 @@ class Instance:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
-        port = self._sock.getsockname()[1]
-        root = banner.address(self.options, port)
-        surfaces = ((surface.prefix, surface.dialect) for surface in SURFACES)
-        banner.say(banner.opening(self.options, self.settings, self.service.names[0], root, surfaces, calls))
-        serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
+        ports = (sock.getsockname()[1] for sock in self._sockets)
+        roots = [banner.address(host, port) for (host, _), port in zip(places(self.options), ports, strict=True)]
+        surfaces = [(surface.dialect, roots[0] + surface.prefix) for surface in SURFACES]
+        surfaces += [
+            (alone(each.api)[0].dialect, root) for each, root in zip(self.options.listen, roots[1:], strict=True)
+        ]
+        banner.say(banner.opening(self.options, self.settings, self.service.names[0], roots[0], surfaces, calls))
+        serving = asyncio.create_task(self._serve())
         try:
             failure = await self._until_stopped(serving, started)
         finally:
@@ -154,14 +167,18 @@ class Instance:
             return 1
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
 
-    async def _listen(self) -> str:
-        """Listen for gRPC too, if that is wanted: the address. Raises OSError."""
-        if self.options.grpc_port is None:
-            return ""
-        from parley.server.rpc import Port  # needs packages that only this port needs
+    async def _listen(self) -> list[str]:
+        """Listen for gRPC as well, if that is wanted: the addresses. Raises OSError."""
+        if not self.options.grpc:
+            return []
+        from parley.server.rpc import Port  # needs packages that nothing else needs
 
         self._rpc = Port(self.service)
-        return await self._rpc.start(self.options.host, self.options.grpc_port)
+        return await self._rpc.start([(each.host, each.port) for each in self.options.grpc])
+
+    async def _serve(self) -> None:
+        pairs = zip(self._servers, self._sockets, strict=True)
+        await asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
 
     async def _until_stopped(self, serving: asyncio.Task[None], started: float) -> str:
         """Load, then serve. Empty after a signal, else what went wrong."""
@@ -228,7 +245,8 @@ class Instance:
         self._signals.append(number)
         if self._stop.is_set():
             self._force.set()
-            self._server.force_exit = True
+            for server in self._servers:
+                server.force_exit = True
         else:
             self._stop.set()
             if self.service.open:
@@ -249,5 +267,6 @@ class Instance:
         await self.service.settle(LAST_WORDS)
         if self._rpc is not None:
             await self._rpc.stop(LAST_WORDS)
-        self._server.should_exit = True
+        for server in self._servers:
+            server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

@@ -87,7 +87,7 @@ async def dial(serve) -> AsyncIterator[Dial]:
     async def begin(**options: Any) -> Calls:
         served = await serve(**options)
         port = Port(served.service)
-        begun.append(Calls(served, port, await port.start("127.0.0.1", 0)))
+        begun.append(Calls(served, port, (await port.start([("127.0.0.1", 0)]))[0]))
         return begun[-1]
 
     yield begin
@@ -437,7 +437,7 @@ async def test_lines_of_the_log(dial, caplog):
 async def test_a_port_that_is_taken(dial):
     calls = await dial()
     with pytest.raises(OSError, match="is taken"):
-        await Port(calls.served.service).start("127.0.0.1", int(calls.address.rpartition(":")[2]))
+        await Port(calls.served.service).start([("127.0.0.1", int(calls.address.rpartition(":")[2]))])
 
 
 async def test_a_server_with_both_ports(folder):
