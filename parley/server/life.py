@@ -44,7 +44,8 @@ async def _read(service: Service, route: Route, exchange: Exchange) -> Reply | A
 
 
 def head(service: Service, exchange: Exchange) -> Head:
-    return service.head(exchange.unique, exchange.path, exchange.headers)
+    query = exchange.scope.get("query_string", b"")
+    return service.head(exchange.unique, exchange.path, exchange.headers, query)
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:

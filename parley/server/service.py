@@ -115,6 +115,7 @@ class Service:
         raise UnknownModel(
             f"The model {excerpt(model)} does not exist. Served here: {', '.join(self.names)}.",
             name=model,
+            served=self.names,
             field="model",
         )
 
@@ -122,11 +123,11 @@ class Service:
         info = self.engine.info
         return Card(name, self.created, info.max_model_len if info is not None else None)
 
-    def head(self, id: str, path: Mapping[str, str], headers: Mapping[bytes, bytes]) -> Head:
+    def head(self, id: str, path: Mapping[str, str], headers: Mapping[bytes, bytes], query: bytes = b"") -> Head:
         """What a dialect is told of a request with this id."""
         info = self.engine.info
         context, device = (info.max_model_len, info.device) if info is not None else (0, "")
-        return Head(id, int(time.time()), self.fingerprint, context, device, path, headers)
+        return Head(id, int(time.time()), self.fingerprint, context, device, path, headers, query)
 
     def facts(self) -> Facts:
         cards = [self.card(name) for name in self.names]
