@@ -26,9 +26,7 @@ def conversation(body: Fields, joint: str = "\n") -> tuple[Chat, bool]:
 
     ``joint`` is put between the parts of a content that comes in parts.
     """
-    messages = [_message(item, joint) for item in body.objects("messages", cap=MAX_MESSAGES)]
-    if not messages:
-        raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
+    messages = turns(body, joint)
     tools, legacy = _tools(body)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
@@ -44,6 +42,14 @@ def conversation(body: Fields, joint: str = "\n") -> tuple[Chat, bool]:
         continue_final=continue_final,
     )
     return chat, legacy
+
+
+def turns(body: Fields, joint: str) -> list[Message]:
+    """The messages, at least one. Raises BadRequest."""
+    messages = [_message(item, joint) for item in body.objects("messages", cap=MAX_MESSAGES)]
+    if not messages:
+        raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
+    return messages
 
 
 def _options(body: Fields) -> dict[str, Any]:
