@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +61,7 @@ class Kernels:
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, N if name in NUMBERS else None
         self._c = library
+        self.name = Path(library._name).name
         self._max_dim = library.max_dim()
         self._attend_dim, self._attend_fold = library.attend_dim(), library.attend_fold()
 
