@@ -97,12 +97,14 @@ def http(options: ServerOptions, app: ASGIApp) -> uvicorn.Config:
     """How uvicorn is to serve the application."""
     return uvicorn.Config(
         app,
+        interface="asgi3",
         http=Protocol.bound(options),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=int(options.keep_alive),
         timeout_graceful_shutdown=2,
     )

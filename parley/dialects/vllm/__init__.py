@@ -67,7 +67,7 @@ STRICT = Dialect(
     ),
 )
 OLD = Dialect(
-    name="vllm",
+    name="vllm-0.6.3",
     title="vLLM 0.6.3's demo server",
     base="",
     error=shared.error,
