@@ -114,6 +114,7 @@ class Want(msgspec.Struct, frozen=True):
     usage: bool = False  # a usage record in the stream
     skip_special: bool = True  # leave special tokens out of the text
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
+    plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
 
 
 class Request(msgspec.Struct, kw_only=True):
