@@ -221,6 +221,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_blocks: int
     block_size: int
     lowered: bool  # runs on the fused decoder rather than through Transformers
+    pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
 
 
@@ -238,6 +239,7 @@ class Settings(msgspec.Struct, kw_only=True):
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
 
 
