@@ -32,6 +32,7 @@ __all__ = [
     "attend",
     "embed",
     "format",
+    "identity",
     "linear",
     "logits",
     "pack",
@@ -61,6 +62,12 @@ def _form(x: torch.Tensor) -> Any:
 def _reader(packed: Packed) -> Any:
     """Where the kernels for such a weight are."""
     return _compiled() if isinstance(packed, compiled.Packed) else torch_kernels
+
+
+def identity() -> str | None:
+    """What names the layout of packed weights; None where it is torch's own affair."""
+    kernels = _compiled()
+    return None if kernels is None else kernels.name
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +71,7 @@ class Kernels:
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, N if name in NUMBERS else None
         self._c = library
+        self.name = Path(library._name).name
         self._attend_dim = library.attend_dim()
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:

@@ -60,9 +60,11 @@ EXCHANGE = "parley.exchange"
 
 
 def universal(strict: bool = False) -> tuple[Surface, ...]:
-    """What a server's own port answers: every surface. ``strict``: at the root, too, in the manner below the prefix."""
-    manners = {dialect.name: dialect for dialect in ALONE.values()} if strict else {}
-    return (OWN, *(replace(each, dialect=manners.get(each.dialect.name, each.dialect)) for each in SURFACES))
+    """What a server's own port answers: every surface. ``strict``: those at the root in the manner of their prefix."""
+    if not strict:
+        return (OWN, *SURFACES)
+    manner = [surface if surface.prefix else Surface("", ALONE[surface.dialect.name]) for surface in SURFACES]
+    return (OWN, *manner)
 
 
 def alone(name: str) -> tuple[Surface, ...]:
