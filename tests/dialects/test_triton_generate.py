@@ -435,6 +435,12 @@ def test_the_version_in_the_path():
         assert len(message) < 500
 
 
+def test_half_precision_has_no_json():
+    status, message = refused(prompt_embedding_table=[0.5])
+    assert status == 400
+    assert message.startswith("receiving FP16 data via JSON is not supported.")
+
+
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
