@@ -45,6 +45,14 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "quantization",
+        choice("none", "int8", "int4"),
+        "What plain weights become while they are loaded; none leaves them as they are.",
+        "none",
+        section="model",
+        variable=True,
+    ),
+    Option(
         "device",
         pattern(r"cpu|cuda(:\d{1,3})?", "DEVICE", "cpu, cuda or cuda:N"),
         "cpu, cuda or cuda:N.",
@@ -216,4 +224,5 @@ def settings(config: Config, folder: str) -> Settings:
         prefix_cache=config["prefix-cache"],
         threads=config["threads"],
         lowering=config["lowering"],
+        quantization=config["quantization"],
     )

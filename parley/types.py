@@ -73,13 +73,15 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a token is drawn from the logits. The same values mean "off" here as in every API: 1, 0 or empty.
 
     temperature 0 is greedy. ``top_k`` 0 keeps all tokens. ``seed`` None lets the server draw one.
-    Order of operations: forbid (bias, min_tokens) -> penalties -> temperature -> min_p -> top_k -> top_p -> draw.
+    Order of operations: forbid (bias, min_tokens) -> penalties -> temperature -> min_p -> top_k -> top_p -> typical_p
+    -> draw.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -234,6 +236,7 @@ class Settings(msgspec.Struct, kw_only=True):
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    quantization: str = "none"  # what to make of plain weights: none, int8 or int4
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):

@@ -22,6 +22,8 @@ DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "I8": torch.int8,
+    "I32": torch.int32,
 }
 HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
 
@@ -73,9 +75,23 @@ class Checkpoint:
         """Numbers in all tensors."""
         return sum(math.prod(entry.shape) for entry in self._entries.values())
 
-    def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """A view of the file. Raises LoadError if the tensor is missing or has another shape than the config wants."""
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.end - entry.start for entry in self._entries.values())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name).shape
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A view of the file. Without a ``dtype`` it holds floating numbers of any kind.
+
+        Raises LoadError if the tensor is missing, or has another shape or kind than the config wants.
+        """
         entry = self._entry(name)
+        if entry.dtype != dtype and (dtype or not entry.dtype.is_floating_point):
+            kinds = [str(each).removeprefix("torch.") for each in (entry.dtype, dtype or "floating numbers")]
+            raise LoadError(f"Tensor {name} holds {kinds[0]}; the config asks for {kinds[1]}.")
         if entry.shape != shape:
             raise LoadError(f"Tensor {name} has shape {list(entry.shape)}; the config asks for {list(shape)}.")
         count = math.prod(entry.shape)

@@ -42,9 +42,11 @@ class Decoder:
         head: native.Packed,
         max_len: int,
         parameters: int,
+        weights_bytes: int,
     ):
         self.shape = shape
         self.parameters = parameters
+        self.weights_bytes = weights_bytes
         self.vocab_size = shape.vocab
         self.layers = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim) for _ in blocks]
         self.blocks = blocks
@@ -70,17 +72,19 @@ class Decoder:
         cos, sin = self._angles.index_select(0, batch.positions)[:, None].unbind(2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         residual = native.embed(batch.token_ids, self._embedding)
-        x = native.rms_norm(residual, self.blocks[0].input_norm, shape.eps)
-        following = [block.input_norm for block in self.blocks[1:]] + [self._norm]
-        for i, (block, norm) in enumerate(zip(self.blocks, following, strict=True)):
+        # A norm is told which layer reads its result, for that may want it in int8; the head's rows are chosen first.
+        following = [(block.input_norm, block.qkv) for block in self.blocks] + [(self._norm, None)]
+        norm, reader = following[0]
+        x = native.rms_norm(residual, norm, shape.eps, to=reader)
+        for i, (block, (norm, reader)) in enumerate(zip(self.blocks, following[1:], strict=True)):
             qkv = native.linear(x, block.qkv)
             pool, places = pages.pool(i), pages.places(i, batch)
             queries = native.rope_write(qkv, cos, sin, pool, places, head_norm=block.head_norm, eps=shape.eps)
             attended = pages.attend(i, queries, batch, scale=self._scale, window=block.window)
             x = native.linear(attended.view(-1, shape.heads * shape.head_dim), block.output)
-            x, residual = native.add_rms_norm(x, residual, block.post_norm, shape.eps)
-            x = native.linear(native.silu_mul(native.linear(x, block.gate_up)), block.down)
-            x, residual = native.add_rms_norm(x, residual, norm, shape.eps)
+            x, residual = native.add_rms_norm(x, residual, block.post_norm, shape.eps, to=block.gate_up)
+            x = native.linear(native.silu_mul(native.linear(x, block.gate_up), to=block.down), block.down)
+            x, residual = native.add_rms_norm(x, residual, norm, shape.eps, to=reader)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,11 @@
 One definition, whatever route the numbers take. With x = (logit - largest logit) / temperature, a token weighs
 floor(2^40 * exp(x)), an integer. Tokens are dropped by cut-off values, in this order: min_p by weight against the
 largest, top_k by the k-th largest x, top_p by the mass of all strictly larger x (a token stays while that mass is
-below top_p of what min_p and top_k left). Ties therefore stay or go together. The token drawn is the first, in order
-of ids, at which the running sum of weights exceeds u times their total.
+below top_p of what min_p and top_k left), typical_p by the mass of all strictly nearer x. Ties therefore stay or go
+together. The token drawn is the first, in order of ids, at which the running sum of weights exceeds u times their total.
+
+Typical sampling (Meister et al. 2022) prefers tokens whose surprise is near the distribution's entropy. With the weights'
+total Z, surprise is log Z - x and the entropy is log Z less the mean of x: so near is what is near the mean of x.
 
 Why integers: their sums are exact in any order. A row gives the same token alone and in a batch, from 256 candidates
 and from the whole vocabulary, with one thread and with many. What a weight of zero leaves out is below 2^-40 of the
@@ -143,11 +146,45 @@ def _draw_wide(
     u: torch.Tensor,
 ) -> torch.Tensor:
     """``draw_cut`` of a single row, from all its tokens: every argument keeps its first dimension, of size 1."""
+    return _pick(_cut_wide(logits, temperature, min_p, top_k, top_p)[1], u)
+
+
+def draw_typical(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    min_p: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    typical_p: torch.Tensor,
+    u: torch.Tensor,
+) -> torch.Tensor:
+    """As ``draw_cut``, and of what is left only the most typical tokens up to typical_p (float64 [R]): int64 [R].
+
+    Row by row and from the whole vocabulary, for the mean is a sum of floats: its order must not depend on the batch.
+    """
+    tokens = []
+    for row in torch.arange(len(logits), device=logits.device)[:, None]:
+        x, weights = _cut_wide(*(part[row] for part in (logits, temperature, min_p, top_k, top_p)))
+        total = weights.sum(-1)
+        terms = torch.where(weights > 0, weights * x.double(), 0.0)
+        mean = terms.cumsum(-1)[:, -1] / total  # one after another: sum() would share the work among threads
+        limit = _limit(total, typical_p[row]).clamp(min=1)
+        nearness = -(x.double() - mean).abs().float()
+        weights.masked_fill_(nearness < _edge(nearness[0], weights[0], limit), 0)
+        tokens.append(_pick(weights, u[row]))
+    return torch.cat(tokens)
+
+
+def _cut_wide(
+    logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x and weights of a single row's tokens, those that are dropped with weight 0: float32 and int64 [1, V]."""
     x, weights = _vocabulary(logits, temperature, min_p)
     if 0 < int(top_k) < x.shape[1]:
         weights.masked_fill_(x < _edge(x[0], torch.ones_like(weights[0]), top_k), 0)
-    weights.masked_fill_(x < _edge(x[0], weights[0], _limit(weights.sum(-1), top_p)), 0)
-    return _pick(weights, u)
+    if float(top_p) < 1.0:
+        weights.masked_fill_(x < _edge(x[0], weights[0], _limit(weights.sum(-1), top_p)), 0)
+    return x, weights
 
 
 def _limit(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -84,10 +84,11 @@ AttentionInterface.register(ATTENTION, attend)
 class Foreign:
     """A model of Transformers behind ``network.Network``."""
 
-    def __init__(self, model: PreTrainedModel, parameters: int):
+    def __init__(self, model: PreTrainedModel, parameters: int, weights_bytes: int):
         self.model = model
         self.device = model.device
         self.parameters = parameters
+        self.weights_bytes = weights_bytes
         self._body = model.get_decoder()
         self._compute = self._body.forward
         self._body.forward = self._forward
@@ -184,13 +185,13 @@ def load_foreign(
     del checkpoint
     progress(0.6)
     model = model.to(device).eval().requires_grad_(False)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.parameters()]
     try:
         _settle(model, max_len)
         _pack(model)
         progress(0.8)
         model.set_attn_implementation(ATTENTION)
-        network = Foreign(model, parameters)
+        network = Foreign(model, *map(sum, zip(*sizes, strict=True)))
         off = deviation(network)
     except (LoadError, MemoryError):
         raise

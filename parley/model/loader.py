@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from parley.core.sequence import BLOCK_SIZE
+from parley.model import quantisation as quantised
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
 from parley.model.lowering import PROBE, TOLERANCE, deviation, lower
 from parley.model.network import Network
+from parley.model.quantisation import Quantisation
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
 from parley.types import ModelInfo, Settings
@@ -46,16 +48,18 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
     progress("reading the config", 0.0)
     folder = Path(settings.model)
     config = read_config(folder)
-    if quantised := config.get("quantization_config"):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise LoadError(f"The checkpoint is quantised ({method or 'somehow'}), which is not supported.")
+    quantisation = quantised.read(config, settings.quantization)
     dtype = _dtype(settings.dtype, config)
     device = _device(settings.device)
+    if quantisation and not settings.lowering:
+        raise LoadError("Quantised weights run on the fused decoder only, and lowering is off.")
+    if quantisation and device.type != "cpu":
+        raise LoadError(f"Quantised weights run on the CPU only, and the device is {device}.")
     if settings.threads:
         torch.set_num_threads(settings.threads)
     length = _length(config, settings.max_model_len)
     checkpoint = Checkpoint(folder)
-    size, free = checkpoint.parameters * dtype.itemsize, _free(device)
+    size, free = quantisation.least(checkpoint, dtype), _free(device)
     if size > free:
         raise LoadError(f"The weights take {size >> 20} MiB, but only {free >> 20} MiB of memory are free.")
 
@@ -63,7 +67,9 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         progress("loading the weights", 0.05 + 0.85 * fraction)
 
     with _memory("the model's weights"):
-        network = _lower(checkpoint, config, dtype, device, length, weights) if settings.lowering else None
+        network = None
+        if settings.lowering:
+            network = _lower(checkpoint, config, quantisation, dtype, device, length, weights)
         lowered = network is not None
         if network is None:
             from parley.model.foreign import load_foreign  # imports Transformers, which takes seconds
@@ -89,7 +95,7 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         parameters=network.parameters,
         vocab_size=network.vocab_size,
         max_model_len=length,
-        weights_bytes=network.parameters * dtype.itemsize,
+        weights_bytes=network.weights_bytes,
         kv_bytes=blocks * PagedKV.page_bytes(network.layers, dtype),
         kv_blocks=blocks,
         block_size=BLOCK_SIZE,
@@ -111,20 +117,25 @@ def _memory(what: str) -> Iterator[None]:
 def _lower(
     checkpoint: Checkpoint,
     config: dict[str, Any],
+    quantisation: Quantisation,
     dtype: torch.dtype,
     device: torch.device,
     length: int,
     progress: Callable[[float], None],
 ) -> Network | None:
-    """The fused decoder, or None where the model has to run through Transformers."""
+    """The fused decoder, or None where the model has to run through Transformers. Raises LoadError."""
     try:
         shape = read_shape(config)
-        decoder = lower(checkpoint, shape, dtype, device, max(length, PROBE), progress)
+        decoder = lower(checkpoint, shape, quantisation, dtype, device, max(length, PROBE), progress)
     except Unfit as reason:
+        if quantisation:
+            raise LoadError(f"Quantised weights run on the fused decoder only, and {reason}.") from None
         log.info("The model runs through Transformers: %s.", reason)
         return None
-    error = deviation(decoder, checkpoint)
-    if not error <= TOLERANCE[dtype]:
+    error = deviation(decoder, checkpoint, quantisation)
+    if not error <= TOLERANCE[dtype] + quantisation.noise:
+        if quantisation:
+            raise LoadError(f"The fused decoder is off by {error:.2g} with quantised weights, and is not used.")
         log.warning("The fused decoder is off by %.2g and is not used; the model runs through Transformers.", error)
         return None
     return decoder

@@ -7,8 +7,9 @@ model is ever held. The proof is a plain forward pass in float32, written from t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,12 @@ from parley.model.checkpoint import Checkpoint, LoadError
 from parley.model.decoder import Decoder, Layer
 from parley.model.kv import PagedKV
 from parley.model.network import Batch
+from parley.model.quantisation import Quantisation
 from parley.model.shape import Shape, Unfit
-from parley.native import memory
+from parley.model.weights import Linear, Plain, Weight
 from parley.native.layout import Span
 
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
 IGNORED = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed
 
 PROBE = 24  # tokens of the proof
@@ -35,14 +37,16 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) o
 def lower(
     checkpoint: Checkpoint,
     shape: Shape,
+    quantisation: Quantisation,
     dtype: torch.dtype,
     device: torch.device,
     max_len: int,
     progress: Callable[[float], None],
 ) -> Decoder:
     """Pack the checkpoint. Raises Unfit if it holds tensors the shape has no use for, LoadError if it lacks any."""
-    names = _Names(checkpoint, shape, dtype, device)
-    used = {EMBEDDING, NORM, HEAD}
+    names = _Names(checkpoint, shape, quantisation, dtype, device)
+    # A tied head's own tensor is of no use, and in many checkpoints all the same.
+    used = {EMBEDDING, NORM, HEAD + ".weight", *names.tensors(names.head)}
     missing = set(names.of(shape.layers - 1)) - set(checkpoint.names)
     if missing:  # before work is planned for each of what may be a million layers
         raise LoadError(f"The checkpoint has no tensor {min(missing)}, but the config asks for {shape.layers} layers.")
@@ -67,38 +71,62 @@ def lower(
     # The table is read by row and the head by column, so a tied weight is kept in both layouts where they differ.
     embedding = names.copy(EMBEDDING, shape.vocab, shape.hidden)
     progress((steps - 1) / steps)
-    if shape.tied:
+    weight = names.read(names.head)
+    if shape.tied and isinstance(weight, Plain):
         head = native.pack(embedding)
     else:
-        head = native.pack(names.copy(HEAD, shape.vocab, shape.hidden))
-        checkpoint.drop(HEAD)
-    checkpoint.drop(EMBEDDING)
+        head = type(weight).pack([weight], None, dtype, device)
+    checkpoint.drop(EMBEDDING, *names.tensors(names.head))
     progress(1.0)
-    return Decoder(shape, embedding, blocks, norm, head, max_len, checkpoint.parameters)
+    held = _held([embedding, norm, head, *blocks])
+    return Decoder(shape, embedding, blocks, norm, head, max_len, names.parameters, held)
+
+
+def _held(things: Iterable[object]) -> int:
+    """Bytes of all tensors in weights and layers, a shared one counted once."""
+    found: dict[int, int] = {}
+    rest = list(things)
+    while rest:
+        each = rest.pop()
+        if isinstance(each, torch.Tensor):
+            found[id(each)] = each.nbytes
+        elif isinstance(each, Layer | native.Packed):
+            rest += [getattr(each, field.name) for field in fields(each)]
+    return sum(found.values())
 
 
 class _Names:
     """Reads and merges a layer's tensors by the names that Hugging Face checkpoints have."""
 
-    def __init__(self, checkpoint: Checkpoint, shape: Shape, dtype: torch.dtype, device: torch.device):
-        self.checkpoint, self.shape, self.dtype, self.device = checkpoint, shape, dtype, device
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        shape: Shape,
+        quantisation: Quantisation,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.checkpoint, self.shape, self.quantisation = checkpoint, shape, quantisation
+        self.dtype, self.device = dtype, device
+        self.head = Linear(HEAD, shape.vocab, shape.hidden)
 
-    def parts(self, layer: int) -> dict[str, list[tuple[str, int, int, bool]]]:
-        """The linears of a layer: (name, out, in, bias) of each part, in the order in which they are merged."""
+    def parts(self, layer: int) -> dict[str, list[Linear]]:
+        """The linears of a layer, each as the parts that are merged in their order."""
         s, prefix = self.shape, f"model.layers.{layer}."
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         attn, mlp = prefix + "self_attn.", prefix + "mlp."
         if s.merged:
-            qkv = [(attn + "qkv_proj", q + 2 * kv, s.hidden, s.qkv_bias)]
-            gate_up = [(mlp + "gate_up_proj", 2 * s.intermediate, s.hidden, s.mlp_bias)]
+            qkv = [Linear(attn + "qkv_proj", q + 2 * kv, s.hidden, s.qkv_bias)]
+            gate_up = [Linear(mlp + "gate_up_proj", 2 * s.intermediate, s.hidden, s.mlp_bias)]
         else:
-            qkv = [(attn + f"{n}_proj", size, s.hidden, s.qkv_bias) for n, size in (("q", q), ("k", kv), ("v", kv))]
-            gate_up = [(mlp + f"{n}_proj", s.intermediate, s.hidden, s.mlp_bias) for n in ("gate", "up")]
+            sizes = {"q": q, "k": kv, "v": kv}
+            qkv = [Linear(attn + f"{name}_proj", size, s.hidden, s.qkv_bias) for name, size in sizes.items()]
+            gate_up = [Linear(mlp + f"{name}_proj", s.intermediate, s.hidden, s.mlp_bias) for name in ("gate", "up")]
         return {
             "qkv": qkv,
-            "output": [(attn + "o_proj", s.hidden, q, s.o_bias)],
+            "output": [Linear(attn + "o_proj", s.hidden, q, s.o_bias)],
             "gate_up": gate_up,
-            "down": [(mlp + "down_proj", s.hidden, s.intermediate, s.mlp_bias)],
+            "down": [Linear(mlp + "down_proj", s.hidden, s.intermediate, s.mlp_bias)],
         }
 
     def norms(self, layer: int) -> list[str]:
@@ -110,9 +138,33 @@ class _Names:
         """All tensor names of a layer."""
         names = self.norms(layer)
         for parts in self.parts(layer).values():
-            for name, _, _, bias in parts:
-                names += [name + ".weight"] + [name + ".bias"] * bias
+            for linear in parts:
+                names += self.tensors(linear) + [linear.name + ".bias"] * linear.bias
         return names
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all weights as the model means them, whatever holds them."""
+        s = self.shape
+        norms = [s.hidden, s.hidden] + [s.head_dim, s.head_dim] * s.qk_norm
+        linears = [linear for parts in self.parts(0).values() for linear in parts]
+        layer = sum(norms) + sum(each.out * (each.into + each.bias) for each in linears)
+        return s.layers * layer + s.hidden + s.vocab * s.hidden * (1 if s.tied else 2)
+
+    def tensors(self, linear: Linear) -> list[str]:
+        """The names of the tensors that hold a linear's weight."""
+        if linear is self.head and self.shape.tied:
+            return [EMBEDDING]
+        return self.quantisation.tensors(linear)
+
+    def read(self, linear: Linear, outputs: torch.Tensor | None = None) -> Weight:
+        """A linear's weight as it is computed with, or only some ``outputs`` of it."""
+        weight: Weight
+        if linear is self.head and self.shape.tied:
+            weight = Plain(self.checkpoint.tensor(EMBEDDING, linear.out, linear.into))
+        else:
+            weight = self.quantisation.read(self.checkpoint, linear)
+        return self.quantisation.convert(weight if outputs is None else weight.select(outputs))
 
     def copy(self, name: str, *sizes: int) -> torch.Tensor:
         return self.checkpoint.tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
@@ -135,28 +187,28 @@ class _Names:
         self.checkpoint.drop(*self.of(index))
         return layer
 
-    def _pack(self, parts: list[tuple[str, int, int, bool]]) -> native.Packed:
-        weights = [self.checkpoint.tensor(name + ".weight", out, into) for name, out, into, _ in parts]
-        into = parts[0][2]
-        merged = memory.mapped(sum(part.shape[0] for part in weights) * into, self.dtype).view(-1, into)
-        for rows, part in zip(merged.split([part.shape[0] for part in weights]), weights, strict=True):
-            rows.copy_(part)
+    def _pack(self, parts: list[Linear]) -> native.Packed:
+        weights = [self.read(linear) for linear in parts]
+        kind = type(weights[0])
+        if any(type(weight) is not kind for weight in weights):
+            together = ", ".join(linear.name for linear in parts)
+            raise LoadError(f"The layers {together} are computed as one, but are not all quantised alike.")
         bias = None
-        if parts[0][3]:
-            bias = torch.cat([self.copy(name + ".bias", out) for name, out, _, _ in parts])
-        return native.pack(merged.to(self.device), bias)
+        if parts[0].bias:
+            bias = torch.cat([self.copy(linear.name + ".bias", linear.out) for linear in parts])
+        return kind.pack(weights, bias, self.dtype, self.device)
 
 
 @torch.inference_mode()
-def deviation(decoder: Decoder, checkpoint: Checkpoint) -> float:
+def deviation(decoder: Decoder, checkpoint: Checkpoint, quantisation: Quantisation) -> float:
     """Relative error (L2) of the decoder's logits against ``reference`` for a few tokens."""
     shape = decoder.shape
     layers = list(range(shape.layers))
-    if checkpoint.parameters > ALL:
+    if decoder.parameters > ALL:
         layers = sorted({0, shape.layers - 1})
     token_ids = torch.linspace(0, shape.vocab - 1, PROBE).long()
     outputs = torch.linspace(0, shape.vocab - 1, min(shape.vocab, OUTPUTS)).long()
-    expected = reference(checkpoint, shape, token_ids, outputs, layers)
+    expected = reference(checkpoint, shape, quantisation, token_ids, outputs, layers)
 
     part = decoder.select(layers)
     device = decoder.blocks[0].input_norm.device
@@ -170,13 +222,18 @@ def deviation(decoder: Decoder, checkpoint: Checkpoint) -> float:
 
 
 def reference(
-    checkpoint: Checkpoint, shape: Shape, token_ids: torch.Tensor, outputs: torch.Tensor, layers: list[int]
+    checkpoint: Checkpoint,
+    shape: Shape,
+    quantisation: Quantisation,
+    token_ids: torch.Tensor,
+    outputs: torch.Tensor,
+    layers: list[int],
 ) -> torch.Tensor:
     """Logits of some ``outputs`` after the last of some tokens, by the definitions, with only the layers given.
 
     float32 [1, len(outputs)]. The whole vocabulary in float32 would cost more than all the rest of the start.
     """
-    names = _Names(checkpoint, shape, torch.float32, torch.device("cpu"))
+    names = _Names(checkpoint, shape, quantisation, torch.float32, torch.device("cpu"))
     count = len(token_ids)
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -185,9 +242,9 @@ def reference(
 
     def project(x: torch.Tensor, key: str, layer: int) -> list[torch.Tensor]:
         results = []
-        for name, out, into, bias in names.parts(layer)[key]:
-            weight = checkpoint.tensor(name + ".weight", out, into).float()
-            results.append(F.linear(x, weight, checkpoint.tensor(name + ".bias", out).float() if bias else None))
+        for linear in names.parts(layer)[key]:
+            y = names.read(linear).product(x)
+            results.append(y + checkpoint.tensor(linear.name + ".bias", linear.out).float() if linear.bias else y)
         return results
 
     angles = torch.arange(count).float()[:, None, None] * shape.rope.inverse_frequencies()
@@ -220,7 +277,6 @@ def reference(
         gate, up = torch.cat(project(norm(x, norms[1]), "gate_up", layer), -1).chunk(2, -1)
         x = x + project(F.silu(gate) * up, "down", layer)[0]
         checkpoint.drop(*names.of(layer))
-    name = EMBEDDING if shape.tied else HEAD
-    head = checkpoint.tensor(name, shape.vocab, shape.hidden)[outputs].float()
-    checkpoint.drop(name)
-    return F.linear(norm(x[-1:], NORM), head)
+    logits = names.read(names.head, outputs).product(norm(x[-1:], NORM))
+    checkpoint.drop(*names.tensors(names.head))
+    return logits

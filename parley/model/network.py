@@ -59,6 +59,7 @@ class Network(Protocol):
 
     vocab_size: int
     parameters: int  # numbers in all weights, a shared one counted once
+    weights_bytes: int  # that the weights take in memory
     layers: list[LayerKV]
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 Parameters are written into tables when a sequence gets its slot and gathered in each step, so that plain rows cost no
 Python of their own. The order of operations is that of vLLM, which clients have come to rely on: raw log-probabilities
-are taken first; then forbid (logit_bias, min_tokens), penalties, temperature, min_p, top_k, top_p, draw.
+are taken first; then forbid (logit_bias, min_tokens), penalties, temperature, min_p, top_k, top_p, typical_p, draw.
 
 Randomness is a function, not a state: one uniform number per token, from seed and position. What is drawn for a row
 depends on that row alone. The arithmetic is in ``draw``, ``edit`` and ``score``; this file must not know how a model
@@ -12,25 +12,29 @@ runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 
 from parley.core.sequence import Sequence
-from parley.model.draw import best, draw, draw_cut, uniform
+from parley.model.draw import best, draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
 from parley.model.score import score
 from parley.types import Score
+
+Way = Literal["greedy", "whole", "cut", "typical"]
+WAYS: tuple[Way, ...] = get_args(Way)
 
 GREEDY = 1e-5  # a temperature below this is 0: vLLM's bound
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the host must know of a slot to choose the way its rows take. ``cut``: top_k or top_p is on."""
+    """What the host must know of a slot. ``way``: how its rows are drawn; "cut" is with top_k or top_p, "typical" with
+    typical_p, whatever else is on."""
 
     seed: int
-    greedy: bool
-    cut: bool
+    way: Way
     logprobs: int
     edit: Edit
 
@@ -46,20 +50,27 @@ class Sampler:
         self._min_p = torch.zeros(slots, dtype=torch.float64, device=device)
         self._top_p = torch.ones(slots, dtype=torch.float64, device=device)
         self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._typical_p = torch.ones(slots, dtype=torch.float64, device=device)
 
     def admit(self, slot: int, sequence: Sequence) -> None:
         """Write the sequence's parameters into row ``slot``, and count the tokens it already has."""
         sampling = sequence.work.sampling
         top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else 0
-        greedy = sampling.temperature < GREEDY
-        cut = top_k > 0 or sampling.top_p < 1.0
+        way: Way = "whole"
+        if sampling.temperature < GREEDY:
+            way = "greedy"
+        elif sampling.typical_p < 1.0:
+            way = "typical"
+        elif top_k > 0 or sampling.top_p < 1.0:
+            way = "cut"
         edit = Edit(sequence, self.vocab_size)
-        self._plans[slot] = Plan(sequence.seed, greedy, cut, sequence.work.logprobs, edit)
-        if not greedy:
+        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit)
+        if way != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
             self._top_p[slot] = sampling.top_p
             self._top_k[slot] = top_k
+            self._typical_p[slot] = sampling.typical_p
 
     def release(self, slot: int) -> None:
         """Forget what is in row ``slot``."""
@@ -73,15 +84,12 @@ class Sampler:
         """
         plans = [self._plan(slot) for slot in slots]
         edited = self._edit(logits, plans, positions)
-        whole = [row for row, plan in enumerate(plans) if not plan.greedy and not plan.cut]
-        cut = [row for row, plan in enumerate(plans) if not plan.greedy and plan.cut]
-        if len(whole) + len(cut) < len(plans):
-            tokens = best(edited)
-        else:
-            tokens = torch.zeros(len(plans), dtype=torch.int64, device=self.device)
-        for rows in (whole, cut):
+        ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
+        greedy = ways.pop("greedy")
+        tokens = best(edited) if greedy else torch.zeros(len(plans), dtype=torch.int64, device=self.device)
+        for way, rows in ways.items():
             if rows:
-                drawn = self._draw(edited, rows, plans, slots, positions, cutting=rows is cut)
+                drawn = self._draw(edited, rows, plans, slots, positions, way)
                 tokens[torch.tensor(rows, device=self.device)] = drawn
         chosen = tokens.tolist()
         for plan, token in zip(plans, chosen, strict=True):
@@ -109,7 +117,7 @@ class Sampler:
         plans: list[Plan],
         slots: list[int],
         positions: list[int],
-        cutting: bool,
+        way: Way,
     ) -> torch.Tensor:
         u = [uniform(plans[row].seed, positions[row]) for row in rows]
         uniforms = torch.tensor(u, dtype=torch.float64, device=self.device)
@@ -117,9 +125,12 @@ class Sampler:
         if len(rows) < len(logits):
             logits = logits[torch.tensor(rows, device=self.device)]
         temperature, min_p = self._temperature[table], self._min_p[table]
-        if cutting:
-            return draw_cut(logits, temperature, min_p, self._top_k[table], self._top_p[table], uniforms)
-        return draw(logits, temperature, min_p, uniforms)
+        if way == "whole":
+            return draw(logits, temperature, min_p, uniforms)
+        top_k, top_p = self._top_k[table], self._top_p[table]
+        if way == "cut":
+            return draw_cut(logits, temperature, min_p, top_k, top_p, uniforms)
+        return draw_typical(logits, temperature, min_p, top_k, top_p, self._typical_p[table], uniforms)
 
     def _scores(self, logits: torch.Tensor, plans: list[Plan], tokens: list[int]) -> list[Score | None]:
         scores: list[Score | None] = [None] * len(plans)

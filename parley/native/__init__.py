@@ -16,22 +16,26 @@ import torch
 from parley.native import compiled, library, torch_attention, torch_kernels
 from parley.native.layout import LayerKV, Span
 from parley.native.torch_attention import places, write
+from parley.native.torch_int8 import Int8Packed, Rows
 from parley.native.torch_kernels import embed
 
-Packed = compiled.Packed | torch_kernels.Packed
+Packed = compiled.Packed | torch_kernels.Packed | Int8Packed
 Plan = compiled.Cut | list[torch_attention.Group]
 
 __all__ = [
     "Packed",
     "Plan",
+    "Rows",
     "add_rms_norm",
     "attend",
     "embed",
     "linear",
     "logits",
     "pack",
+    "pack_int8",
     "places",
     "plan",
+    "quantise",
     "rms_norm",
     "rope_write",
     "silu_mul",
@@ -51,30 +55,49 @@ def _form(x: torch.Tensor) -> Any:
     return form or torch_kernels
 
 
+def _reader(packed: Packed) -> Any:
+    """Where the kernels for such a weight are."""
+    return _compiled() if isinstance(packed, compiled.Packed) else torch_kernels
+
+
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
     return _form(weight).pack(weight, bias)
 
 
-def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    return _form(x).linear(x, packed)
+def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+    return torch_kernels.pack_int8(values, scales, bias, dtype)
 
 
-def logits(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    return _form(x).logits(x, packed)
+def _int8(to: Packed | None) -> bool:
+    """Whether that layer quantises its rows, so that the kernel before it can do so in the same pass."""
+    return isinstance(to, Int8Packed)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return _form(x).rms_norm(x, weight, eps)
+def quantise(x: torch.Tensor) -> Rows:
+    return torch_kernels.quantise(x)
+
+
+def linear(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
+    return _reader(packed).linear(x, packed)
+
+
+def logits(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
+    return _reader(packed).logits(x, packed)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, to: Packed | None = None) -> Any:
+    """``to``: the layer that reads the result and nobody else does; it gets it as a tensor or as Rows."""
+    return _form(x).rms_norm(x, weight, eps, int8=_int8(to))
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _form(x).add_rms_norm(x, residual, weight, eps)
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, to: Packed | None = None
+) -> tuple[Any, torch.Tensor]:
+    return _form(x).add_rms_norm(x, residual, weight, eps, int8=_int8(to))
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    return _form(gate_up).silu_mul(gate_up)
+def silu_mul(gate_up: torch.Tensor, *, to: Packed | None = None) -> Any:
+    return _form(gate_up).silu_mul(gate_up, int8=_int8(to))
 
 
 def rope_write(

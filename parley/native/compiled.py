@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from parley.native import memory, torch_kernels
 from parley.native.layout import LayerKV, Span
+from parley.native.torch_int8 import Rows
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 ARGUMENTS = {
@@ -94,14 +95,16 @@ class Kernels:
         )
         return y
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self._norm(0, x.contiguous(), 0, weight, eps)
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False) -> torch.Tensor | Rows:
+        norm = self._norm(0, x.contiguous(), 0, weight, eps)
+        return torch_kernels.quantise(norm) if int8 else norm
 
     def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
+    ) -> tuple[torch.Tensor | Rows, torch.Tensor]:
         x, total = x.contiguous(), torch.empty_like(x)
-        return self._norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps), total
+        norm = self._norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps)
+        return torch_kernels.quantise(norm) if int8 else norm, total
 
     def _norm(self, x: int, residual: torch.Tensor, total: int, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = torch.empty_like(residual)
@@ -113,12 +116,12 @@ class Kernels:
         )
         return out
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | Rows:
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty(rows, width, dtype=torch.bfloat16)
         self._c.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, torch.get_num_threads())
-        return out
+        return torch_kernels.quantise(out) if int8 else out
 
     def rope_write(
         self,

@@ -12,7 +12,23 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from parley.native import torch_int8
 from parley.native.torch_attention import write
+from parley.native.torch_int8 import Int8Packed, Rows, pack_int8, quantise
+
+__all__ = [
+    "Packed",
+    "add_rms_norm",
+    "embed",
+    "linear",
+    "logits",
+    "pack",
+    "pack_int8",
+    "quantise",
+    "rms_norm",
+    "rope_write",
+    "silu_mul",
+]
 
 ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -33,29 +49,35 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
     return Packed(weight, bias, False)
 
 
-def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """x [T, in] times the packed weight, plus bias: [T, out]."""
+def linear(x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
+    """x [T, in] times the packed weight, plus bias: [T, out]. A weight in int8 takes its rows quantised or not."""
+    if isinstance(packed, Int8Packed):
+        return torch_int8.linear(x if isinstance(x, Rows) else quantise(x), packed, packed.dtype)
+    assert isinstance(x, torch.Tensor)
     if packed.onednn:
         return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
     return F.linear(x, packed.weight, packed.bias)
 
 
-def logits(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+def logits(x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
     """``linear`` for the head: float32 [T, out]."""
+    if isinstance(packed, Int8Packed):
+        return torch_int8.linear(x if isinstance(x, Rows) else quantise(x), packed, torch.float32)
     return linear(x, packed).float()
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32."""
-    return F.rms_norm(x, weight.shape[-1:], weight, eps)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False) -> torch.Tensor | Rows:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32; ``int8``: then quantised."""
+    norm = F.rms_norm(x, weight.shape[-1:], weight, eps)
+    return quantise(norm) if int8 else norm
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
+) -> tuple[torch.Tensor | Rows, torch.Tensor]:
     """The residual stream after adding x, and its norm: (norm, residual), both [T, hidden]."""
     residual = residual + x
-    return F.rms_norm(residual, weight.shape, weight, eps), residual
+    return rms_norm(residual, weight, eps, int8=int8), residual
 
 
 def rope_write(
@@ -90,10 +112,11 @@ def rope_write(
     return qkv[:, :heads]
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]."""
+def silu_mul(gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | Rows:
+    """silu(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]; ``int8``: then quantised."""
     gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate).mul_(up)
+    active = F.silu(gate).mul_(up)
+    return quantise(active) if int8 else active
 
 
 def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

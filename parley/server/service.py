@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGE = 16 << 10  # bytes or characters from which work on a text leaves the event loop
+# What clients of Hugging Face's servers, of which each has one model, say where a name has to stand.
+PLACEHOLDER = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
 GRACE = 2.0  # seconds for the last events of aborted requests to be written
 
 
@@ -105,15 +108,15 @@ class Service:
 
     def resolve(self, model: str) -> str:
         """The served name that a client means; none given means the main one. Raises UnknownModel."""
-        if not model:
+        if model in self.names:
+            return model
+        if not model or PLACEHOLDER.fullmatch(model):
             return self.names[0]
-        if model not in self.names:
-            raise UnknownModel(
-                f"The model {excerpt(model)} does not exist. Served here: {', '.join(self.names)}.",
-                name=model,
-                field="model",
-            )
-        return model
+        raise UnknownModel(
+            f"The model {excerpt(model)} does not exist. Served here: {', '.join(self.names)}.",
+            name=model,
+            field="model",
+        )
 
     def card(self, name: str) -> Card:
         info = self.engine.info

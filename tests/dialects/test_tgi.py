@@ -90,6 +90,7 @@ def test_empty_parameters_mean_greedy():
         ({"temperature": 1.0, "do_sample": True}, Sampling()),
         ({"top_k": 10}, Sampling(top_k=10)),
         ({"top_p": 0.9}, Sampling(top_p=0.9)),
+        ({"typical_p": 0.95}, Sampling(typical_p=0.95)),
         ({"seed": 5}, Sampling(temperature=0, seed=5)),
         ({"seed": 2**64 - 1, "do_sample": True}, Sampling(seed=2**64 - 1)),
         ({"repetition_penalty": 1.2}, Sampling(temperature=0, repetition_penalty=1.2)),
@@ -320,7 +321,6 @@ def test_a_strict_stream_tells_its_errors_inside():
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"typical_p": 0.5}, "`typical_p` is not available on this server"),
         ({"watermark": True}, "`watermark` is not available on this server"),
         ({"adapter_id": "org/lora"}, "`adapter_id` is not available on this server"),
         ({"grammar": {"type": "regex", "value": "a+"}}, "grammar is not supported"),

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
-from parley.model import loader, lowering
+from parley.model import loader, lowering, quantisation
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
 from parley.model.loader import load
@@ -37,6 +37,13 @@ LLAMA_SHAPED = [
     ("phi3", {}),
     ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
 ]
+
+
+PLAIN = quantisation.read({}, "none")
+
+
+def lower(checkpoint, shape, dtype):
+    return lowering.lower(checkpoint, shape, PLAIN, dtype, torch.device("cpu"), 64, lambda fraction: None)
 
 
 def start(folder, **settings):
@@ -171,8 +178,8 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog)
     shape = read_shape(read_config(folder))
 
     def error():
-        decoder = lowering.lower(checkpoint, shape, torch.bfloat16, torch.device("cpu"), 64, lambda fraction: None)
-        return lowering.deviation(decoder, checkpoint)
+        decoder = lower(checkpoint, shape, torch.bfloat16)
+        return lowering.deviation(decoder, checkpoint, PLAIN)
 
     assert error() < lowering.TOLERANCE[torch.bfloat16] / 2
     monkeypatch.setattr(lowering._Names, "parts", swapped)
@@ -190,8 +197,8 @@ def test_weights_that_are_not_numbers_are_no_proof(tmp_path):
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
     checkpoint, shape = Checkpoint(folder), read_shape(read_config(folder))
-    decoder = lowering.lower(checkpoint, shape, torch.float32, torch.device("cpu"), 64, lambda fraction: None)
-    assert not lowering.deviation(decoder, checkpoint) <= lowering.TOLERANCE[torch.float32]
+    decoder = lower(checkpoint, shape, torch.float32)
+    assert not lowering.deviation(decoder, checkpoint, PLAIN) <= lowering.TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +229,7 @@ def test_a_tensor_without_a_use_prevents_lowering(tmp_path):
     save_file(tensors | {"model.layers.0.self_attn.q_norm.weight": torch.ones(16)}, folder / "model.safetensors")
     shape = read_shape(read_config(folder))
     with pytest.raises(Unfit, match="q_norm"):
-        lowering.lower(Checkpoint(folder), shape, torch.float32, torch.device("cpu"), 64, lambda fraction: None)
+        lower(Checkpoint(folder), shape, torch.float32)
 
 
 def test_what_loading_tells():
@@ -234,7 +241,7 @@ def test_what_loading_tells():
     assert (info.architecture, info.dtype, info.device, info.lowered) == ("Qwen3ForCausalLM", "float32", "cpu", True)
     assert info.kv_blocks == runner.blocks == runner.pages.blocks
     assert info.kv_bytes <= 1 << 20
-    assert info.weights_bytes == 4 * info.parameters
+    assert 0 <= info.weights_bytes - 4 * info.parameters < 4000  # the weights of a norm of heads are repeated for each
     assert info.vocab_size == models.VOCAB
 
 

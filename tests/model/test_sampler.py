@@ -10,8 +10,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
+
 from parley.core.sequence import Sequence
-from parley.model.draw import GOLDEN, best, draw, draw_cut, mix, top, uniform
+from parley.model.draw import GOLDEN, best, draw, draw_cut, draw_typical, mix, top, uniform
 from parley.model.sampler import Sampler
 from parley.model.score import score
 from parley.types import Sampling, Work
@@ -74,6 +76,20 @@ def reference(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np
         above = np.array([p[p > value * (1 + 1e-9)].sum() for value in p]) / p.sum()
         close |= np.any((np.abs(above - options.top_p) < near) & (above > 0))
         p[(above >= options.top_p) & (above > 0)] = 0  # the largest always stay
+    if options.typical_p < 1:
+        p /= p.sum()
+        surprise = -np.log(p, where=p > 0, out=np.full(len(p), -np.inf))
+        distance = np.where(p > 0, np.abs(surprise - (p[p > 0] * surprise[p > 0]).sum()), np.inf)
+        rounding = 1e-5 * (1 + 3 / options.temperature)
+        nearer = np.array([p[distance < value - rounding].sum() for value in distance])
+        as_near = np.array(
+            [p[distance < value + rounding].sum() - p[x == own].sum() for value, own in zip(distance, x)]
+        )
+        close |= np.any(
+            (as_near - nearer > 1e-12) & (as_near >= options.typical_p - near) & (nearer <= options.typical_p)
+        )
+        close |= np.any((np.abs(nearer - options.typical_p) < near) & (nearer > 0))
+        p[(nearer >= options.typical_p) & (nearer > 0)] = 0
     return p / p.sum(), bool(close)
 
 
@@ -83,6 +99,7 @@ samplings = st.builds(
     top_p=st.sampled_from([0.0, 1e-6, 0.1, 0.5, 0.9, 0.999, 1.0]) | st.floats(0.01, 1),
     top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 300, 10_000]),
     min_p=st.sampled_from([0.0, 0.0, 0.01, 0.2, 1.0]),
+    typical_p=st.sampled_from([1.0, 1.0, 1.0, 0.95, 0.5, 0.2, 1e-9]),
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.3, 0.7]),
     presence_penalty=st.sampled_from([0.0, 0.0, 1.5, -2.0]),
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.4, -0.5]),
@@ -152,6 +169,31 @@ def test_draws_follow_the_distribution(sampling):
     chi = ((counts - draws * expected)[kept] ** 2 / (draws * expected[kept])).sum()
     freedom = kept.sum() - 1
     assert chi < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("typical_p", [0.05, 0.3, 0.7, 0.95])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (25, 1.0), (0, 0.8), (25, 0.9)])
+def test_typical_tokens_are_those_of_transformers(typical_p, top_k, top_p):
+    """Each token that its processors leave is drawn in the middle of its share of u, so no other has any."""
+    logits = torch.randn(400, generator=torch.Generator().manual_seed(5)) * 2
+    scores = logits[None] / 0.8
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    left = TypicalLogitsWarper(typical_p)(None, scores)[0].double().softmax(-1)
+    kept = (left > 1e-6).nonzero()[:, 0]  # the shares of others are too narrow for float32
+    rows = len(kept)
+    drawn = draw_typical(
+        logits.expand(rows, 400),
+        torch.full((rows,), 0.8),
+        torch.zeros(rows, dtype=torch.float64),
+        torch.full((rows,), top_k),
+        torch.full((rows,), top_p, dtype=torch.float64),
+        torch.full((rows,), typical_p, dtype=torch.float64),
+        (left.cumsum(-1) - left / 2)[kept],
+    )
+    assert drawn.tolist() == kept.tolist()
 
 
 def test_uniform_is_splitmix64_and_stays_what_it_is():
@@ -227,7 +269,7 @@ def test_a_wide_nucleus_is_cut_at_the_same_token(top_p, top_k):
 @pytest.mark.parametrize("spread", [0.01, 3.0])
 def test_a_large_vocabulary(spread):
     """151,936 tokens, the common size: nucleus inside and far beyond the candidates, alone and together."""
-    logits = torch.randn(5, 151_936, generator=torch.Generator().manual_seed(1)) * spread
+    logits = torch.randn(6, 151_936, generator=torch.Generator().manual_seed(1)) * spread
     logits[:2, 1000:1040] += 25
     options = [
         Sampling(top_p=0.9),
@@ -235,6 +277,7 @@ def test_a_large_vocabulary(spread):
         Sampling(top_p=0.99),
         Sampling(),
         Sampling(top_k=5000),
+        Sampling(typical_p=0.95),
     ]
     sequences = [sequence(seed=n, sampling=each, logprobs=20) for n, each in enumerate(options)]
     together = sample(logits, sequences)
@@ -378,6 +421,8 @@ def test_greedy_takes_the_lowest_of_equals():
         Sampling(frequency_penalty=1e30, presence_penalty=-1e30),
         Sampling(min_p=1.0, top_p=1e-300, top_k=1),
         Sampling(temperature=5e-5, top_p=0.5),
+        Sampling(temperature=1e30, typical_p=1e-300),
+        Sampling(temperature=5e-5, typical_p=0.5),
     ],
     ids=repr,
 )

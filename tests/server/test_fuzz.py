@@ -1,12 +1,14 @@
 """Bodies that nobody would send: the answer is never the server's fault, and nothing is left behind."""
 
 import json
+import os
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from served import HELLO
 
+BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # of all tests of this kind together
 ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
 TGI = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
@@ -82,7 +84,7 @@ async def test_no_body_is_too_odd(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(path=st.sampled_from(ROUTES), body=bodies.map(encode) | raw)
     async def fuzz(path, body):
         await check(served, path, body)
@@ -120,7 +122,7 @@ async def test_no_generation_is_too_odd(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(prefix=st.sampled_from(["", "/tgi"]), path=st.sampled_from(TGI), body=generations.map(encode) | raw)
     async def fuzz(prefix, path, body):
         await check_tgi(served, prefix + path, body)

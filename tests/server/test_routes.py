@@ -202,6 +202,15 @@ async def test_with_keys_a_proxy_may_pass_any_host_and_origin(serve):
     connection.close()
 
 
+async def test_names_that_stand_for_no_model_mean_the_one_that_is_served(serve):
+    served = await serve()
+    for name in ("tgi", "dummy", "", "https://example.com/v1\n"):
+        answer = await served.post("/tokenize", {"prompt": "a", "model": name})
+        assert answer.status == 200, name
+    for name in ("TGI", "dummy2", "ftp://example.com"):
+        assert (await served.post("/tokenize", {"prompt": "a", "model": name})).status == 404, name
+
+
 async def test_allowed_origins_get_cors_and_others_do_not(serve):
     served = await serve(cors=("https://app.example",), api_keys=(KEY,))
     ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_fuzz import encode, raw, run, scalars, values
+from test_fuzz import BODIES, encode, raw, run, scalars, values
 
 from parley.dialects.triton import DIALECT
 from parley.dialects.triton.model import INPUTS, OUTPUTS
@@ -67,12 +67,12 @@ async def test_no_body_is_too_odd(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(path=st.sampled_from(ROUTES), body=flat.map(encode) | raw)
     async def objects(path, body):
         await check(served, path, body)
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(body=tensors.map(encode), tail=st.binary(max_size=12), length=lengths, exact=st.booleans())
     async def infer(body, tail, length, exact):
         await check(served, MODEL + "/infer", body + tail, str(len(body)) if exact else length)

@@ -66,6 +66,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             temperature=temperature if self.samples else 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
+            typical_p=1.0 if self.typical_p is None else self.typical_p,
             seed=self.seed,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             frequency_penalty=self.frequency_penalty or 0.0,
@@ -147,8 +148,6 @@ def check(wish: Parameters, inputs: str, rules: Rules, *, stream: bool, context:
     if wish.grammar is not None:
         _check_grammar(*wish.grammar)
         raise Invalid("grammar is not supported", field="grammar")
-    if wish.typical_p not in (None, 1.0):
-        raise unavailable("typical_p")
     if wish.watermark:
         raise unavailable("watermark")
     if wish.adapter_id:

@@ -1,0 +1,64 @@
+"""OpenAI's Python client: chat, text, streams, tools, log-probabilities, errors. Arguments: HOST:PORT MODEL."""
+
+import json
+import sys
+
+import openai
+
+address, model = sys.argv[1:]
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+ANSWER = "The capital of France is Paris."
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def refused(kind, part, call, **options):
+    try:
+        call(**options)
+    except kind as error:
+        assert part in str(error), error
+    else:
+        raise AssertionError("it was not refused")
+
+
+# each API's own /v1, as far as it speaks this protocol, beside the universal one
+for base in ("/v1", "/openai/v1"):
+    client = openai.OpenAI(base_url=f"http://{address}{base}", api_key="none", max_retries=0)
+    assert [card.id for card in client.models.list()] == [model]
+    create = client.chat.completions.create
+    whole = create(model=model, messages=QUESTION, temperature=0)
+    assert whole.choices[0].message.content == ANSWER and whole.choices[0].finish_reason == "stop"
+    usage = {"include_usage": True}
+    chunks = list(create(model=model, messages=QUESTION, temperature=0, stream=True, stream_options=usage))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == ANSWER
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+    scored = create(model=model, messages=QUESTION, max_tokens=2, logprobs=True, top_logprobs=3)
+    assert [len(token.top_logprobs) for token in scored.choices[0].logprobs.content] == [3, 3]
+    several = create(model=model, messages=QUESTION, n=3, seed=1, max_tokens=4)
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+
+    text = client.completions.create(model=model, prompt=["Hello", "World"], max_tokens=4, temperature=0)
+    assert len(text.choices) == 2 and text.usage.completion_tokens <= 8
+    pieces = client.completions.create(model=model, prompt="Hello", max_tokens=4, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == text.choices[0].text
+
+    called = create(
+        model=model,
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[WEATHER],
+        temperature=0,
+    )
+    (call,) = called.choices[0].message.tool_calls
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] == "Paris"
+
+    refused(openai.NotFoundError, "other", create, model="other", messages=QUESTION)
+    refused(openai.BadRequestError, "temperature", create, model=model, messages=QUESTION, temperature=-1)
+    refused(openai.BadRequestError, "context", create, model=model, messages=QUESTION * 3000)
+print("good")

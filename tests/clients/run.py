@@ -1,0 +1,154 @@
+"""Runs real clients against a real server with the built-in model, each in an environment of its own.
+
+``python tests/clients/run.py [NAME ...]`` makes the environments that are missing (below ``.clients``, from the exact
+versions in ``ENVIRONMENTS``), starts a server, runs the scripts beside this file, and ends with 1 if one of them
+failed. An environment that cannot be made counts as failed: what was not tried did not work.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from socket import socket
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+FOLDER = Path(os.environ.get("PARLEY_CLIENTS", ROOT / ".clients"))
+MODEL = "parley-demo"
+
+# What cannot be installed side by side has an environment of its own; "node" is npm's.
+ENVIRONMENTS = {
+    "text": ("openai==3.51.0", "text-generation==0.7.0", "tritonclient[http,grpc]==2.73.0"),
+    "hub": ("huggingface_hub==1.33.0",),
+    "langchain": ("langchain-openai==1.7.3", "langchain-huggingface==1.2.3"),
+    "litellm": ("litellm==1.106.2",),
+    "llamaindex": ("llama-index-llms-openai-like==0.8.1",),
+    "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
+}
+SCRIPTS = {
+    "openai_sdk.py": "text",
+    "text_generation_client.py": "text",
+    "triton_http.py": "text",
+    "hub_client.py": "hub",
+    "langchain_client.py": "langchain",
+    "litellm_client.py": "litellm",
+    "llama_index_client.py": "llamaindex",
+    "openai_sdk.mjs": "node",
+    "ai_sdk.mjs": "node",
+    "huggingface_inference.mjs": "node",
+}
+MINUTES = 3  # that a script may take
+
+
+def make(name: str) -> Path:
+    """The folder of an environment, made if its packages changed. Raises CalledProcessError, OSError."""
+    folder, packages = FOLDER / name, ENVIRONMENTS[name]
+    stamp = folder / "packages.txt"
+    wanted = "\n".join(packages)
+    if stamp.exists() and stamp.read_text() == wanted:
+        return folder
+    print(f"{name}: installing {', '.join(packages)}", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if name == "node":
+        (folder / "package.json").write_text('{"private": true, "type": "module"}\n')
+        run(["npm", "install", "--no-audit", "--no-fund", "--silent", *packages], folder)
+    else:
+        run([sys.executable, "-m", "venv", str(folder)], ROOT)
+        run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages], folder)
+    stamp.write_text(wanted)
+    return folder
+
+
+def run(command: list[str], folder: Path) -> None:
+    subprocess.run(command, cwd=folder, check=True, timeout=900, stdin=subprocess.DEVNULL)
+
+
+def command(script: str, folder: Path) -> list[str]:
+    if script.endswith(".mjs"):  # Node looks for packages from where a module lies
+        copy = folder / script
+        shutil.copyfile(HERE / script, copy)
+        return ["node", str(copy)]
+    return [str(folder / "bin" / "python"), str(HERE / script)]
+
+
+def attempt(script: str, address: str) -> str:
+    """What is wrong with a client's run; empty: nothing."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PARLEY_"))},
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "AI_SDK_LOG_WARNINGS": "false",
+    }
+    try:
+        done = subprocess.run(
+            [*command(script, make(SCRIPTS[script])), address, MODEL],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60 * MINUTES,
+        )
+    except subprocess.TimeoutExpired as error:
+        return f"it took longer than {error.timeout:g} seconds"
+    except (subprocess.CalledProcessError, OSError) as error:
+        return f"its environment could not be made: {error}"
+    if done.returncode == 0 and done.stdout.endswith("good\n"):
+        return ""
+    return done.stdout[-4000:] or f"it ended with {done.returncode}"
+
+
+def serve() -> tuple[subprocess.Popen[bytes], str]:
+    """A server that is ready, and its address."""
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = (FOLDER / "server.log").open("wb")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "parley", "serve", "--port", str(port), "--kv-memory", "256MiB"],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+    )
+    end = time.monotonic() + 60
+    while server.poll() is None and time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5)
+            return server, f"127.0.0.1:{port}"
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    server.kill()
+    sys.exit(f"The server did not start; see {log.name}.")
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(SCRIPTS)
+    if unknown := [name for name in names if name not in SCRIPTS]:
+        sys.exit(f"There is no {unknown[0]}; there are {', '.join(SCRIPTS)}.")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    server, address = serve()
+    failed = []
+    try:
+        for name in names:
+            start = time.monotonic()
+            wrong = attempt(name, address)
+            print(f"{name:28} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
+            if wrong:
+                failed.append(name)
+                print(wrong, flush=True)
+    finally:
+        server.terminate()
+        server.wait(60)
+    print(f"{len(names) - len(failed)} of {len(names)} clients work.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
