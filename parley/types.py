@@ -220,6 +220,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_blocks: int
     block_size: int
     lowered: bool  # runs on the fused decoder rather than through Transformers
+    quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
 
 
 class Settings(msgspec.Struct, kw_only=True):

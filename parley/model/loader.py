@@ -100,6 +100,7 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         kv_blocks=blocks,
         block_size=BLOCK_SIZE,
         lowered=lowered,
+        quantization=quantisation.method or quantisation.wanted,
     )
 
 

@@ -74,11 +74,13 @@ class Quantisation:
 
     @property
     def noise(self) -> float:
-        """Relative error of the logits that comes from rows being quantised a little differently in the proof.
+        """What the proof allows beyond its usual tolerance, as a relative error of the logits.
 
-        Where a number lies near the middle of two steps, a last bit of bfloat16 decides to which it goes.
+        It quantises rows as the decoder does, but where a number of a row lies near the middle of two steps, a last bit
+        of bfloat16 decides to which it goes. Such steps made 0.02 to 0.07 on models of 2 to 24 layers with random
+        weights, 0.01 on a trained one; a layer that is read wrongly makes 0.5 and more.
         """
-        return 0.06 if self else 0.0
+        return 0.15 if self else 0.0
 
     def least(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
         """Bytes that the weights will take at the very least."""

@@ -45,7 +45,8 @@ def opening(
 
 def ready(info: ModelInfo, seconds: float) -> str:
     """The line after which requests are answered: with the memory plan."""
-    plan = [f"{info.architecture}, {_count(info.parameters)} parameters, {info.dtype} on {info.device}"]
+    numbers = info.dtype if info.quantization == "none" else f"{info.dtype} and {info.quantization}"
+    plan = [f"{info.architecture}, {_count(info.parameters)} parameters, {numbers} on {info.device}"]
     if info.weights_bytes:
         plan.append(f"weights {_bytes(info.weights_bytes)}")
     if info.kv_bytes:

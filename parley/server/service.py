@@ -59,7 +59,7 @@ class Service:
             info = await self.engine.ready()
         finally:
             language.cancel()
-        identity = f"{__version__} {info.architecture} {info.parameters} {info.dtype} {info.device}"
+        identity = f"{__version__} {info.architecture} {info.parameters} {info.dtype} {info.quantization} {info.device}"
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         return info
 
