@@ -23,7 +23,8 @@ constexpr int BLOCK = VECTORS * LANES;    // columns of a panel
 constexpr int FEW = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
 constexpr long PASS = 256;                // rows whose sums are kept at once
 constexpr long WORD = 4;                  // pairs in a word
-constexpr long NARROW = LANES == 16 ? 48 : 4;  // rows up to which unpacking again for each tile is cheaper than a buffer
+// Rows up to which weights are unpacked again for each tile, which then costs less than a buffer
+constexpr long NARROW = LANES == 16 ? 48 : 2;
 
 #if defined(__AVX512BF16__)
 typedef Bits Pairs;  // of weights, a pair for each lane: as bf16
@@ -53,7 +54,8 @@ static inline Vec multiply(Vec sum, Bits x, Pairs weights) {
 }
 #endif
 
-constexpr long STRETCH = 16384 / VECTORS / sizeof(Pairs);  // pairs of K that are unpacked at once: they fit the first cache
+// Pairs of K that are unpacked at once: they stay in the first cache while tiles pass
+constexpr long STRETCH = 16384 / VECTORS / sizeof(Pairs);
 
 // A panel's part of a group as it is packed: vector i of pair k + j
 struct Narrow {
@@ -109,8 +111,12 @@ template <int ROWS, int WIDTH, class Weights> void tile(const Pair* x, long stri
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       long at = r * BLOCK + i * LANES;
-      if (sums.last) put(sums.totals + at, fma(fma(zero, fill(sums.x[r * sums.groups]), acc[r][i]), scale, read<Vec>(sums.totals + at)));
-      else put(sums.rest + at, acc[r][i]);
+      if (!sums.last) {
+        put(sums.rest + at, acc[r][i]);
+        continue;
+      }
+      Vec group = fma(zero, fill(sums.x[r * sums.groups]), acc[r][i]);
+      put(sums.totals + at, fma(group, scale, read<Vec>(sums.totals + at)));
     }
   }
 }
@@ -224,7 +230,7 @@ void int4_pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint
         uint32_t bits = 8;
         if (n < N) {
           memcpy(&bits, scales + n * cut.groups + g, sizeof bits);
-          bits = (bits + 8 & ~15u) | zeros[n * cut.groups + g];
+          bits = ((bits + 8) & ~15u) | zeros[n * cut.groups + g];
         }
         to[j] = bits;
         for (long s = 0; s < cut.steps(g); s += WORD) {
