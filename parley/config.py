@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parley.kinds import choice, duration, integer, number, pattern, size, switch, text
+from parley.kinds import choice, duration, endpoint, integer, number, pattern, size, switch, text
 from parley.options import Config, Option
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ SERVE: list[Option] = [
     Option(
         "quantization",
         choice("none", "int8", "int4"),
-        "What plain weights become while they are loaded; none leaves them as they are.",
+        "What plain weights become while they are loaded; none leaves them as they are, int4 makes the head int8.",
         "none",
         section="model",
         variable=True,
@@ -95,6 +95,14 @@ SERVE: list[Option] = [
     ),
     Option("threads", integer(1, 1024), "CPU threads.", section="engine", unset="all cores", variable=True),
     Option("prefix-cache", switch(), "Share the KV cache of equal beginnings.", True, section="engine", variable=True),
+    Option(
+        "pack-cache",
+        switch(),
+        "Keep packed weights in .parley beside the model's files, for quicker starts.",
+        False,
+        section="engine",
+        variable=True,
+    ),
     Option("lowering", switch(), "Run known layers on the fused decoder.", True, section="engine", variable=True),
     Option(
         "in-process",
@@ -111,6 +119,23 @@ SERVE: list[Option] = [
         integer(0, 65_535, "PORT"),
         "Port to listen on; 0 takes a free one.",
         8000,
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "listen",
+        endpoint(),
+        "A further port where one API (a prefix that `parley routes` lists, without its stroke) is alone at the root, "
+        "as the original; port 0 takes a free one.",
+        section="server",
+        many=True,
+        variable=True,
+    ),
+    Option(
+        "strict",
+        switch(),
+        "Keep the limits and refusals of the originals also on the port that all APIs share.",
+        False,
         section="server",
         variable=True,
     ),
@@ -224,5 +249,6 @@ def settings(config: Config, folder: str) -> Settings:
         prefix_cache=config["prefix-cache"],
         threads=config["threads"],
         lowering=config["lowering"],
+        pack_cache=config["pack-cache"],
         quantization=config["quantization"],
     )

@@ -81,6 +81,23 @@ def number(low: float, high: float, metavar: str = "N") -> Kind:
     return Kind(metavar, read, lambda value: f"{value:g}")
 
 
+def endpoint() -> Kind:
+    """Something by name at an address: NAME=HOST:PORT as a triple, IPv6 addresses in brackets."""
+    form = re.compile(r"([a-z0-9._-]+)=(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
+
+    def read(raw: Any) -> tuple[str, str, int]:
+        match = form.fullmatch(raw) if isinstance(raw, str) else None
+        if match is None or int(match[3]) > 65_535:
+            raise ValueError("of the form NAME=HOST:PORT, such as tgi=127.0.0.1:3000")
+        return match[1], match[2].strip("[]"), int(match[3])
+
+    def show(value: tuple[str, str, int]) -> str:
+        name, host, port = value
+        return f"{name}=[{host}]:{port}" if ":" in host else f"{name}={host}:{port}"
+
+    return Kind("NAME=HOST:PORT", read, show)
+
+
 SIZES = {"": 1, "B": 1} | {
     name: base**power
     for power, letter in enumerate("KMGT", 1)

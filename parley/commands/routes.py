@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import json
 
-from parley.kinds import switch
+from parley.commands.serve import listen_of
+from parley.config import SERVE
+from parley.kinds import endpoint, switch
 from parley.options import Config, Option
 
 USAGE = """\
 usage: parley routes [options]
 
 Lists the routes of a server: method, path, API, and the surface through which it is reached. "all" is the surface
-that serves every API at once; the others serve one API alone, below their prefix."""
+that serves every API at once; the others serve one API alone, below their prefix, or on a port of its own."""
 
-OPTIONS = [Option("json", switch(), "Print JSON, one line per route.", False)]
+OPTIONS = [
+    Option("json", switch(), "Print JSON, one line per route.", False),
+    *(option for option in SERVE if option.name in ("listen", "strict")),
+]
 
 
-def table() -> list[dict[str, str]]:
-    """One entry per method and path, with its api and surface; where several APIs answer, the body decides."""
+def table(config: Config) -> list[dict[str, str]]:
+    """One entry per port, method and path, with api and surface; where several APIs answer, the body decides."""
     from parley.server import app
 
+    ports = [("all", app.universal(config["strict"]))]
+    ports += [(endpoint().show(each), app.alone(each.api)) for each in listen_of(config)]
     rows = []
-    for (method, path), answering in app.table().items():
-        apis = [surface.dialect.name for _, surface in answering]
-        surface = answering[0][1].prefix or "all"
-        rows.append({"method": method, "path": path, "api": ", ".join(apis), "surface": surface})
+    for name, surfaces in ports:
+        for (method, path), answering in app.table(surfaces).items():
+            apis = ", ".join(surface.dialect.name for _, surface in answering)
+            surface = answering[0][1].prefix or name
+            rows.append({"method": method, "path": path, "api": apis, "surface": surface})
     return rows
 
 
 def run(config: Config) -> int:
-    rows = table()
+    rows = table(config)
     if config["json"]:
         for row in rows:
             print(json.dumps(row))

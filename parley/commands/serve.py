@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from parley.config import SERVE, settings
 from parley.hub import served_name
-from parley.options import Config, ConfigError, show
+from parley.options import Config, ConfigError, nearest, show
 
 if TYPE_CHECKING:
-    from parley.server.options import ServerOptions
+    from parley.server.options import Listen, ServerOptions
 
 OPTIONS = SERVE
 USAGE = """\
@@ -30,12 +30,14 @@ def run(config: Config) -> int:
 
 
 def server_options(config: Config) -> ServerOptions:
-    """The server's part of the options. Raises ConfigError when the key file cannot be read."""
+    """The server's part of the options. Raises ConfigError for what only the server can tell is wrong."""
     from parley.server.options import ServerOptions
 
     return ServerOptions(
         host=config["host"],
         port=config["port"],
+        listen=listen_of(config),
+        strict=config["strict"],
         names=tuple(config["name"] or [served_name(config["model"])]),
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
         max_queue=config["max-queue"],
@@ -49,6 +51,19 @@ def server_options(config: Config) -> ServerOptions:
         access_log=not config["quiet"],
         log_format=config["log-format"],
     )
+
+
+def listen_of(config: Config) -> tuple[Listen, ...]:
+    """The ports of single APIs. Raises ConfigError when there is no API of a name."""
+    from parley.server.app import ALONE
+    from parley.server.options import Listen
+
+    for name, _, _ in config["listen"]:
+        if name not in ALONE:
+            raise ConfigError(
+                f"--listen: no API is called {name}.{nearest(name, list(ALONE))} Known: {', '.join(ALONE)}."
+            )
+    return tuple(Listen(*each) for each in config["listen"])
 
 
 def keys_of(file: str | None) -> list[str]:

@@ -4,10 +4,11 @@ One definition, whatever route the numbers take. With x = (logit - largest logit
 floor(2^40 * exp(x)), an integer. Tokens are dropped by cut-off values, in this order: min_p by weight against the
 largest, top_k by the k-th largest x, top_p by the mass of all strictly larger x (a token stays while that mass is
 below top_p of what min_p and top_k left), typical_p by the mass of all strictly nearer x. Ties therefore stay or go
-together. The token drawn is the first, in order of ids, at which the running sum of weights exceeds u times their total.
+together. The token drawn is the first, in order of ids, at which the running sum of weights exceeds u times their
+total.
 
-Typical sampling (Meister et al. 2022) prefers tokens whose surprise is near the distribution's entropy. With the weights'
-total Z, surprise is log Z - x and the entropy is log Z less the mean of x: so near is what is near the mean of x.
+Typical sampling (Meister et al. 2022) prefers tokens whose surprise is near the distribution's entropy. With Z the
+total of exp(x), surprise is log Z - x and the entropy is log Z less the mean of x: near is what is near that mean.
 
 Why integers: their sums are exact in any order. A row gives the same token alone and in a batch, from 256 candidates
 and from the whole vocabulary, with one thread and with many. What a weight of zero leaves out is below 2^-40 of the

@@ -12,15 +12,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
-from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import openai, tgi, triton
+from parley.dialects import openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
@@ -35,7 +36,7 @@ log = logging.getLogger("parley.server")
 
 @dataclass(frozen=True)
 class Surface:
-    """An API below a path. All that have the empty prefix make the universal surface, which speaks every API."""
+    """An API below a path. All that have the empty prefix share the root, which speaks every API."""
 
     prefix: str
     dialect: Dialect
@@ -43,15 +44,32 @@ class Surface:
 
 SURFACES = (
     Surface("", openai.DIALECT),
+    Surface("", vllm.DIALECT),
     Surface("", tgi.DIALECT),
     Surface("/openai", openai.DIALECT),
     Surface("", triton.DIALECT),
     Surface("/tgi", tgi.STRICT),
     Surface("/triton", triton.STRICT),
+    Surface("/vllm", vllm.STRICT),
+    Surface("/vllm-0.6.3", vllm.OLD),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
+ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix}  # APIs that may have a port
 EXCHANGE = "parley.exchange"
+
+
+def universal(strict: bool = False) -> tuple[Surface, ...]:
+    """What a server's own port answers: every surface. ``strict``: those at the root in the manner of their prefix."""
+    if not strict:
+        return (OWN, *SURFACES)
+    manner = [surface if surface.prefix else Surface("", ALONE[surface.dialect.name]) for surface in SURFACES]
+    return (OWN, *manner)
+
+
+def alone(name: str) -> tuple[Surface, ...]:
+    """What a port answers that one API has for itself: this API at the root, and behind it the server's own paths."""
+    return (Surface("", ALONE[name]), OWN)
 
 
 class Endpoint:
@@ -70,11 +88,13 @@ class Endpoint:
 
 
 class Fork:
-    """What answers a path that several APIs have: the first one that claims the body, or else the first."""
+    """What answers a path that several APIs have: the first one that claims the body, or else the first that does not
+    yield."""
 
     def __init__(self, endpoints: Sequence[Endpoint]):
         self.endpoints = endpoints
-        self.route, self.dialect, self.service = endpoints[0].route, endpoints[0].dialect, endpoints[0].service
+        self.default = next((end for end in endpoints if not end.route.yields), endpoints[0])
+        self.route, self.dialect, self.service = self.default.route, self.default.dialect, self.default.service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
@@ -82,7 +102,7 @@ class Fork:
         body = await exchange.peek()
         names = await self.service.off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
-        await next(claiming, self.endpoints[0])(scope, receive, send)
+        await next(claiming, self.default)(scope, receive, send)
 
 
 def members(body: bytes) -> set[str]:
@@ -94,10 +114,10 @@ def members(body: bytes) -> set[str]:
     return {name for name, value in values.items() if bytes(value) != b"null"}
 
 
-def table() -> dict[tuple[str, str], list[tuple[Route, Surface]]]:
+def table(surfaces: Sequence[Surface]) -> dict[tuple[str, str], list[tuple[Route, Surface]]]:
     """Every method and path with what answers there: the first that is listed, and others that claim bodies."""
     places: dict[tuple[str, str], list[tuple[Route, Surface]]] = {}
-    for surface in (OWN, *SURFACES):
+    for surface in surfaces:
         for route in surface.dialect.routes:
             for path in _paths(surface.prefix, route.path):
                 place = places.setdefault((route.method, path), [])
@@ -111,24 +131,25 @@ def _paths(prefix: str, path: str) -> tuple[str, ...]:
     return (prefix, prefix + path) if prefix and path == "/" else (prefix + path,)
 
 
-def endpoints(service: Service) -> dict[tuple[str, str], Endpoint | Fork]:
-    """Every route of the server by method and path."""
+def endpoints(service: Service, surfaces: Sequence[Surface]) -> dict[tuple[str, str], Endpoint | Fork]:
+    """Every route of these surfaces by method and path."""
     made: dict[tuple[str, str], Endpoint | Fork] = {}
-    for place, answering in table().items():
+    for place, answering in table(surfaces).items():
         ends = [Endpoint(service, route, surface.dialect) for route, surface in answering]
         made[place] = ends[0] if len(ends) == 1 else Fork(ends)
     return made
 
 
 class App:
-    """``endpoints`` is the route table that the router was made of."""
+    """What answers at one port: ``surfaces`` there, and ``endpoints``, the route table that the router was made of."""
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, surfaces: Sequence[Surface], host: str):
         options = service.options
         self.service = service
-        self.endpoints = endpoints(service)
+        self.surfaces = [surface for surface in surfaces if surface is not OWN]
+        self.endpoints = endpoints(service, surfaces)
         self._keys = Keys(options.api_keys)
-        self._gate = Gate(options.host, options.hosts, options.cors, self._keys)
+        self._gate = Gate(host, options.hosts, options.cors, self._keys)
         self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
         self._open = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind in OPEN}
         self._router = Router(
@@ -136,6 +157,8 @@ class App:
             redirect_slashes=False,
             default=_nowhere,
         )
+        # What the router would find for a path without parts of its own, it need not look for each time.
+        self._plain = {place: end for place, end in self.endpoints.items() if self._found(place) is end}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -145,7 +168,8 @@ class App:
         scope["app"] = self  # makes the router raise, rather than answer, when a method does not fit
         try:
             self._admit(scope, exchange)
-            await self._router(scope, receive, send)
+            answering = self._plain.get((scope["method"], scope["path"]), self._router)
+            await answering(scope, receive, send)
         except ClientGone:
             exchange.abort()
         except ParleyError as error:
@@ -164,6 +188,12 @@ class App:
             if self.service.options.access_log:
                 access(exchange)
 
+    def _found(self, place: tuple[str, str]) -> Any:
+        """What the router finds for a method and path as they are written in the route table."""
+        scope: Scope = {"type": "http", "method": place[0], "path": place[1]}
+        fitting = (route for route in self._router.routes if route.matches(scope)[0] is Match.FULL)
+        return getattr(next(fitting, None), "app", None) if "{" not in place[1] else None
+
     def _admit(self, scope: Scope, exchange: Exchange) -> None:
         if REFUSED in scope:
             raise scope[REFUSED]
@@ -175,8 +205,8 @@ class App:
         """The API that words what is wrong with a request before its route is found."""
         if path in self._owners:
             return self._owners[path]
-        roots = [(surface.prefix, surface.dialect) for surface in SURFACES]
-        roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in SURFACES]
+        roots = [(surface.prefix, surface.dialect) for surface in self.surfaces]
+        roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in self.surfaces]
         fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
         return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]
 
@@ -190,9 +220,10 @@ class App:
             exchange.abort()
 
 
-def build(service: Service) -> ASGIApp:
-    """The application, with CORS around it if any origin is allowed."""
-    app = App(service)
+def build(service: Service, surfaces: Sequence[Surface] = (), host: str = "") -> ASGIApp:
+    """The application of one port, by default the server's own; with CORS around it if any origin is allowed."""
+    options = service.options
+    app = App(service, surfaces or universal(options.strict), host or options.host)
     origins = service.options.cors
     if not origins:
         return app

@@ -20,26 +20,25 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def address(options: ServerOptions, port: int) -> str:
-    """The server's root as a URL that works on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
+def address(host: str, port: int) -> str:
+    """The root of what listens there as a URL that works on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def opening(
-    options: ServerOptions, settings: Settings, name: str, root: str, surfaces: Iterable[tuple[str, Dialect]]
+    options: ServerOptions, settings: Settings, name: str, root: str, surfaces: Iterable[tuple[Dialect, str]]
 ) -> str:
-    """The first lines: known before anything is loaded."""
+    """The first lines: known before anything is loaded. ``surfaces``: every API with the URL that it is at."""
     lines = [
         f"parley {__version__}",
         f"  model    {name} ({settings.dtype} on {settings.device})",
     ]
-    lines += [f"  {dialect.title:<8} {root}{prefix}{dialect.base}" for prefix, dialect in surfaces]
+    lines += [f"  {dialect.title:<8} {url}{dialect.base}" for dialect, url in surfaces]
     lines.append(f"  health   {root}/health/ready")
-    if not is_loopback(options.host) and not options.api_keys:
-        lines.append(
-            f"  warning: everybody who reaches {options.host} may use this server; --api-key would ask for a key"
-        )
+    public = [host for host in (options.host, *(each.host for each in options.listen)) if not is_loopback(host)]
+    if public and not options.api_keys:
+        lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
     return "\n".join(lines)
 
 

@@ -47,8 +47,9 @@ async def _read(service: Service, route: Route, exchange: Exchange) -> Reply | A
 def head(service: Service, exchange: Exchange) -> Head:
     info = service.engine.info
     context, device = (info.max_model_len, info.device) if info is not None else (0, "")
+    query = exchange.scope.get("query_string", b"")
     return Head(
-        exchange.unique, int(time.time()), service.fingerprint, context, device, exchange.path, exchange.headers
+        exchange.unique, int(time.time()), service.fingerprint, context, device, exchange.path, exchange.headers, query
     )
 
 

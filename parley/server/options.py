@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+
+class Listen(NamedTuple):
+    """A port of its own for one API: the name of its prefix, an address, a port (0: any free one)."""
+
+    api: str
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +25,8 @@ class ServerOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free port, printed at the start
+    listen: tuple[Listen, ...] = ()  # further ports, each for one API
+    strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
     names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
     max_queue: int = 1024

@@ -115,6 +115,7 @@ class Service:
         raise UnknownModel(
             f"The model {excerpt(model)} does not exist. Served here: {', '.join(self.names)}.",
             name=model,
+            served=self.names,
             field="model",
         )
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import uvicorn
@@ -27,7 +27,7 @@ from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.server import banner, logs
-from parley.server.app import SURFACES, build
+from parley.server.app import SURFACES, alone, build, universal
 from parley.server.limits import Protocol
 from parley.server.options import ServerOptions
 from parley.server.service import Service
@@ -58,15 +58,23 @@ def run(settings: Settings, options: ServerOptions) -> int:
     """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
     keep_standard_streams()
     logs.set_up(options.log_format)
-    try:
-        sock = listen(options)
-    except OSError as error:
-        code = error.errno or 0
-        reason = os.strerror(code) if code > 0 else "the address is not known"
-        banner.say(f"parley: cannot listen on {options.host} port {options.port}: {reason}.")
-        return 1
-    with sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Instance(settings, options, sock).live())
+    with contextlib.ExitStack() as stack:
+        sockets = []
+        for host, port in places(options):
+            try:
+                sockets.append(stack.enter_context(listen(host, port)))
+            except OSError as error:
+                code = error.errno or 0
+                reason = os.strerror(code) if code > 0 else "the address is not known"
+                banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
+                return 1
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        return runner.run(Instance(settings, options, sockets).live())
+
+
+def places(options: ServerOptions) -> list[tuple[str, int]]:
+    """Where the server is to listen: its own port first, then those of single APIs."""
+    return [(options.host, options.port), *((each.host, each.port) for each in options.listen)]
 
 
 def keep_standard_streams() -> None:
@@ -78,23 +86,25 @@ def keep_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def listen(options: ServerOptions) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A socket that accepts from now on; ``::`` stands for IPv4 as well. Raises OSError."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    both = options.host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def http(options: ServerOptions, app: ASGIApp) -> uvicorn.Config:
     """How uvicorn is to serve the application."""
     return uvicorn.Config(
         app,
+        interface="asgi3",
         http=Protocol.bound(options),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=int(options.keep_alive),
         timeout_graceful_shutdown=2,
     )
@@ -109,18 +119,20 @@ class Server(uvicorn.Server):
 
 
 class Instance:
-    """One server process: an HTTP server and an engine."""
+    """One server process: HTTP servers, one per port, and an engine. ``sockets`` are those of ``places``."""
 
-    def __init__(self, settings: Settings, options: ServerOptions, sock: socket.socket):
+    def __init__(self, settings: Settings, options: ServerOptions, sockets: Sequence[socket.socket]):
         self.settings = settings
         self.options = options
         self.engine: Engine = ENGINES[options.engine](settings)
         self.service = Service(options, settings, self.engine)
-        self._sock = sock
+        self._sockets = sockets
         self._signals: list[int] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        self._server = Server(http(options, build(self.service)))
+        tables = [universal(options.strict), *(alone(each.api) for each in options.listen)]
+        apps = [build(self.service, table, host) for table, (host, _) in zip(tables, places(options), strict=True)]
+        self._servers = [Server(http(options, app)) for app in apps]
 
     async def live(self) -> int:
         """From the first line to the exit code."""
@@ -128,11 +140,14 @@ class Instance:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
-        port = self._sock.getsockname()[1]
-        root = banner.address(self.options, port)
-        surfaces = ((surface.prefix, surface.dialect) for surface in SURFACES)
-        banner.say(banner.opening(self.options, self.settings, self.service.names[0], root, surfaces))
-        serving = asyncio.create_task(self._server.serve(sockets=[self._sock]))
+        ports = (sock.getsockname()[1] for sock in self._sockets)
+        roots = [banner.address(host, port) for (host, _), port in zip(places(self.options), ports, strict=True)]
+        surfaces = [(surface.dialect, roots[0] + surface.prefix) for surface in SURFACES]
+        surfaces += [
+            (alone(each.api)[0].dialect, root) for each, root in zip(self.options.listen, roots[1:], strict=True)
+        ]
+        banner.say(banner.opening(self.options, self.settings, self.service.names[0], roots[0], surfaces))
+        serving = asyncio.create_task(self._serve())
         try:
             failure = await self._until_stopped(serving, started)
         finally:
@@ -143,6 +158,10 @@ class Instance:
             banner.say(f"parley: {failure}")
             return 1
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
+
+    async def _serve(self) -> None:
+        pairs = zip(self._servers, self._sockets, strict=True)
+        await asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
 
     async def _until_stopped(self, serving: asyncio.Task[None], started: float) -> str:
         """Load, then serve. Empty after a signal, else what went wrong."""
@@ -209,7 +228,8 @@ class Instance:
         self._signals.append(number)
         if self._stop.is_set():
             self._force.set()
-            self._server.force_exit = True
+            for server in self._servers:
+                server.force_exit = True
         else:
             self._stop.set()
             if self.service.open:
@@ -228,5 +248,6 @@ class Instance:
             task.cancel()
         await self.engine.close()  # what is still open gets its error from it
         await self.service.settle(LAST_WORDS)
-        self._server.should_exit = True
+        for server in self._servers:
+            server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

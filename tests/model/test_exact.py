@@ -11,6 +11,7 @@ import models
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from unpack import spoil
 
 from parley.core.loop import Loop
 from parley.model.kv import PagedKV
@@ -25,6 +26,7 @@ SIZES: dict[str, dict[str, int]] = {
     "wide": WIDE,
     "real": WIDE | {"intermediate_size": 4864, "num_hidden_layers": 4},
 }
+SIZES["int4"] = SIZES["real"]
 SLOTS = 5
 ROOMY = 200  # pages
 
@@ -32,7 +34,8 @@ ROOMY = 200  # pages
 @functools.cache
 def network(architecture: str, size: str = "tiny"):
     folder = models.model(architecture, **SIZES[size])
-    runner, info = load(Settings(model=str(folder), kv_memory=1 << 20), lambda stage, fraction: None)
+    settings = Settings(model=str(folder), kv_memory=1 << 20, quantization="int4" if size == "int4" else "none")
+    runner, info = load(settings, lambda stage, fraction: None)
     return runner.network, info
 
 
@@ -43,7 +46,7 @@ def make_runner(architecture: str, blocks: int, size: str = "tiny") -> Runner:
     pages = PagedKV(model.layers, blocks, torch.bfloat16)
     # What was left there by a stranger.
     for i in range(len(model.layers)):
-        pages.pool(i)[:-1] = float("nan")
+        spoil(pages.pool(i))
     return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
 
 
@@ -251,10 +254,10 @@ def test_salts_do_not_share():
     assert [engine.outputs[id, 0][0].cached_tokens for id in "abc"] == [0, 0, 48]
 
 
-@pytest.mark.parametrize("size", ["wide", "real"])
+@pytest.mark.parametrize("size", ["wide", "real", "int4"])
 def test_n_choices_are_n_requests_and_the_batch_is_wide(size):
     """At the width of a real model's layers. Torch's own linears keep rows apart up to an inner dimension of 1024."""
-    if size == "real" and library.load() is None:
+    if size != "wide" and library.load() is None:
         pytest.skip("needs the compiled kernels")
     engine = Engine(make_runner("qwen2", 80, size), Random(3, 60), True)
     for i in range(3):

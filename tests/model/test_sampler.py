@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from parley.core.sequence import Sequence
@@ -83,7 +82,7 @@ def reference(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np
         rounding = 1e-5 * (1 + 3 / options.temperature)
         nearer = np.array([p[distance < value - rounding].sum() for value in distance])
         as_near = np.array(
-            [p[distance < value + rounding].sum() - p[x == own].sum() for value, own in zip(distance, x)]
+            [p[distance < value + rounding].sum() - p[x == own].sum() for value, own in zip(distance, x, strict=True)]
         )
         close |= np.any(
             (as_near - nearer > 1e-12) & (as_near >= options.typical_p - near) & (nearer <= options.typical_p)

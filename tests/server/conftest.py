@@ -49,7 +49,7 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         engine = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
         given = ServerOptions(**({"port": 0, "access_log": False} | options))
         service = Service(given, Settings(model=str(folder), max_batch=max_batch), engine)
-        sock = start.listen(given)
+        sock = start.listen(given.host, given.port)
         server = start.Server(start.http(given, build(service)))
         task = asyncio.create_task(server.serve(sockets=[sock]))
         served = Served(service, engine, server, sock.getsockname()[1])

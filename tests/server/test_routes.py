@@ -7,14 +7,14 @@ from served import HELLO, Served, concrete
 
 from parley import __version__
 from parley.engine.protocol import EngineFailed
-from parley.server.app import App
+from parley.server.app import App, universal
 
 KEY = "sk-right-key-0123456789"
 
 
 def table(served: Served) -> list[tuple[str, str, str]]:
     """Method, path and kind of every route that there is."""
-    app = App(served.service)
+    app = App(served.service, universal(), "127.0.0.1")
     return [(method, concrete(path), e.route.kind) for (method, path), e in app.endpoints.items()]
 
 

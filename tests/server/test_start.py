@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import INFO, Connection, request
+from served import INFO, Answer, Connection, request
 
 from parley.engine.fake import FakeEngine
 from parley.server import start as start_module
 from parley.server.banner import address, opening, ready
-from parley.server.options import ServerOptions
+from parley.server.options import Listen, ServerOptions
 from parley.types import ModelInfo, Settings
 
 
@@ -116,8 +116,9 @@ class Inside:
         self.engine = FakeEngine(info=INFO, tick=0.005, load=load)
         monkeypatch.setitem(start_module.ENGINES, "scripted", lambda settings: self.engine)
         given = ServerOptions(port=0, engine="scripted", **options)
-        self.instance = start_module.Instance(Settings(model=str(folder)), given, start_module.listen(given))
-        self.port = self.instance._sock.getsockname()[1]
+        sockets = [start_module.listen(host, port) for host, port in start_module.places(given)]
+        self.instance = start_module.Instance(Settings(model=str(folder)), given, sockets)
+        self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
 
     async def stream(self) -> Connection:
         """A connection on which a long answer has begun."""
@@ -139,6 +140,45 @@ async def test_after_the_drain_the_rest_is_told_and_the_exit_is_clean(folder, mo
     assert b"shutting down" in rest and b"data: [DONE]\n\n" in rest
     assert await running == 0
     assert server.engine.state == "closed"
+
+
+async def test_a_port_of_its_own_is_strict_and_drains_with_the_rest(folder, monkeypatch, capsys):
+    listen = (Listen("tgi", "127.0.0.1", 0), Listen("triton", "127.0.0.1", 0))
+    server = Inside(folder, monkeypatch, listen=listen, drain=0.1, api_keys=("k" * 16,))
+    running = asyncio.create_task(server.instance.live())
+    while server.instance.service.refusal():
+        await asyncio.sleep(0.01)
+
+    async def ask(port: int, method: str, path: str, body: Any = None, key: str = "k" * 16) -> Answer:
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
+        await connection.send(request(method, path, body, {"authorization": f"Bearer {key}"}))
+        answer = await connection.answer()
+        connection.close()
+        return answer
+
+    tgi, triton = server.others
+    zero = {"inputs": "a", "parameters": {"temperature": 0}}
+    assert (await ask(server.port, "POST", "/generate", zero)).status == 200
+    assert "strictly positive" in (await ask(tgi, "POST", "/generate", zero)).json["error"]
+    assert (await ask(tgi, "POST", "/generate", zero, key="wrong")).status == 401
+    assert (await ask(tgi, "GET", "/info")).json["max_best_of"] == 2
+    assert (await ask(tgi, "GET", "/health/live")).status == 200
+    nowhere = await ask(tgi, "GET", "/v2")
+    assert (nowhere.status, nowhere.body) == (404, b"")
+    assert (await ask(triton, "GET", "/v2")).json["name"]
+    assert (await ask(triton, "POST", "/generate", zero)).status == 404
+    assert f"TGI      http://127.0.0.1:{tgi}\n" in capsys.readouterr().out
+
+    connection = Connection(*await asyncio.open_connection("127.0.0.1", tgi))
+    long = {"inputs": "a", "parameters": {"max_new_tokens": 3000}}
+    await connection.send(request("POST", "/generate_stream", long, {"authorization": "Bearer " + "k" * 16}))
+    assert (await connection.head())[0] == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert b"shutting down" in await connection.ended()
+    assert await running == 0
+    for port in (server.port, *server.others):
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_the_second_signal_ends_at_once(folder, monkeypatch):
@@ -185,6 +225,14 @@ def test_a_taken_port_is_said_in_one_sentence(start):
     assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
 
 
+def test_so_is_a_taken_port_of_one_api(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("--listen", f"tgi=127.0.0.1:{port}")
+        assert server.end() == 1
+    assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
+
+
 def test_a_folder_without_a_tokenizer_is_said_last(start, tmp_path):
     server = start(model=tmp_path)
     assert server.end() == 1
@@ -201,9 +249,9 @@ def test_the_api_process_loads_neither_torch_nor_transformers():
 
 
 def test_urls_work_on_this_machine():
-    assert address(ServerOptions(host="0.0.0.0"), 80) == "http://127.0.0.1:80"
-    assert address(ServerOptions(host="::"), 80) == "http://[::1]:80"
-    assert address(ServerOptions(host="llm.local"), 80) == "http://llm.local:80"
+    assert address("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert address("::", 80) == "http://[::1]:80"
+    assert address("llm.local", 80) == "http://llm.local:80"
 
 
 def test_an_open_server_is_warned_of():
@@ -214,6 +262,7 @@ def test_an_open_server_is_warned_of():
     assert "--api-key" not in text(host="0.0.0.0", api_keys=("k",))
     assert "--api-key" not in text(host="127.0.0.1")
     assert "--api-key" not in text(host="::1")
+    assert "--api-key" in text(listen=(Listen("tgi", "0.0.0.0", 80),))
 
 
 def test_the_last_line_of_the_start_has_the_memory_plan():
@@ -279,6 +328,6 @@ def test_closed_standard_streams_are_not_taken_by_sockets(folder):
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_all_addresses_of_both_kinds():
-    with start_module.listen(ServerOptions(host="::", port=0)) as sock:
+    with start_module.listen("::", 0) as sock:
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, sock.getsockname()[1]), timeout=5).close()

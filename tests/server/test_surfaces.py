@@ -1,0 +1,39 @@
+"""What answers where: the shared port, the prefixes, and the manner in which each API is there."""
+
+from parley.server.app import ALONE, OWN, SURFACES, alone, table, universal
+
+
+def answering(surfaces, method, path):
+    return [(surface.dialect, route) for route, surface in table(surfaces)[method, path]]
+
+
+def test_strict_is_the_manner_below_the_prefix():
+    """Each route at the root is then one that the API has below its prefix, and no other."""
+    for (method, path), found in table(universal(strict=True)).items():
+        for route, surface in found:
+            if surface.dialect is not OWN.dialect and not surface.prefix:
+                assert surface.dialect is ALONE[surface.dialect.name]
+                assert route in surface.dialect.routes, (method, path)
+    assert table(universal(strict=True)).keys() >= table(universal()).keys()
+
+
+def test_without_it_the_root_is_lenient():
+    for name in ("tgi", "triton"):
+        root = next(surface.dialect for surface in SURFACES if not surface.prefix and surface.dialect.name == name)
+        assert root is not ALONE[name]
+        assert root in {surface.dialect for surface in universal()}
+
+
+def test_alone_an_api_has_every_path_it_has_below_its_prefix():
+    for name, dialect in ALONE.items():
+        here = table(alone(name))
+        for route in dialect.routes:
+            assert here[route.method, route.path][0] == (route, alone(name)[0])
+
+
+async def test_a_strict_server_refuses_what_the_original_refuses(serve):
+    for strict, status in ((False, 200), (True, 422)):
+        served = await serve(strict=strict)
+        body = {"inputs": "a", "parameters": {"temperature": 0}}
+        assert (await served.post("/generate", body)).status == status
+        assert (await served.post("/tgi/generate", body)).status == 422
