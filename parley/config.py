@@ -132,6 +132,15 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "grpc-port",
+        integer(0, 65_535, "PORT"),
+        "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley[grpc]'`. Another address: "
+        "`--listen grpc=HOST:PORT`.",
+        section="server",
+        unset="none",
+        variable=True,
+    ),
+    Option(
         "strict",
         switch(),
         "Keep the limits and refusals of the originals also on the port that all APIs share.",
