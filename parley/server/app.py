@@ -49,6 +49,7 @@ SURFACES = (
     Surface("/openai", openai.DIALECT),
     Surface("", triton.DIALECT),
     Surface("/tgi", tgi.STRICT),
+    Surface("/tgi-0.9.4", tgi.OLD),
     Surface("/triton", triton.STRICT),
     Surface("/vllm", vllm.STRICT),
     Surface("/vllm-0.6.3", vllm.OLD),
@@ -60,9 +61,11 @@ EXCHANGE = "parley.exchange"
 
 
 def universal(strict: bool = False) -> tuple[Surface, ...]:
-    """What a server's own port answers: every surface. ``strict``: at the root, too, in the manner below the prefix."""
-    manners = {dialect.name: dialect for dialect in ALONE.values()} if strict else {}
-    return (OWN, *(replace(each, dialect=manners.get(each.dialect.name, each.dialect)) for each in SURFACES))
+    """What a server's own port answers: every surface. ``strict``: those at the root in the manner of their prefix."""
+    if not strict:
+        return (OWN, *SURFACES)
+    manner = [surface if surface.prefix else Surface("", ALONE[surface.dialect.name]) for surface in SURFACES]
+    return (OWN, *manner)
 
 
 def alone(name: str) -> tuple[Surface, ...]:

@@ -21,6 +21,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from parley.server.respond import Exchange
+    from parley.server.tally import Note
 
 log = logging.getLogger("parley.access")
 
@@ -118,15 +119,19 @@ class Json(logging.Formatter):
 
 def access(exchange: Exchange) -> None:
     """Log a request that has ended. Status 499: the client left before there was an answer."""
-    note = exchange.note
-    if note.probe:
-        return
+    if not exchange.note.probe:
+        scope = exchange.scope
+        served(exchange.id, scope["method"], scope["path"], exchange.status or 499, exchange.arrived, exchange.note)
+
+
+def served(id: str, method: str, path: str, status: int | str, arrived: float, note: Note) -> None:
+    """Log what was served to one request."""
     fields = {
-        "id": exchange.id,
-        "method": exchange.scope["method"],
-        "path": exchange.scope["path"][:LONGEST_PATH],
-        "status": exchange.status or 499,
-        "seconds": round(time.perf_counter() - exchange.arrived, 4),
+        "id": id,
+        "method": method,
+        "path": path[:LONGEST_PATH],
+        "status": status,
+        "seconds": round(time.perf_counter() - arrived, 4),
         "model": note.model,
         "in": note.prompt_tokens,
         "out": note.completion_tokens,
