@@ -95,6 +95,14 @@ SERVE: list[Option] = [
     ),
     Option("threads", integer(1, 1024), "CPU threads.", section="engine", unset="all cores", variable=True),
     Option("prefix-cache", switch(), "Share the KV cache of equal beginnings.", True, section="engine", variable=True),
+    Option(
+        "pack-cache",
+        switch(),
+        "Keep packed weights in .parley beside the model's files, for quicker starts.",
+        False,
+        section="engine",
+        variable=True,
+    ),
     Option("lowering", switch(), "Run known layers on the fused decoder.", True, section="engine", variable=True),
     Option(
         "in-process",
@@ -121,6 +129,15 @@ SERVE: list[Option] = [
         "as the original; port 0 takes a free one.",
         section="server",
         many=True,
+        variable=True,
+    ),
+    Option(
+        "grpc-port",
+        integer(0, 65_535, "PORT"),
+        "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley[grpc]'`. Another address: "
+        "`--listen grpc=HOST:PORT`.",
+        section="server",
+        unset="none",
         variable=True,
     ),
     Option(
@@ -241,5 +258,6 @@ def settings(config: Config, folder: str) -> Settings:
         prefix_cache=config["prefix-cache"],
         threads=config["threads"],
         lowering=config["lowering"],
+        pack_cache=config["pack-cache"],
         quantization=config["quantization"],
     )

@@ -114,6 +114,7 @@ class Want(msgspec.Struct, frozen=True):
     usage: bool = False  # a usage record in the stream
     skip_special: bool = True  # leave special tokens out of the text
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
+    plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -220,6 +221,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_blocks: int
     block_size: int
     lowered: bool  # runs on the fused decoder rather than through Transformers
+    pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
 
 
@@ -237,6 +239,7 @@ class Settings(msgspec.Struct, kw_only=True):
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
 
 

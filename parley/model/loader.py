@@ -20,6 +20,7 @@ from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
 from parley.model.lowering import PROBE, TOLERANCE, deviation, lower
 from parley.model.network import Network
+from parley.model.packs import Packs, find
 from parley.model.quantisation import Quantisation
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
@@ -69,7 +70,11 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
     with _memory("the model's weights"):
         network = None
         if settings.lowering:
-            network = _lower(checkpoint, config, quantisation, dtype, device, length, weights)
+            packs = None
+            if settings.pack_cache:
+                files = [folder / "config.json", *checkpoint.files]
+                packs = find(folder, files, f"{settings.quantization}-{dtype}".replace("torch.", ""))
+            network = _lower(checkpoint, config, quantisation, dtype, device, length, weights, packs)
         lowered = network is not None
         if network is None:
             from parley.model.foreign import load_foreign  # imports Transformers, which takes seconds
@@ -123,11 +128,12 @@ def _lower(
     device: torch.device,
     length: int,
     progress: Callable[[float], None],
+    packs: Packs | None,
 ) -> Network | None:
     """The fused decoder, or None where the model has to run through Transformers. Raises LoadError."""
     try:
         shape = read_shape(config)
-        decoder = lower(checkpoint, shape, quantisation, dtype, device, max(length, PROBE), progress)
+        decoder = lower(checkpoint, shape, quantisation, dtype, device, max(length, PROBE), progress, packs)
     except Unfit as reason:
         if quantisation:
             raise LoadError(f"Quantised weights run on the fused decoder only, and {reason}.") from None

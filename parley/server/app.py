@@ -12,12 +12,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
-from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley.dialects import openai, tgi, triton, vllm
@@ -59,9 +60,11 @@ EXCHANGE = "parley.exchange"
 
 
 def universal(strict: bool = False) -> tuple[Surface, ...]:
-    """What a server's own port answers: every surface. ``strict``: at the root, too, in the manner below the prefix."""
-    manners = {dialect.name: dialect for dialect in ALONE.values()} if strict else {}
-    return (OWN, *(replace(each, dialect=manners.get(each.dialect.name, each.dialect)) for each in SURFACES))
+    """What a server's own port answers: every surface. ``strict``: those at the root in the manner of their prefix."""
+    if not strict:
+        return (OWN, *SURFACES)
+    manner = [surface if surface.prefix else Surface("", ALONE[surface.dialect.name]) for surface in SURFACES]
+    return (OWN, *manner)
 
 
 def alone(name: str) -> tuple[Surface, ...]:
@@ -154,6 +157,8 @@ class App:
             redirect_slashes=False,
             default=_nowhere,
         )
+        # What the router would find for a path without parts of its own, it need not look for each time.
+        self._plain = {place: end for place, end in self.endpoints.items() if self._found(place) is end}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -163,7 +168,8 @@ class App:
         scope["app"] = self  # makes the router raise, rather than answer, when a method does not fit
         try:
             self._admit(scope, exchange)
-            await self._router(scope, receive, send)
+            answering = self._plain.get((scope["method"], scope["path"]), self._router)
+            await answering(scope, receive, send)
         except ClientGone:
             exchange.abort()
         except ParleyError as error:
@@ -181,6 +187,12 @@ class App:
             self.service.metrics.responses.add(value=str(exchange.status))
             if self.service.options.access_log:
                 access(exchange)
+
+    def _found(self, place: tuple[str, str]) -> Any:
+        """What the router finds for a method and path as they are written in the route table."""
+        scope: Scope = {"type": "http", "method": place[0], "path": place[1]}
+        fitting = (route for route in self._router.routes if route.matches(scope)[0] is Match.FULL)
+        return getattr(next(fitting, None), "app", None) if "{" not in place[1] else None
 
     def _admit(self, scope: Scope, exchange: Exchange) -> None:
         if REFUSED in scope:

@@ -85,6 +85,7 @@ class Metrics:
         self.rejected = Counter("vllm:admission_rejections", "Requests refused before the engine saw them.", "reason")
         self.cached = Counter("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
         self.responses = Counter("parley:http_responses", "Answers by HTTP status.", "status")
+        self.calls = Counter("parley:grpc_responses", "Answers over gRPC by status.", "status")
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", FIRST_TOKEN
         )

@@ -237,7 +237,7 @@ def test_what_is_no_body_of_this_route():
         told = answer(lambda d=data: generate.either(shared.STRICT, d, HEAD))
         assert told[:2] == (status, plain)
         assert told[2] == text if status == 422 else told[2].startswith(text)
-    chat = b'{"messages":[]}'
+    chat = b'{"message":[]}'
     assert answer(lambda: generate.invoked(shared.STRICT, chat, HEAD))[2] == (
         start + "data did not match any variant of untagged enum SagemakerRequest"
     )
@@ -619,7 +619,7 @@ def test_info():
     assert tokens.info(shared.STRICT, about) == (
         b'{"model_id":"org/m","model_sha":null,"model_pipeline_tag":"text-generation","max_concurrent_requests":300,'
         b'"max_best_of":2,"max_stop_sequences":4,"max_input_tokens":4095,"max_total_tokens":4096,"validation_workers":1,'
-        b'"max_client_batch_size":1,"router":"text-generation-router","version":"3.3.7","sha":null,'
+        b'"max_client_batch_size":4,"router":"text-generation-router","version":"3.3.7","sha":null,'
         b'"docker_label":"parley-1.2"}'
     )
     loading = json.loads(tokens.info(shared.EXTENDED, About(Card("m", 1, None), 1, "1")))

@@ -13,10 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unpack import unpack
 
 from parley import native
-from parley.native import build, library, torch_kernels
+from parley.native import build, library, torch_attention, torch_kernels
 from parley.native.compiled import Kernels
+from parley.native.layout import LayerKV
 
 try:
     build.compiler()
@@ -182,13 +184,14 @@ def test_rotation_and_the_way_to_the_pages(kernels, rows, dim, half, heads, kv_h
     slots = torch.randperm(80, generator=torch.Generator().manual_seed(seed))[:rows]
     results = []
     for form in (kernels, torch_kernels):
-        pages = torch.full((5, 2, kv_heads, 16, dim), 7.0, dtype=torch.bfloat16)
-        places = native.places(slots, kv_heads)
-        queries = form.rope_write(qkv.clone(), cos, sin, pages, places, head_norm=weight, eps=1e-6)
-        results.append((queries, pages))
-    (queries, pages), (expected, stored) = results
+        layer = LayerKV(kv_heads, dim, dim)
+        format = (torch_attention if form is torch_kernels else kernels).format(layer, torch.bfloat16)
+        pool = native.Pool(torch.full((5, *format.shape), 7.0, dtype=torch.bfloat16), format)
+        places = native.places(slots, format)
+        queries = form.rope_write(qkv.clone(), cos, sin, pool, places, head_norm=weight, eps=1e-6)
+        results.append((queries, *unpack(pool)))
     # Where two products nearly cancel, what is left is as exact as they are.
-    for got, want in ((queries, expected), (pages, stored)):
+    for got, want in zip(*results, strict=True):
         assert got.shape == want.shape
         assert ((got.double() - want.double()).abs() <= want.double().abs() * 2**-7 + 1e-5).all()
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from unpack import spoil, unpack
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
@@ -32,6 +33,11 @@ def form(request):
 def _inference():
     with torch.inference_mode():
         yield
+
+
+def empty(pages: int, layer: LayerKV, int8: bool = False) -> native.Pool:
+    format = native.format(layer, torch.bfloat16, torch.device("cpu"), int8=int8)
+    return native.Pool(torch.zeros(pages, *format.shape, dtype=format.dtype), format)
 
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -108,12 +114,12 @@ def test_rope_write(rotary, norm):
     slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
 
     def kernel(rows, cos, sin, slots):
-        pool = torch.zeros(pages, 2, kv_heads, BLOCK_SIZE, dim, dtype=torch.bfloat16)
-        places = native.places(slots, kv_heads)
+        pool = empty(pages, LayerKV(kv_heads, dim, dim))
+        places = native.places(slots, pool.format)
         queries = native.rope_write(rows.clone(), cos, sin, pool, places, head_norm=weight, eps=1e-6)
-        stored = pool[slots // BLOCK_SIZE, :, :, slots % BLOCK_SIZE]
-        assert pool.count_nonzero() <= 2 * len(rows) * kv_heads * dim
-        return torch.cat((queries, stored.flatten(1, 2)), 1)
+        stored = [part[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for part in unpack(pool)]
+        assert pool.data.count_nonzero() <= 2 * len(rows) * kv_heads * dim
+        return torch.cat((queries, *stored), 1)
 
     got = same_alone(kernel, qkv, cos, sin, slots)
     exact = qkv.double().view(count, -1, dim)
@@ -149,8 +155,8 @@ def definition(q, k, v, scale, window=None, softcap=None, sinks=None):
 class Stage:
     """Sequences with random queries, keys and values, in pages that strangers left full of NaN."""
 
-    def __init__(self, lengths, heads, layer, dtype, seed=0):
-        self.layer, self.heads, self.dtype = layer, heads, dtype
+    def __init__(self, lengths, heads, layer, dtype, seed=0, int8=False):
+        self.layer, self.heads, self.dtype, self.int8 = layer, heads, dtype, int8
         self.random = random.Random(seed)
         shapes = ((heads, layer.dim), (layer.heads, layer.dim), (layer.heads, layer.value_dim))
         self.data = [
@@ -162,8 +168,8 @@ class Stage:
     def compute(self, chunk, together, **options) -> list[torch.Tensor]:
         """Feed all sequences: ``chunk(left)`` rows at a time, ``together(active)`` chooses who is in a batch."""
         need = [-(-length // BLOCK_SIZE) for length in self.lengths]
-        pages = PagedKV([self.layer], sum(need) + 2, self.dtype)
-        pages.pool(0)[:-1] = float("nan")
+        pages = PagedKV([self.layer], sum(need) + 2, self.dtype, int8=self.int8)
+        spoil(pages.pool(0))
         free = list(range(pages.blocks))
         self.random.shuffle(free)
         tables = [[free.pop() for _ in range(count)] for count in need]

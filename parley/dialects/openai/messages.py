@@ -25,9 +25,7 @@ def conversation(body: Fields, joint: str = "\n", roles: tuple[str, ...] = share
 
     ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
     """
-    messages = [_message(item, joint, roles) for item in body.objects("messages", cap=MAX_MESSAGES)]
-    if not messages:
-        raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
+    messages = turns(body, joint, roles)
     tools, legacy = _tools(body)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
@@ -43,6 +41,14 @@ def conversation(body: Fields, joint: str = "\n", roles: tuple[str, ...] = share
         continue_final=continue_final,
     )
     return chat, legacy
+
+
+def turns(body: Fields, joint: str, roles: tuple[str, ...]) -> list[Message]:
+    """The messages, at least one. Raises BadRequest."""
+    messages = [_message(item, joint, roles) for item in body.objects("messages", cap=MAX_MESSAGES)]
+    if not messages:
+        raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
+    return messages
 
 
 def _options(body: Fields) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def _card(head: Head, facts: Facts) -> Card:
     for card in facts.cards:
         if card.name == name:
             return card
-    raise UnknownModel("There is no such model.", name=name)
+    raise UnknownModel(f"Request for unknown model: {quoted(name)} is not found", name=name)
 
 
 def _json(value: Any) -> Answer:
