@@ -172,11 +172,14 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The server in one card: its main model, how many answers it makes or queues at once, its version."""
+    """The server in one card: its main model, how many answers it makes or queues at once, its version, and what the
+    model computes with and on."""
 
     card: Card
     places: int
     version: str
+    dtype: str = "bfloat16"
+    device: str = "cpu"
 
 
 Kind = Literal[

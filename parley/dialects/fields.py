@@ -8,7 +8,7 @@ here knows the name of any member.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -146,6 +146,10 @@ class Fields:
     def null(self, name: str) -> bool:
         """Is it there as null?"""
         return name in self._data and self._data[name] is None
+
+    def without(self, names: Set[str]) -> Fields:
+        """The others: for an API's older versions, which do not know these."""
+        return Fields({name: value for name, value in self._data.items() if name not in names}, self._path, self._words)
 
     def raw(self, name: str) -> Any:
         """The value as it was decoded, None when absent or null."""

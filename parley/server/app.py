@@ -49,6 +49,7 @@ SURFACES = (
     Surface("/openai", openai.DIALECT),
     Surface("", triton.DIALECT),
     Surface("/tgi", tgi.STRICT),
+    Surface("/tgi-0.9.4", tgi.OLD),
     Surface("/triton", triton.STRICT),
     Surface("/vllm", vllm.STRICT),
     Surface("/vllm-0.6.3", vllm.OLD),

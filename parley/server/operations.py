@@ -105,7 +105,9 @@ async def version(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def info(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
-    await exchange.answer(route.write(About(service.card(service.names[0]), service.places, __version__)))
+    settings = service.settings
+    about = About(service.card(service.names[0]), service.places, __version__, settings.dtype, settings.device)
+    await exchange.answer(route.write(about))
 
 
 async def load(service: Service, route: Route, exchange: Exchange) -> None:

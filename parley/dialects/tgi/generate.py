@@ -17,9 +17,8 @@ from parley.dialects.tgi.shared import WORDS, Rules
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
 from parley.types import Accepted, Delta, Done, Event, Request, Scored, Text, Token, Usage, Want
 
-TOKEN = (
-    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
-)
+INDEX = b'"index":%d,'
+TOKEN = b'%b{%b"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
 ENDLESS = Token(0, "", b"", special=True)  # stands in the last event when a choice ends without a token of its own
 
 
@@ -39,7 +38,7 @@ def stream(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
 def invoked(rules: Rules, body: bytes, head: Head) -> Reply | Answer:
     """As ``either``, or a conversation, or a completion. What is none of them is no body of this route."""
     fields = decode(body, WORDS)
-    if fields.has("inputs"):
+    if fields.has("inputs") or rules.old:
         return _either(rules, fields, head)
     if fields.has("messages"):
         return chat.of(rules, fields, head)
@@ -61,7 +60,7 @@ def _streamed(rules: Rules, fields: Fields, head: Head, *, full: bool = False) -
         return GenerateReply(rules, fields, head, stream=True, full=full)
     except (Invalid, Unsupported) as error:
         if rules.strict:
-            return shared.streamed(error)
+            return shared.streamed(error, rules)
         raise
 
 
@@ -161,10 +160,10 @@ class GenerateReply(Reply):
         return b""
 
     def fail(self, error: ParleyError) -> bytes:
-        return shared.failure(error)
+        return shared.failure(error, self._rules)
 
     def refusal(self, error: ParleyError) -> Answer | None:
-        return shared.streamed(error) if self._rules.strict and self.request.stream else None
+        return shared.streamed(error, self._rules) if self._rules.strict and self.request.stream else None
 
     def _event(self, token: Token, done: Done | None = None) -> bytes:
         self._events += 1
@@ -172,16 +171,20 @@ class GenerateReply(Reply):
         top = token.top if self._wish.top_n_tokens else []
         if done is None and not top:  # nearly every event there is
             logprob, special = shared.encode(shared.single(token.logprob)), b"true" if token.special else b"false"
-            return TOKEN % (self._events, token.id, shared.encode(text), logprob, special)
-        event: dict[str, Any] = {"index": self._events, "token": _token(token, text)}
+            index = b"" if self._rules.old else INDEX % self._events
+            return TOKEN % (self._rules.lead, index, token.id, shared.encode(text), logprob, special)
+        event: dict[str, Any] = {} if self._rules.old else {"index": self._events}
+        event["token"] = _token(token, text)
         if top:
             event["top_tokens"] = [_token(other, other.text) for other in top]
         event["generated_text"] = event["details"] = None
         if done is not None:
             event["generated_text"] = self._before + "".join(self._sequels[0].text)
             if self._details:
-                event["details"] = self._end(0, done) | {"input_length": self._prompt_tokens}
-        return shared.frame(event)
+                event["details"] = self._end(0, done)
+                if not self._rules.old:
+                    event["details"]["input_length"] = self._prompt_tokens
+        return shared.frame(event, self._rules)
 
     # -- one answer
 
@@ -223,7 +226,7 @@ class GenerateReply(Reply):
     def headers(self, timings: Timings | None) -> Headers:
         done = self._sequels[self._best].done
         generated = done.usage.completion_tokens if done is not None else 0
-        return shared.headers(self._device, self._characters, timings, self._prompt_tokens, generated)
+        return shared.headers(self._rules, self._device, self._characters, timings, self._prompt_tokens, generated)
 
     def _text(self, index: int) -> str:
         return self._before + "".join(self._sequels[index].text)

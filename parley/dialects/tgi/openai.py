@@ -71,7 +71,12 @@ class Spoken(Reply):
 
     def headers(self, timings: Timings | None) -> Headers:
         return shared.headers(
-            self._head.device, self._characters, timings, self._usage.prompt_tokens, self._usage.completion_tokens
+            self._rules,
+            self._head.device,
+            self._characters,
+            timings,
+            self._usage.prompt_tokens,
+            self._usage.completion_tokens,
         )
 
     def _name(self) -> str:

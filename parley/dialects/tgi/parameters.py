@@ -25,6 +25,8 @@ NOT_NULL = {
     "details": "a boolean",
     "decoder_input_details": "a boolean",
 }
+NEWER = frozenset({"frequency_penalty", "top_n_tokens", "grammar", "adapter_id"})  # than version 0.9.4, which ignores
+OLD_TOKENS = 20  # unless told otherwise, in that version
 GRAMMARS = ("json", "json_object", "regex", "json_schema")
 
 
@@ -50,6 +52,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     top_n_tokens: int | None = None
     grammar: tuple[str, Any] | None = None  # type and value
     adapter_id: str | None = None
+    reserve: int | None = RESERVED
 
     @property
     def samples(self) -> bool:
@@ -74,7 +77,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stopping(self) -> Stop:
-        return Stop(strings=self.stop, max_tokens=self.max_new_tokens, include=True, reserve=RESERVED)
+        return Stop(strings=self.stop, max_tokens=self.max_new_tokens, include=True, reserve=self.reserve)
 
 
 def read(body: Fields, rules: Rules) -> Parameters:
@@ -83,10 +86,14 @@ def read(body: Fields, rules: Rules) -> Parameters:
         raise body.mistyped("parameters", "an object")
     given = body.object("parameters")
     fields = given or Fields({}, "parameters", WORDS)
+    if rules.old:
+        fields = fields.without(NEWER)
     if rules.strict:
         for name, type_ in NOT_NULL.items():
             if fields.null(name):
                 raise fields.mistyped(name, type_)
+        if rules.old and fields.null("max_new_tokens"):
+            raise fields.mistyped("max_new_tokens", "an integer")
         if isinstance(fields.raw("stop"), str):
             raise fields.mistyped("stop", "an array")
     return Parameters(
@@ -97,8 +104,8 @@ def read(body: Fields, rules: Rules) -> Parameters:
         top_k=fields.integer("top_k", None, -I32 - 1, I32),
         top_p=fields.number("top_p", None, -F32, F32),
         typical_p=fields.number("typical_p", None, -F32, F32),
-        do_sample=fields.boolean("do_sample", given is None),
-        max_new_tokens=fields.integer("max_new_tokens", None, 0, U32),
+        do_sample=fields.boolean("do_sample", given is None and not rules.old),
+        max_new_tokens=fields.integer("max_new_tokens", OLD_TOKENS if rules.old else None, 0, U32),
         return_full_text=fields.boolean("return_full_text", None),
         stop=fields.strings("stop", cap=U32, total=U32),
         truncate=fields.integer("truncate", None, 0, U64),
@@ -109,6 +116,7 @@ def read(body: Fields, rules: Rules) -> Parameters:
         top_n_tokens=fields.integer("top_n_tokens", None, 0, U32),
         grammar=grammar(fields, "grammar"),
         adapter_id=fields.string("adapter_id", None, cap=256),
+        reserve=None if rules.old else RESERVED,
     )
 
 

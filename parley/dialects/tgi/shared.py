@@ -60,9 +60,16 @@ class Rules:
     max_stops: int
     max_top: int  # alternatives per token
     max_prompts: int  # of one completion
+    old: bool = False  # as version 0.9.4: its defaults, its framing, its fewer members and headers
+
+    @property
+    def lead(self) -> bytes:
+        """How a line of a stream begins."""
+        return b"data:" if self.old else b"data: "
 
 
 STRICT = Rules(strict=True, max_best_of=2, max_stops=4, max_top=5, max_prompts=4)
+OLD = Rules(strict=True, max_best_of=2, max_stops=4, max_top=0, max_prompts=1, old=True)
 EXTENDED = Rules(strict=False, max_best_of=128, max_stops=1024, max_top=20, max_prompts=128)
 
 TYPES = {
@@ -176,14 +183,14 @@ def error(error: ParleyError) -> Answer:
     return Answer(status, encode(error_object(error)))
 
 
-def streamed(error: ParleyError) -> Answer:
+def streamed(error: ParleyError, rules: Rules = STRICT) -> Answer:
     """An error as a whole stream: what the original does with one that comes before the first event."""
-    return Answer(200, failure(error), b"text/event-stream")
+    return Answer(200, failure(error, rules), b"text/event-stream")
 
 
-def failure(error: ParleyError) -> bytes:
+def failure(error: ParleyError, rules: Rules = STRICT) -> bytes:
     """The end of a stream that an error cuts short."""
-    return frame(error_object(error))
+    return frame(error_object(error), rules)
 
 
 def error_object(error: ParleyError) -> dict[str, str]:
@@ -222,33 +229,35 @@ def reason(done: Done, limit: int | None) -> str:
     return "eos_token" if done.stop is None else "stop_sequence"
 
 
-def headers(device: str, characters: int, timings: Timings | None, prompt: int, generated: int) -> Headers:
+def headers(
+    rules: Rules, device: str, characters: int, timings: Timings | None, prompt: int, generated: int
+) -> Headers:
     """What the headers of an answer tell: ``timings`` None is a stream; tokens of the prompt, and generated ones."""
     kind = [(b"x-compute-type", f"{device}+optimized".encode())]
     size = [(b"x-compute-characters", b"%d" % characters)]
     if timings is None:
         return kind + size
-    return [
+    told = [
         *kind,
-        (b"x-compute-time", f"{timings.total:.9f}".encode()),
+        (b"x-compute-time", _milliseconds(timings.total) if rules.old else f"{timings.total:.9f}".encode()),
         *size,
         (b"x-total-time", _milliseconds(timings.total)),
         (b"x-validation-time", _milliseconds(timings.validation)),
         (b"x-queue-time", _milliseconds(timings.queue)),
         (b"x-inference-time", _milliseconds(timings.inference)),
         (b"x-time-per-token", _milliseconds(timings.inference / max(1, generated))),
-        (b"x-prompt-tokens", b"%d" % prompt),
-        (b"x-generated-tokens", b"%d" % generated),
     ]
+    counts = [(b"x-prompt-tokens", b"%d" % prompt), (b"x-generated-tokens", b"%d" % generated)]
+    return told if rules.old else told + counts
 
 
 def _milliseconds(seconds: float) -> bytes:
     return b"%d" % (seconds * 1000)
 
 
-def frame(event: Any) -> bytes:
+def frame(event: Any, rules: Rules = STRICT) -> bytes:
     """One event of the stream."""
-    return b"data: " + encode(event) + b"\n\n"
+    return rules.lead + encode(event) + b"\n\n"
 
 
 _single = struct.Struct("f")
