@@ -76,6 +76,14 @@ SERVE: list[Option] = [
         unset="a share of what is free",
         variable=True,
     ),
+    Option(
+        "kv-dtype",
+        choice("auto", "int8"),
+        "What keys and values are stored as; int8 takes about half of bf16, auto is as dtype.",
+        "auto",
+        section="engine",
+        variable=True,
+    ),
     Option("max-batch", integer(1, 4096), "Sequences that run at the same time.", 256, section="engine", variable=True),
     Option(
         "step-ms",
@@ -252,6 +260,7 @@ def settings(config: Config, folder: str) -> Settings:
         device=config["device"],
         max_model_len=config["max-model-len"],
         kv_memory=config["kv-memory"],
+        kv_dtype=config["kv-dtype"],
         max_batch=config["max-batch"],
         step_ms=config["step-ms"],
         step_tokens=config["step-tokens"],
