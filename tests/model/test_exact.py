@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from unpack import spoil
 
 from parley.core.loop import Loop
+from parley.core.pace import Fixed
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
@@ -48,27 +49,22 @@ def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool =
     return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
 
 
-class Random:
+class Random(Fixed):
     """A pace that changes its mind at every step."""
 
     def __init__(self, seed: int, most: int):
+        super().__init__(0)
         self.random, self.most = random.Random(seed), most
 
-    def budget(self, decodes: int) -> int:
-        return self.random.randint(1, self.most)
-
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        pass
+    def begin(self, decodes: int) -> None:
+        self.left = self.random.randint(1, self.most)
 
 
-class Whole:
+class Whole(Fixed):
     """Every prompt in one piece."""
 
-    def budget(self, decodes: int) -> int:
-        return 1 << 20
-
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""The examples of the documents that an API is known by, sent letter by letter: the answers have the documented members.
+"""The examples of the documents that an API is known by, sent letter by letter: answers have the documented members.
 
 ``tests/data/examples.json`` holds what the documents show: bodies, and answers of which only the members count. What a
 product shows beyond the API whose routes these are is named in ``elsewhere``.
