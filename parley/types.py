@@ -223,6 +223,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     lowered: bool  # runs on the fused decoder rather than through Transformers
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
+    kv_dtype: str = "auto"  # of keys and values: auto (as ``dtype``) or int8
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -233,6 +234,7 @@ class Settings(msgspec.Struct, kw_only=True):
     device: str = "cpu"
     max_model_len: int | None = None
     kv_memory: int | None = None  # bytes; None: a share of what is free
+    kv_dtype: str = "auto"  # what keys and values are stored as: auto (the model's dtype) or int8
     max_batch: int = 256  # sequences that run at once
     step_ms: float = 250.0  # CPU: how long a step with prefill in it may take
     step_tokens: int = 8192  # accelerator: how many tokens a step may have

@@ -59,7 +59,8 @@ def ready(info: ModelInfo, seconds: float) -> str:
         plan.append(f"weights {_bytes(info.weights_bytes)}")
     if info.kv_bytes:
         tokens = info.kv_blocks * info.block_size
-        plan.append(f"KV cache {_bytes(info.kv_bytes)} for {tokens:,} tokens")
+        kind = "" if info.kv_dtype == "auto" else f"{info.kv_dtype} "
+        plan.append(f"{kind}KV cache {_bytes(info.kv_bytes)} for {tokens:,} tokens")
     plan.append(f"context {info.max_model_len:,} tokens")
     return f"  memory   {'; '.join(plan)}\nready in {seconds:.1f} s"
 

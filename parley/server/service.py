@@ -59,7 +59,8 @@ class Service:
             info = await self.engine.ready()
         finally:
             language.cancel()
-        identity = f"{__version__} {info.architecture} {info.parameters} {info.dtype} {info.quantization} {info.device}"
+        numbers = f"{info.dtype} {info.quantization} {info.kv_dtype}"
+        identity = f"{__version__} {info.architecture} {info.parameters} {numbers} {info.device}"
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         return info
 

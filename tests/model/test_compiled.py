@@ -196,6 +196,29 @@ def test_rotation_and_the_way_to_the_pages(kernels, rows, dim, half, heads, kv_h
         assert ((got.double() - want.double()).abs() <= want.double().abs() * 2**-7 + 1e-5).all()
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(0, 40),
+    dim=st.integers(1, 140),
+    value_dim=st.integers(1, 140),
+    heads=st.integers(1, 3),
+    int8=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_both_forms_store_the_same(kernels, rows, dim, value_dim, heads, int8, seed):
+    layer, stored = LayerKV(heads, dim, value_dim), torch.int8 if int8 else torch.bfloat16
+    keys, values = noise(rows, heads, dim, seed=seed), noise(rows, heads, value_dim, seed=seed + 1) * 30
+    slots = torch.randperm(80, generator=torch.Generator().manual_seed(seed))[:rows]
+    results = []
+    for form in (kernels, torch_attention):
+        format = form.format(layer, stored)
+        pool = native.Pool(torch.zeros(5, *format.shape, dtype=stored), format)
+        form.write(keys, values, pool, native.places(slots, format))
+        results.append(unpack(pool))
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
+
+
 # --- finding and compiling them -------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from unpack import spoil
 
 from parley.core.loop import Loop
+from parley.core.pace import Fixed
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
@@ -26,6 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
     "wide": WIDE,
     "real": WIDE | {"intermediate_size": 4864, "num_hidden_layers": 4},
 }
+SIZES["int4"] = SIZES["real"]
 SLOTS = 5
 ROOMY = 200  # pages
 
@@ -33,42 +35,38 @@ ROOMY = 200  # pages
 @functools.cache
 def network(architecture: str, size: str = "tiny"):
     folder = models.model(architecture, **SIZES[size])
-    runner, info = load(Settings(model=str(folder), kv_memory=1 << 20), lambda stage, fraction: None)
+    settings = Settings(model=str(folder), kv_memory=1 << 20, quantization="int4" if size == "int4" else "none")
+    runner, info = load(settings, lambda stage, fraction: None)
     return runner.network, info
 
 
-def make_runner(architecture: str, blocks: int, size: str = "tiny") -> Runner:
+def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool = False) -> Runner:
     model, info = network(architecture, size)
     import torch
 
-    pages = PagedKV(model.layers, blocks, torch.bfloat16)
+    pages = PagedKV(model.layers, blocks, torch.bfloat16, int8=int8)
     # What was left there by a stranger.
     for i in range(len(model.layers)):
         spoil(pages.pool(i))
     return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
 
 
-class Random:
+class Random(Fixed):
     """A pace that changes its mind at every step."""
 
     def __init__(self, seed: int, most: int):
+        super().__init__(0)
         self.random, self.most = random.Random(seed), most
 
-    def budget(self, decodes: int) -> int:
-        return self.random.randint(1, self.most)
-
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        pass
+    def begin(self, decodes: int) -> None:
+        self.left = self.random.randint(1, self.most)
 
 
-class Whole:
+class Whole(Fixed):
     """Every prompt in one piece."""
 
-    def budget(self, decodes: int) -> int:
-        return 1 << 20
-
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
 
 
 class Engine:
@@ -133,9 +131,19 @@ def make_work(id: str, family: int, length: int, tokens: int, kind: int, seed: i
 
 
 @functools.cache
-def alone(architecture: str, family: int, length: int, tokens: int, kind: int, seed: int, scored: bool, size="tiny"):
+def alone(
+    architecture: str,
+    family: int,
+    length: int,
+    tokens: int,
+    kind: int,
+    seed: int,
+    scored: bool,
+    size: str = "tiny",
+    int8: bool = False,
+):
     """What the request gives when nothing else is there, in one piece, with room and without a cache."""
-    engine = Engine(make_runner(architecture, ROOMY, size), Whole(), prefix_cache=False)
+    engine = Engine(make_runner(architecture, ROOMY, size, int8), Whole(), prefix_cache=False)
     engine.loop.add(make_work("a", family, length, tokens, kind, seed, 1, scored))
     engine.finish()
     return engine.result("a")
@@ -154,9 +162,9 @@ REQUEST = st.tuples(
 )
 
 
-def play(architecture, requests, blocks, most, cache, seed) -> int:
+def play(architecture, requests, blocks, most, cache, seed, int8=False) -> int:
     """Run a schedule and compare all that did not leave with itself alone. Gives the number of preemptions."""
-    engine = Engine(make_runner(architecture, blocks), Random(seed, most), cache)
+    engine = Engine(make_runner(architecture, blocks, int8=int8), Random(seed, most), cache)
     events: dict[int, list] = {}
     for i, (*_, arrives, leaves) in enumerate(requests):
         events.setdefault(arrives, []).append((i, True))
@@ -173,7 +181,7 @@ def play(architecture, requests, blocks, most, cache, seed) -> int:
     engine.finish()
     for i, (family, length, tokens, kind, draw, n, scored, _, leaves) in enumerate(requests):
         for index in range(n):
-            want = alone(architecture, family, length, tokens, kind, draw + index, scored)
+            want = alone(architecture, family, length, tokens, kind, draw + index, scored, int8=int8)
             if leaves is None:
                 got = engine.result(str(i), index)
                 assert got[:4] == want[:4]
@@ -199,10 +207,11 @@ def test_any_schedule_gives_what_each_request_gives_alone(architecture, requests
     play(architecture, requests, blocks, most, cache, seed)
 
 
-def test_a_pool_that_is_too_small_for_two_preempts_and_nobody_notices():
+@pytest.mark.parametrize(("architecture", "int8"), [("qwen3", False), ("qwen3", True), ("gemma3", True)])
+def test_a_pool_that_is_too_small_for_two_preempts_and_nobody_notices(architecture, int8):
     crowd = [(i % 3, 60 + i, 24, i % len(SAMPLINGS), i, 1, i % 2 == 0, 0, None) for i in range(6)]
     for cache in (True, False):
-        assert play("qwen3", crowd, 9, 500, cache, 1) > 3
+        assert play(architecture, crowd, 9, 500, cache, 1, int8) > 3
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -252,10 +261,10 @@ def test_salts_do_not_share():
     assert [engine.outputs[id, 0][0].cached_tokens for id in "abc"] == [0, 0, 48]
 
 
-@pytest.mark.parametrize("size", ["wide", "real"])
+@pytest.mark.parametrize("size", ["wide", "real", "int4"])
 def test_n_choices_are_n_requests_and_the_batch_is_wide(size):
     """At the width of a real model's layers. Torch's own linears keep rows apart up to an inner dimension of 1024."""
-    if size == "real" and library.load() is None:
+    if size != "wide" and library.load() is None:
         pytest.skip("needs the compiled kernels")
     engine = Engine(make_runner("qwen2", 80, size), Random(3, 60), True)
     for i in range(3):

@@ -158,7 +158,7 @@ def check(wish: Parameters, rules: Rules, *, empty: bool, stream: bool, context:
         raise Unsupported("grammar is not supported", field="grammar")
     if wish.watermark:
         raise unavailable("watermark")
-    if wish.adapter_id:
+    if wish.adapter_id and (rules.strict or wish.adapter_id != "None"):  # as MindIE writes that there is none
         raise unavailable("adapter_id")
 
 
