@@ -99,7 +99,16 @@ def _counts(name: str, totals: Totals) -> dict[str, Any]:
             "cache_miss": spent(0.0, 0),
         },
         "response_stats": {},
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": 1,
+                "compute_input": spent(totals.prepared),
+                "compute_infer": spent(totals.computed),
+                "compute_output": spent(0.0),
+            }
+        ]
+        if totals.succeeded
+        else [],
         "memory_usage": [],
     }
 
