@@ -16,10 +16,10 @@ import torch
 from parley.native import compiled, library, torch_attention, torch_kernels
 from parley.native.layout import LayerKV, Span
 from parley.native.torch_attention import places, write
-from parley.native.torch_int8 import Int8Packed, Rows
+from parley.native.torch_int8 import Rows
 from parley.native.torch_kernels import embed
 
-Packed = compiled.Packed | torch_kernels.Packed | Int8Packed
+Packed = compiled.Packed | compiled.Int8Packed | torch_kernels.Packed | torch_kernels.Int8Packed
 Plan = compiled.Cut | list[torch_attention.Group]
 
 __all__ = [
@@ -57,7 +57,7 @@ def _form(x: torch.Tensor) -> Any:
 
 def _reader(packed: Packed) -> Any:
     """Where the kernels for such a weight are."""
-    return _compiled() if isinstance(packed, compiled.Packed) else torch_kernels
+    return _compiled() if isinstance(packed, compiled.Packed | compiled.Int8Packed) else torch_kernels
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
@@ -65,16 +65,18 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
-    return torch_kernels.pack_int8(values, scales, bias, dtype)
+    """A weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
+    form: Any = (_compiled() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
+    return form.pack_int8(values, scales, bias, dtype)
 
 
 def _int8(to: Packed | None) -> bool:
     """Whether that layer quantises its rows, so that the kernel before it can do so in the same pass."""
-    return isinstance(to, Int8Packed)
+    return isinstance(to, compiled.Int8Packed | torch_kernels.Int8Packed)
 
 
 def quantise(x: torch.Tensor) -> Rows:
-    return torch_kernels.quantise(x)
+    return _form(x).quantise(x)
 
 
 def linear(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:

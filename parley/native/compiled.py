@@ -7,12 +7,13 @@ bits do not depend on other rows, nor on the number of threads. It knows no file
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from parley.native import memory, torch_kernels
+from parley.native import memory, torch_int8, torch_kernels
 from parley.native.layout import LayerKV, Span
 from parley.native.torch_int8 import Rows
 
@@ -21,15 +22,19 @@ ARGUMENTS = {
     "packed_size": [N, N],
     "pack": [P, P, N, N, N],
     "linear": [P, P, P, P, N, N, N, N, N],
-    "add_rms_norm": [P, P, P, P, P, N, N, R, N],
-    "silu_mul": [P, P, N, N, N],
+    "packed_size_int8": [N, N],
+    "pack_int8": [P, P, N, N, N],
+    "linear_int8": [P, P, P, P, P, P, P, N, N, N, N, N],
+    "quantise": [P, P, P, P, N, N, N],
+    "add_rms_norm": [P, P, P, P, P, P, P, P, N, N, R, N],
+    "silu_mul": [P, P, P, P, P, N, N, N],
     "max_dim": [],
     "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N],
     "attend_dim": [],
     "attend_fold": [],
     "attend": [P, N, P, P, P, P, P, N, P, N, N, N, N, N, N, R, R, N],
 }
-NUMBERS = ("packed_size", "max_dim", "attend_dim", "attend_fold")  # what gives one
+NUMBERS = ("packed_size", "packed_size_int8", "max_dim", "attend_dim", "attend_fold")  # what gives one
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,33 @@ class Packed:
     bias: torch.Tensor | None
     out: int
     into: int
+
+
+@dataclass(frozen=True)
+class Int8Packed:
+    """The same on int8, in the order that ``int8.cpp`` describes, and the scales of its outputs."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+    out: int
+    into: int
+
+
+def _rows(count: int, width: int) -> tuple[Rows, tuple[int, int, int]]:
+    """Room for quantised rows, and where it is."""
+    values = torch.empty(count, width + -width % 4, dtype=torch.int8)
+    scales, excess = torch.empty(count), torch.empty(count, dtype=torch.int32)
+    return Rows(values, scales, excess), (values.data_ptr(), scales.data_ptr(), excess.data_ptr())
+
+
+def _out(shape: Sequence[int], count: int, width: int, int8: bool) -> tuple[torch.Tensor | Rows, tuple[int, ...]]:
+    """Room for the result of a kernel that can quantise it, and the four pointers that say where it is."""
+    if int8:
+        rows, pointers = _rows(count, width)
+        return rows, (0, *pointers)
+    plain = torch.empty(shape, dtype=torch.bfloat16)
+    return plain, (plain.data_ptr(), 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -70,13 +102,33 @@ class Kernels:
         self._c.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
         return Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
 
-    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    def pack_int8(
+        self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> Int8Packed:
+        out, into = torch_int8.check(values)
+        values = values.contiguous()
+        packed = memory.mapped(self._c.packed_size_int8(out, into), torch.uint8)
+        self._c.pack_int8(values.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
+        bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+        return Int8Packed(packed, scales.float().contiguous(), bias, out, into)
+
+    def quantise(self, x: torch.Tensor) -> Rows:
+        x = x.contiguous()
+        count, width = x.shape
+        rows, pointers = _rows(count, width)
+        self._c.quantise(x.data_ptr(), *pointers, count, width, torch.get_num_threads())
+        return rows
+
+    def linear(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.bfloat16)
 
-    def logits(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    def logits(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.float32)
 
-    def _multiply(self, x: torch.Tensor, packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+    def _multiply(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed, dtype: torch.dtype) -> torch.Tensor:
+        if isinstance(packed, Int8Packed):
+            return self._multiply_int8(x if isinstance(x, Rows) else self.quantise(x), packed, dtype)
+        assert isinstance(x, torch.Tensor)
         into, out = packed.into, packed.out
         if x.shape[-1] != into:
             raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")
@@ -95,33 +147,52 @@ class Kernels:
         )
         return y
 
+    def _multiply_int8(self, rows: Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
+        count, width = rows.values.shape
+        if width != packed.into + -packed.into % 4 or rows.excess is None:
+            raise ValueError(f"rows of {width} numbers for a layer of {packed.into}")
+        y = torch.empty(count, packed.out, dtype=dtype)
+        self._c.linear_int8(
+            rows.values.data_ptr(),
+            rows.scales.data_ptr(),
+            rows.excess.data_ptr(),
+            packed.weight.data_ptr(),
+            packed.scales.data_ptr(),
+            0 if packed.bias is None else packed.bias.data_ptr(),
+            y.data_ptr(),
+            count,
+            packed.out,
+            width,
+            dtype == torch.float32,
+            torch.get_num_threads(),
+        )
+        return y
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False) -> torch.Tensor | Rows:
-        norm = self._norm(0, x.contiguous(), 0, weight, eps)
-        return torch_kernels.quantise(norm) if int8 else norm
+        return self._norm(0, x.contiguous(), 0, weight, eps, int8)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
     ) -> tuple[torch.Tensor | Rows, torch.Tensor]:
         x, total = x.contiguous(), torch.empty_like(x)
-        norm = self._norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps)
-        return torch_kernels.quantise(norm) if int8 else norm, total
+        return self._norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps, int8), total
 
-    def _norm(self, x: int, residual: torch.Tensor, total: int, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out = torch.empty_like(residual)
+    def _norm(
+        self, x: int, residual: torch.Tensor, total: int, weight: torch.Tensor, eps: float, int8: bool
+    ) -> torch.Tensor | Rows:
         width = weight.shape[0]
-        rows = residual.numel() // width
+        count = residual.numel() // width
+        out, pointers = _out(residual.shape, count, width, int8)
         threads = torch.get_num_threads()
-        self._c.add_rms_norm(
-            x, residual.data_ptr(), total, weight.data_ptr(), out.data_ptr(), rows, width, eps, threads
-        )
+        self._c.add_rms_norm(x, residual.data_ptr(), total, weight.data_ptr(), *pointers, count, width, eps, threads)
         return out
 
     def silu_mul(self, gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | Rows:
         gate_up = gate_up.contiguous()
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty(rows, width, dtype=torch.bfloat16)
-        self._c.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, torch.get_num_threads())
-        return torch_kernels.quantise(out) if int8 else out
+        count, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out, pointers = _out((count, width), count, width, int8)
+        self._c.silu_mul(gate_up.data_ptr(), *pointers, count, width, torch.get_num_threads())
+        return out
 
     def rope_write(
         self,
