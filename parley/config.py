@@ -76,6 +76,14 @@ SERVE: list[Option] = [
         unset="a share of what is free",
         variable=True,
     ),
+    Option(
+        "kv-dtype",
+        choice("auto", "int8"),
+        "What keys and values are stored as; int8 takes about half of bf16, auto is as dtype.",
+        "auto",
+        section="engine",
+        variable=True,
+    ),
     Option("max-batch", integer(1, 4096), "Sequences that run at the same time.", 256, section="engine", variable=True),
     Option(
         "step-ms",
@@ -95,6 +103,14 @@ SERVE: list[Option] = [
     ),
     Option("threads", integer(1, 1024), "CPU threads.", section="engine", unset="all cores", variable=True),
     Option("prefix-cache", switch(), "Share the KV cache of equal beginnings.", True, section="engine", variable=True),
+    Option(
+        "pack-cache",
+        switch(),
+        "Keep packed weights in .parley beside the model's files, for quicker starts.",
+        False,
+        section="engine",
+        variable=True,
+    ),
     Option("lowering", switch(), "Run known layers on the fused decoder.", True, section="engine", variable=True),
     Option(
         "in-process",
@@ -121,6 +137,15 @@ SERVE: list[Option] = [
         "as the original; port 0 takes a free one.",
         section="server",
         many=True,
+        variable=True,
+    ),
+    Option(
+        "grpc-port",
+        integer(0, 65_535, "PORT"),
+        "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley[grpc]'`. Another address: "
+        "`--listen grpc=HOST:PORT`.",
+        section="server",
+        unset="none",
         variable=True,
     ),
     Option(
@@ -235,11 +260,13 @@ def settings(config: Config, folder: str) -> Settings:
         device=config["device"],
         max_model_len=config["max-model-len"],
         kv_memory=config["kv-memory"],
+        kv_dtype=config["kv-dtype"],
         max_batch=config["max-batch"],
         step_ms=config["step-ms"],
         step_tokens=config["step-tokens"],
         prefix_cache=config["prefix-cache"],
         threads=config["threads"],
         lowering=config["lowering"],
+        pack_cache=config["pack-cache"],
         quantization=config["quantization"],
     )

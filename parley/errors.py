@@ -27,6 +27,7 @@ repr of an object, or more than a short excerpt of the input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -108,13 +109,14 @@ class NotFound(ParleyError):
 
 
 class UnknownModel(NotFound):
-    """``name`` is what the client asked for."""
+    """``name`` is what the client asked for, ``served`` what there is."""
 
     code = "model_not_found"
 
-    def __init__(self, message: str, *, name: str = "", field: str | None = None):
+    def __init__(self, message: str, *, name: str = "", served: Sequence[str] = (), field: str | None = None):
         super().__init__(message, field=field)
         self.name = name
+        self.served = served
 
 
 class NotAllowed(ParleyError):

@@ -83,7 +83,7 @@ def number(low: float, high: float, metavar: str = "N") -> Kind:
 
 def endpoint() -> Kind:
     """Something by name at an address: NAME=HOST:PORT as a triple, IPv6 addresses in brackets."""
-    form = re.compile(r"([a-z0-9_-]+)=(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
+    form = re.compile(r"([a-z0-9._-]+)=(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
     def read(raw: Any) -> tuple[str, str, int]:
         match = form.fullmatch(raw) if isinstance(raw, str) else None

@@ -114,6 +114,7 @@ class Want(msgspec.Struct, frozen=True):
     usage: bool = False  # a usage record in the stream
     skip_special: bool = True  # leave special tokens out of the text
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
+    plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -220,7 +221,9 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_blocks: int
     block_size: int
     lowered: bool  # runs on the fused decoder rather than through Transformers
+    pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
+    kv_dtype: str = "auto"  # of keys and values: auto (as ``dtype``) or int8
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -231,12 +234,14 @@ class Settings(msgspec.Struct, kw_only=True):
     device: str = "cpu"
     max_model_len: int | None = None
     kv_memory: int | None = None  # bytes; None: a share of what is free
+    kv_dtype: str = "auto"  # what keys and values are stored as: auto (the model's dtype) or int8
     max_batch: int = 256  # sequences that run at once
     step_ms: float = 250.0  # CPU: how long a step with prefill in it may take
     step_tokens: int = 8192  # accelerator: how many tokens a step may have
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
 
 
@@ -255,7 +260,18 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
     pass
 
 
-ToEngine = Submit | Cancel | Shutdown
+class Reset(msgspec.Struct, tag="reset", array_like=True):
+    """Forget all cached prefixes. Answered by Wiped with the same ``id``.
+
+    Works that run hold pages of them: with ``running`` they are put back in the queue and computed again, else
+    nothing is done.
+    """
+
+    id: int
+    running: bool = False
+
+
+ToEngine = Submit | Cancel | Reset | Shutdown
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -274,13 +290,20 @@ class Outputs(msgspec.Struct, tag="outputs", array_like=True):
     stats: Stats
 
 
+class Wiped(msgspec.Struct, tag="wiped", array_like=True):
+    """The answer to Reset: was it done?"""
+
+    id: int
+    done: bool
+
+
 class Fatal(msgspec.Struct, tag="fatal", array_like=True):
     """The engine cannot start or go on; one sentence for a person, with a hint."""
 
     message: str
 
 
-FromEngine = Progress | Ready | Outputs | Fatal
+FromEngine = Progress | Ready | Outputs | Wiped | Fatal
 
 
 # --------------------------------------------------------------------------------------------------------------

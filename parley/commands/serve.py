@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from parley.server.options import Listen, ServerOptions
 
 OPTIONS = SERVE
+GRPC = "grpc"  # what --listen calls it
 USAGE = """\
 usage: parley serve [MODEL] [options]
 
@@ -37,6 +39,7 @@ def server_options(config: Config) -> ServerOptions:
         host=config["host"],
         port=config["port"],
         listen=listen_of(config),
+        grpc=grpc_of(config),
         strict=config["strict"],
         names=tuple(config["name"] or [served_name(config["model"])]),
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
@@ -54,16 +57,27 @@ def server_options(config: Config) -> ServerOptions:
 
 
 def listen_of(config: Config) -> tuple[Listen, ...]:
-    """The ports of single APIs. Raises ConfigError when there is no API of a name."""
+    """The HTTP ports of single APIs. Raises ConfigError when there is no API of a name."""
     from parley.server.app import ALONE
     from parley.server.options import Listen
 
+    known = [*ALONE, GRPC]
     for name, _, _ in config["listen"]:
-        if name not in ALONE:
-            raise ConfigError(
-                f"--listen: no API is called {name}.{nearest(name, list(ALONE))} Known: {', '.join(ALONE)}."
-            )
-    return tuple(Listen(*each) for each in config["listen"])
+        if name not in known:
+            raise ConfigError(f"--listen: no API is called {name}.{nearest(name, known)} Known: {', '.join(known)}.")
+    return tuple(Listen(*each) for each in config["listen"] if each[0] != GRPC)
+
+
+def grpc_of(config: Config) -> tuple[Listen, ...]:
+    """The ports for gRPC. Raises ConfigError when what it needs is not installed."""
+    from parley.server.options import Listen
+
+    ports = [Listen(*each) for each in config["listen"] if each[0] == GRPC]
+    if config["grpc-port"] is not None:
+        ports.insert(0, Listen(GRPC, config["host"], config["grpc-port"]))
+    if ports and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
+        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
+    return tuple(ports)
 
 
 def keys_of(file: str | None) -> list[str]:

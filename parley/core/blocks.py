@@ -122,6 +122,15 @@ class BlockPool:
             self._unlink(block)
             self._link(block)
 
+    def clear(self) -> bool:
+        """Make all pages unfindable. False, and nothing is done, while a page is held."""
+        if self.used:
+            return False
+        for block in list(self._cache.values()):
+            self._hashes[block] = None
+        self._cache.clear()
+        return True
+
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Conservation: references = entries of the given tables, free + used = all, the cache is one to one.
 

@@ -120,6 +120,10 @@ class Loop:
         # Refusals wait for the next step in this list; nothing else ever does.
         self._outputs = [o for o in self._outputs if o.id != id or (index >= 0 and o.index != index)]
 
+    def reset(self, *, running: bool = False) -> bool:
+        """Forget all cached prefixes, as ``Reset`` says. Whether it was done."""
+        return self.scheduler.reset(running=running)
+
     def step(self) -> bool:
         """Schedule, run, finish, emit. Returns whether there is more to do."""
         if self.idle:

@@ -123,6 +123,12 @@ class Scheduler:
         self.waiting.move_to_end(sequence, last=False)
         return sequence
 
+    def reset(self, *, running: bool) -> bool:
+        """Forget all cached prefixes. ``running``: who runs is put back first; else that forbids it."""
+        while running and self.running:
+            self.preempt()
+        return self.pool.clear()
+
     def abandon(self, step: Step) -> None:
         """The step was not computed: nobody may find its pages. Its sequences are to be removed by the caller."""
         for block in step.hashed:

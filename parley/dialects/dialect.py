@@ -22,7 +22,7 @@ class Head:
 
     For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the model: its
     ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on. Of the request: the parts of its
-    path that the route names, decoded, and its headers, names in lower case.
+    path that the route names, decoded, its headers, names in lower case, and what stands behind the path's ``?``.
     """
 
     id: str
@@ -32,6 +32,7 @@ class Head:
     device: str = "cpu"
     path: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    query: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Reply(ABC):
 
     @abstractmethod
     def fail(self, error: ParleyError) -> bytes:
-        """The last bytes of a stream that ends by an error."""
+        """The last bytes of a stream that ends by an error; raised again, it cuts the connection."""
 
     def refusal(self, error: ParleyError) -> Answer | None:
         """The answer to an error as long as nothing was sent; None: the one that the dialect gives to all."""
@@ -162,19 +163,23 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """The wish to see the text of tokens."""
+    """The wish to see the text of tokens. ``lax``: those that are not in the vocabulary have none."""
 
     model: str
     ids: list[int]
+    lax: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The server in one card: its main model, how many answers it makes or queues at once, its version."""
+    """The server in one card: its main model, how many answers it makes or queues at once, its version, and what the
+    model computes with and on."""
 
     card: Card
     places: int
     version: str
+    dtype: str = "bfloat16"
+    device: str = "cpu"
 
 
 Kind = Literal[
@@ -187,6 +192,7 @@ Kind = Literal[
     "version",  # write(str) -> bytes
     "info",  # write(About) -> bytes
     "load",  # requests being served; write(int) -> bytes
+    "reset",  # forget cached prefixes: read(Head) -> bool (put back what runs); write(bool: was it done?) -> bytes
     "health",  # an empty 200 while the engine serves, else an error
     "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
     "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
@@ -201,7 +207,7 @@ class Route:
 
     Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
     model: it is looked up before the body is read. ``claims``: where several APIs share a path, a body with one of
-    these members is for this route.
+    these members is for this route. ``yields``: a body that nobody claims is rather for another route.
     """
 
     method: str
@@ -210,6 +216,7 @@ class Route:
     read: Callable[..., Any] | None = None
     write: Callable[[Any], Any] | None = None
     claims: tuple[str, ...] = ()
+    yields: bool = False
 
 
 @dataclass(frozen=True, slots=True)

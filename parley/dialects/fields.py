@@ -8,7 +8,7 @@ here knows the name of any member.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -64,6 +64,18 @@ class Words:
     def invalid(self, path: str, reason: str) -> BadRequest:
         return Invalid(f"Invalid '{path}': {reason}", field=path)
 
+    def convert(self, path: str, expected: str, value: Any) -> Any:
+        """A value of another type as a boolean, an integer or a number, for APIs that are lax. Raises BadRequest."""
+        raise self.mistyped(path, expected, value)
+
+    def about(self, body: dict[str, Any]) -> Words:
+        """The words for this body, for APIs whose refusals tell what is in it."""
+        return self
+
+    def unreadable(self, body: bytes, reason: str) -> BadRequest:
+        """The body is no JSON."""
+        return Malformed(reason)
+
     def shapeless(self, value: Any) -> BadRequest:
         """The body is JSON, but no object."""
         return Malformed(f"The body must be a JSON object, but it is {kind(value)}.")
@@ -92,20 +104,20 @@ def kind(value: Any) -> str:
 
 
 def decode(body: bytes, words: Words = WORDS) -> Fields:
-    """The members of a body. Raises Malformed when it is not one JSON object in UTF-8."""
+    """The members of a body. Raises Malformed (or what the words say) when it is not one JSON object in UTF-8."""
     if not body:
-        raise Malformed("The request has no body. Send a JSON object.")
+        raise words.unreadable(body, "The request has no body. Send a JSON object.")
     try:
         value = msgspec.json.decode(body)
     except UnicodeDecodeError as error:
-        raise Malformed(f"The body is not UTF-8 (at byte {error.start}).") from None
+        raise words.unreadable(body, f"The body is not UTF-8 (at byte {error.start}).") from None
     except RecursionError:
-        raise Malformed("The body is nested too deeply.") from None
+        raise words.unreadable(body, "The body is nested too deeply.") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise Malformed(f"The body could not be parsed as JSON: {error}.") from None
+        raise words.unreadable(body, f"The body could not be parsed as JSON: {error}.") from None
     if not isinstance(value, dict):
         raise words.shapeless(value)
-    return Fields(value, "", words)
+    return Fields(value, "", words.about(value))
 
 
 class Fields:
@@ -122,6 +134,11 @@ class Fields:
         """Where member ``name`` stands in the body, such as ``messages[0].content``."""
         return f"{self._path}.{name}" if self._path else name
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all members."""
+        return list(self._data)
+
     def has(self, name: str) -> bool:
         """Is it there, and not null?"""
         return self._data.get(name) is not None
@@ -129,6 +146,10 @@ class Fields:
     def null(self, name: str) -> bool:
         """Is it there as null?"""
         return name in self._data and self._data[name] is None
+
+    def without(self, names: Set[str]) -> Fields:
+        """The others: for an API's older versions, which do not know these."""
+        return Fields({name: value for name, value in self._data.items() if name not in names}, self._path, self._words)
 
     def raw(self, name: str) -> Any:
         """The value as it was decoded, None when absent or null."""
@@ -152,7 +173,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.mistyped(name, "a boolean")
+            value = self._words.convert(self.path(name), "a boolean", value)
         return value
 
     def integer(self, name: str, default: D, low: int | None = INT64[0], high: int | None = INT64[1]) -> int | D:
@@ -272,14 +293,14 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self._words.mistyped(path, "an integer", value)
+            value = self._words.convert(path, "an integer", value)
         if not _within(value, low, high):
             raise self._words.outside(path, value, low, high, open=False)
         return value
 
     def _number(self, path: str, value: Any, low: float | None, high: float | None, open: bool) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
-            raise self._words.mistyped(path, "a number", value)
+            value = self._words.convert(path, "a number", value)
         # compared before it becomes a float: an integer beyond 10^308 has none
         if not _within(value, low, high) or (open and value == low):
             raise self._words.outside(path, value, low, high, open=open)

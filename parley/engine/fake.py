@@ -11,7 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from parley.engine.protocol import Engine
-from parley.types import Cancel, Finish, ModelInfo, Output, Outputs, Progress, Score, Stats, Submit, ToEngine, Work
+from parley.types import (
+    Cancel,
+    Finish,
+    ModelInfo,
+    Output,
+    Outputs,
+    Progress,
+    Reset,
+    Score,
+    Stats,
+    Submit,
+    ToEngine,
+    Wiped,
+    Work,
+)
 
 Reply = Callable[[Work, int], list[int]]
 
@@ -99,6 +113,8 @@ class FakeEngine(Engine):
         elif isinstance(message, Cancel):
             for queue in (self._waiting, self._running):
                 queue[:] = [c for c in queue if c.work.id != message.id or message.index not in (-1, c.index)]
+        elif isinstance(message, Reset):
+            self._wiped(Wiped(message.id, message.running or not self._running))
 
     async def _run(self) -> None:
         if self._load:

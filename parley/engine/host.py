@@ -27,10 +27,12 @@ from parley.types import (
     Outputs,
     Progress,
     Ready,
+    Reset,
     Settings,
     Shutdown,
     Submit,
     ToEngine,
+    Wiped,
 )
 
 if TYPE_CHECKING:
@@ -66,13 +68,13 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
     loop = Loop(runner, settings, lambda outputs, stats: send(Outputs(outputs, stats)))
     send(Ready(info))
     try:
-        _serve(loop, inbox)
+        _serve(loop, inbox, send)
     except Exception as error:
         log.exception("the engine loop failed")
         send(Fatal(f"The engine stopped on an internal error: {type(error).__name__}."))
 
 
-def _serve(loop: Loop, inbox: Inbox) -> None:
+def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
     while True:
         # New work and cancels come before scheduling; only an idle loop waits for them.
         idle = loop.idle
@@ -82,6 +84,8 @@ def _serve(loop: Loop, inbox: Inbox) -> None:
                 loop.add(message.work)
             elif isinstance(message, Cancel):
                 loop.cancel(message.id, message.index)
+            elif isinstance(message, Reset):
+                send(Wiped(message.id, loop.reset(running=message.running)))
             elif isinstance(message, Shutdown):
                 return
             idle = False

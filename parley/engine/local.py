@@ -7,7 +7,7 @@ import queue
 import threading
 
 from parley.engine.protocol import Engine
-from parley.types import Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine
+from parley.types import Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine, Wiped
 
 
 class LocalEngine(Engine):
@@ -54,6 +54,8 @@ class LocalEngine(Engine):
         match message:
             case Outputs():
                 self._deliver(message)
+            case Wiped():
+                self._wiped(message)
             case Progress():
                 self.progress = message
             case Ready(info):

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from itertools import count
 from typing import Literal
 
-from parley.types import Cancel, ModelInfo, Output, Outputs, Progress, Stats, Submit, ToEngine, Work
+from parley.types import Cancel, ModelInfo, Output, Outputs, Progress, Reset, Stats, Submit, ToEngine, Wiped, Work
 
 State = Literal["idle", "loading", "ready", "restarting", "failed", "closed"]
 
@@ -79,6 +80,8 @@ class Engine(ABC):
         self.stats = Stats()
         self.failure = ""
         self._streams: dict[str, Stream] = {}
+        self._resets: dict[int, asyncio.Future[bool]] = {}
+        self._reset_ids = count()
         self._loaded: asyncio.Future[ModelInfo] | None = None
 
     @abstractmethod
@@ -117,6 +120,21 @@ class Engine(ABC):
         if self.state == "ready":
             self._send(Cancel(stream.id, index))
 
+    async def reset(self, *, running: bool = False) -> bool:
+        """Forget all cached prefixes; ``running`` works are put back for it. Whether it was done.
+
+        False while works run, unless ``running``, and from an engine that is not ready or ends meanwhile.
+        """
+        if self.state != "ready":
+            return False
+        id = next(self._reset_ids)
+        answer = self._resets[id] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(Reset(id, running))
+            return await answer
+        finally:
+            del self._resets[id]
+
     @property
     def in_flight(self) -> int:
         """Works that have not ended."""
@@ -151,6 +169,11 @@ class Engine(ABC):
             if not stream.open:
                 del self._streams[output.id]
 
+    def _wiped(self, message: Wiped) -> None:
+        answer = self._resets.get(message.id)
+        if answer is not None and not answer.done():
+            answer.set_result(message.done)
+
     def _fail(self, streams: list[Stream], reason: str) -> None:
         for stream in streams:
             for index in sorted(stream.open):
@@ -159,3 +182,5 @@ class Engine(ABC):
 
     def _fail_all(self, reason: str) -> None:
         self._fail(list(self._streams.values()), reason)
+        for id in self._resets:
+            self._wiped(Wiped(id, False))

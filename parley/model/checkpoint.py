@@ -60,7 +60,8 @@ class Checkpoint:
         self.folder = folder
         self._maps: list[mmap.mmap] = []
         self._entries: dict[str, Entry] = {}
-        for path in _files(folder):
+        self.files = _files(folder)
+        for path in self.files:
             self._open(path)
 
     def __contains__(self, name: str) -> bool:

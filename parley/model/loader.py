@@ -20,6 +20,7 @@ from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
 from parley.model.lowering import PROBE, TOLERANCE, deviation, lower
 from parley.model.network import Network
+from parley.model.packs import Packs, find
 from parley.model.quantisation import Quantisation
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
@@ -38,6 +39,7 @@ DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
 }
+KV_DTYPES = ("auto", "int8")
 # What config.json calls the length of the context, most common first.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 FALLBACK_LENGTH = 2048
@@ -51,6 +53,9 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
     quantisation = quantised.read(config, settings.quantization)
     dtype = _dtype(settings.dtype, config)
     device = _device(settings.device)
+    if settings.kv_dtype not in KV_DTYPES:
+        raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it can be {' or '.join(KV_DTYPES)}.")
+    int8 = settings.kv_dtype == "int8"
     if quantisation and not settings.lowering:
         raise LoadError("Quantised weights run on the fused decoder only, and lowering is off.")
     if quantisation and device.type != "cpu":
@@ -69,7 +74,11 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
     with _memory("the model's weights"):
         network = None
         if settings.lowering:
-            network = _lower(checkpoint, config, quantisation, dtype, device, length, weights)
+            packs = None
+            if settings.pack_cache:
+                files = [folder / "config.json", *checkpoint.files]
+                packs = find(folder, files, f"{settings.quantization}-{dtype}".replace("torch.", ""))
+            network = _lower(checkpoint, config, quantisation, dtype, device, length, weights, packs)
         lowered = network is not None
         if network is None:
             from parley.model.foreign import load_foreign  # imports Transformers, which takes seconds
@@ -77,12 +86,13 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
             network = load_foreign(folder, dtype, device, weights, length)
 
     progress("reserving the KV cache", 0.92)
-    blocks = _blocks(network, dtype, device, length, settings)
+    page = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
+    blocks = _blocks(page, device, length, settings)
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE
         log.info("The context is reduced to %d tokens, which is what the KV cache holds.", length)
     with _memory("a KV cache of this size"):
-        pages = PagedKV(network.layers, blocks, dtype, device)
+        pages = PagedKV(network.layers, blocks, dtype, device, int8=int8)
         runner = Runner(network, pages, max_model_len=length, slots=settings.max_batch)
         progress("warming up", 0.96)
         runner.warm()
@@ -96,11 +106,12 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         vocab_size=network.vocab_size,
         max_model_len=length,
         weights_bytes=network.weights_bytes,
-        kv_bytes=blocks * PagedKV.page_bytes(network.layers, dtype),
+        kv_bytes=blocks * page,
         kv_blocks=blocks,
         block_size=BLOCK_SIZE,
         lowered=lowered,
         quantization=quantisation.method or quantisation.wanted,
+        kv_dtype=settings.kv_dtype,
     )
 
 
@@ -123,11 +134,12 @@ def _lower(
     device: torch.device,
     length: int,
     progress: Callable[[float], None],
+    packs: Packs | None,
 ) -> Network | None:
     """The fused decoder, or None where the model has to run through Transformers. Raises LoadError."""
     try:
         shape = read_shape(config)
-        decoder = lower(checkpoint, shape, quantisation, dtype, device, max(length, PROBE), progress)
+        decoder = lower(checkpoint, shape, quantisation, dtype, device, max(length, PROBE), progress, packs)
     except Unfit as reason:
         if quantisation:
             raise LoadError(f"Quantised weights run on the fused decoder only, and {reason}.") from None
@@ -177,9 +189,8 @@ def _length(config: dict[str, Any], wanted: int | None) -> int:
     return wanted
 
 
-def _blocks(network: Network, dtype: torch.dtype, device: torch.device, length: int, settings: Settings) -> int:
-    """Pages of the KV cache: what memory allows, never more than a full batch of full contexts could use."""
-    page = PagedKV.page_bytes(network.layers, dtype)
+def _blocks(page: int, device: torch.device, length: int, settings: Settings) -> int:
+    """How many pages of so many bytes: what memory allows, never more than a full batch of full contexts could use."""
     useful = settings.max_batch * -(-length // BLOCK_SIZE)
     if settings.kv_memory is not None:
         blocks = min(useful, settings.kv_memory // page)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from parley.model.checkpoint import Checkpoint, LoadError
 from parley.model.decoder import Decoder, Layer
 from parley.model.kv import PagedKV
 from parley.model.network import Batch
+from parley.model.packs import Packs
 from parley.model.quantisation import Quantisation
 from parley.model.shape import Shape, Unfit
 from parley.model.weights import Linear, Plain, Weight
@@ -42,8 +44,11 @@ def lower(
     device: torch.device,
     max_len: int,
     progress: Callable[[float], None],
+    packs: Packs | None = None,
 ) -> Decoder:
-    """Pack the checkpoint. Raises Unfit if it holds tensors the shape has no use for, LoadError if it lacks any."""
+    """Pack the checkpoint, or take what ``packs`` kept of the last time.
+
+    Raises Unfit if it holds tensors the shape has no use for, LoadError if it lacks any."""
     names = _Names(checkpoint, shape, quantisation, dtype, device)
     # A tied head's own tensor is of no use, and in many checkpoints all the same.
     used = {EMBEDDING, NORM, HEAD + ".weight", *names.tensors(names.head)}
@@ -56,30 +61,33 @@ def lower(
         if name not in used and not IGNORED.search(name):
             raise Unfit(f"it has a tensor {name}")
 
+    weights = packs.read(progress) if packs else None
+    if weights is None:
+        weights = _pack(names, progress)
+        if packs:
+            packs.write(weights)
+    blocks, norm, head = weights
+    embedding = names.table(head)
+    progress(1.0)
+    held = _held([embedding, norm, head, *blocks])
+    return Decoder(shape, embedding, blocks, norm, head, max_len, names.parameters, held)
+
+
+def _pack(names: _Names, progress: Callable[[float], None]) -> list[Any]:
+    """All layers, the last norm and the head."""
+    shape = names.shape
     blocks: list[Layer] = []
-    steps = shape.layers + 2
     with ThreadPoolExecutor(min(4, torch.get_num_threads()), "pack") as pool:
+        last = pool.submit(names.pack_head)  # the largest of all jobs, so it begins first
         jobs = [pool.submit(names.layer, i) for i in range(shape.layers)]
         try:
             for job in jobs:  # in order, so that of several faults the first is told
                 blocks.append(job.result())
-                progress(len(blocks) / steps)
+                progress(len(blocks) / (shape.layers + 1))
+            return [blocks, names.copy(NORM, shape.hidden), last.result()]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    norm = names.copy(NORM, shape.hidden)
-    # The table is read by row and the head by column, so a tied weight is kept in both layouts where they differ.
-    embedding = names.copy(EMBEDDING, shape.vocab, shape.hidden)
-    progress((steps - 1) / steps)
-    weight = names.read(names.head)
-    if shape.tied and isinstance(weight, Plain):
-        head = native.pack(embedding)
-    else:
-        head = type(weight).pack([weight], None, dtype, device)
-    checkpoint.drop(EMBEDDING, *names.tensors(names.head))
-    progress(1.0)
-    held = _held([embedding, norm, head, *blocks])
-    return Decoder(shape, embedding, blocks, norm, head, max_len, names.parameters, held)
 
 
 def _held(things: Iterable[object]) -> int:
@@ -168,6 +176,25 @@ class _Names:
 
     def copy(self, name: str, *sizes: int) -> torch.Tensor:
         return self.checkpoint.tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
+
+    def table(self, head: native.Packed) -> torch.Tensor:
+        """The embedding [vocab, hidden].
+
+        A tied head that was not laid out anew is the table itself. In the numbers that are computed with it stays in
+        the file, for few rows are ever read; else it is copied.
+        """
+        shape = self.shape.vocab, self.shape.hidden
+        weight = head.weight
+        if self.shape.tied and weight.layout is torch.strided and (weight.shape, weight.dtype) == (shape, self.dtype):
+            return weight
+        table = self.checkpoint.tensor(EMBEDDING, *shape)
+        return table if self.device.type == "cpu" and table.dtype == self.dtype else self.copy(EMBEDDING, *shape)
+
+    def pack_head(self) -> native.Packed:
+        weight = self.read(self.head)
+        head = type(weight).pack([weight], None, self.dtype, self.device)
+        self.checkpoint.drop(EMBEDDING, *self.tensors(self.head))
+        return head
 
     def layer(self, index: int) -> Layer:
         s = self.shape

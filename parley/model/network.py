@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from parley.native.layout import LayerKV, Span
+from parley.native.pool import Pool
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Batch:
 class Pages(Protocol):
     """The KV cache of one model, in pages of BLOCK_SIZE tokens; the layout inside a page is the kernels' own affair."""
 
-    def pool(self, layer: int) -> torch.Tensor:
+    def pool(self, layer: int) -> Pool:
         """The pages of one layer, for kernels that write them themselves."""
 
     def places(self, layer: int, batch: Batch) -> torch.Tensor:

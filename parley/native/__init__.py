@@ -15,7 +15,7 @@ import torch
 
 from parley.native import compiled, library, torch_attention, torch_kernels
 from parley.native.layout import LayerKV, Span
-from parley.native.torch_attention import places, write
+from parley.native.pool import Format, Pool
 from parley.native.torch_int8 import Rows
 from parley.native.torch_kernels import embed
 
@@ -23,12 +23,16 @@ Packed = compiled.Packed | compiled.Int8Packed | torch_kernels.Packed | torch_ke
 Plan = compiled.Cut | list[torch_attention.Group]
 
 __all__ = [
+    "Format",
     "Packed",
     "Plan",
+    "Pool",
     "Rows",
     "add_rms_norm",
     "attend",
     "embed",
+    "format",
+    "identity",
     "linear",
     "logits",
     "pack",
@@ -58,6 +62,12 @@ def _form(x: torch.Tensor) -> Any:
 def _reader(packed: Packed) -> Any:
     """Where the kernels for such a weight are."""
     return _compiled() if isinstance(packed, compiled.Packed | compiled.Int8Packed) else torch_kernels
+
+
+def identity() -> str | None:
+    """What names the layout of packed weights; None where it is torch's own affair."""
+    kernels = _compiled()
+    return None if kernels is None else kernels.name
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
@@ -102,37 +112,63 @@ def silu_mul(gate_up: torch.Tensor, *, to: Packed | None = None) -> Any:
     return _form(gate_up).silu_mul(gate_up, int8=_int8(to))
 
 
+def format(layer: LayerKV, dtype: torch.dtype, device: torch.device, *, int8: bool = False) -> Format:
+    """How the pages of a layer are laid out, for a model of ``dtype``: everything below follows from it.
+
+    ``int8``: keys and values are stored as int8, each with a scale of its own for every token and head.
+    """
+    stored = torch.int8 if int8 else dtype
+    kernels = _compiled() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    return (kernels and kernels.format(layer, stored)) or torch_attention.format(layer, stored)
+
+
+def _tiled(pool: Pool) -> compiled.Kernels | None:
+    """The compiled kernels, if the pages are theirs."""
+    return _compiled() if pool.format.tiled else None
+
+
+def places(slots: torch.Tensor, format: Format) -> torch.Tensor:
+    """Where tokens at ``slots`` (page * BLOCK_SIZE + offset, int64 [T]) go, in the words of ``write``."""
+    return slots if format.tiled else torch_attention.places(slots, format.layer.heads)
+
+
+def write(keys: torch.Tensor, values: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
+    """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim]."""
+    (_tiled(pool) or torch_attention).write(keys, values, pool, places)
+
+
 def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pages: torch.Tensor,
+    pool: Pool,
     places: torch.Tensor,
     *,
     head_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    return _form(qkv).rope_write(qkv, cos, sin, pages, places, head_norm=head_norm, eps=eps)
+    form = _tiled(pool) or torch_kernels
+    return form.rope_write(qkv, cos, sin, pool, places, head_norm=head_norm, eps=eps)
 
 
 def plan(
     spans: list[Span],
     *,
     heads: int,
-    layer: LayerKV,
+    format: Format,
     window: int | None,
     zero_page: int,
-    dtype: torch.dtype,
     device: torch.device,
 ) -> Plan:
-    """How a batch's rows attend to pages of ``dtype``. One plan serves all layers of one shape."""
-    kernels = _compiled() if dtype == torch.bfloat16 and device.type == "cpu" else None
-    cut = kernels.plan(spans, heads=heads, layer=layer, window=window) if kernels else None
-    return cut or torch_attention.plan(
+    """How a batch's rows attend. One plan serves all layers of one format, number of heads and window."""
+    if format.tiled:
+        return compiled.plan(spans, window)
+    layer = format.layer
+    return torch_attention.plan(
         spans,
         heads=heads,
         kv_heads=layer.heads,
-        dim=max(layer.dim, layer.value_dim),
+        dim=format.shape[-1],
         window=window,
         zero_page=zero_page,
         device=device,
@@ -141,18 +177,12 @@ def plan(
 
 def attend(
     queries: torch.Tensor,
-    pages: torch.Tensor,
+    pool: Pool,
     plan: Plan,
     *,
     scale: float,
-    value_dim: int,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    if isinstance(plan, compiled.Cut):
-        kernels = _compiled()
-        assert kernels is not None
-        dtype, queries = queries.dtype, queries.to(pages.dtype)
-        done = kernels.attend(queries, pages, plan, scale=scale, value_dim=value_dim, softcap=softcap, sinks=sinks)
-        return done.to(dtype)
-    return torch_attention.attend(queries, pages, plan, scale=scale, value_dim=value_dim, softcap=softcap, sinks=sinks)
+    form: Any = _tiled(pool) or torch_attention
+    return form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)

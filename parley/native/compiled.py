@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from parley.native import memory, torch_int8, torch_kernels
 from parley.native.layout import LayerKV, Span
+from parley.native.pool import Format, Pool
 from parley.native.torch_int8 import Rows
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -28,13 +30,13 @@ ARGUMENTS = {
     "quantise": [P, P, P, P, N, N, N],
     "add_rms_norm": [P, P, P, P, P, P, P, P, N, N, R, N],
     "silu_mul": [P, P, P, P, P, N, N, N],
-    "max_dim": [],
-    "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N],
+    "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N, N],
+    "write": [P, P, P, P, N, N, N, N, N, N],
     "attend_dim": [],
-    "attend_fold": [],
-    "attend": [P, N, P, P, P, P, P, N, P, N, N, N, N, N, N, R, R, N],
+    "page_bytes": [N, N, N, N],
+    "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
 }
-NUMBERS = ("packed_size", "packed_size_int8", "max_dim", "attend_dim", "attend_fold")  # what gives one
+NUMBERS = ("packed_size", "packed_size_int8", "attend_dim", "page_bytes")  # what gives one
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,21 @@ def _out(shape: Sequence[int], count: int, width: int, int8: bool) -> tuple[torc
 
 @dataclass(frozen=True)
 class Cut:
-    """How a batch's attention is cut into units; int64 tensors as ``attention.cpp`` describes them."""
+    """Which rows of a batch attend to what; int64 tensors as ``attention.cpp`` describes them."""
 
     spans: torch.Tensor  # [S, 4]
     table: torch.Tensor  # the spans' page tables, one behind the other
-    units: torch.Tensor  # [U, 3]
     window: int | None
+
+
+def plan(spans: list[Span], window: int | None) -> Cut:
+    """One plan serves all layers of one window."""
+    rows: list[int] = []
+    table: list[int] = []
+    for span in spans:
+        rows += (span.first, span.count, span.length, len(table))
+        table += span.table
+    return Cut(torch.tensor(rows, dtype=torch.int64).view(-1, 4), torch.tensor(table, dtype=torch.int64), window)
 
 
 class Kernels:
@@ -92,8 +103,8 @@ class Kernels:
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, N if name in NUMBERS else None
         self._c = library
-        self._max_dim = library.max_dim()
-        self._attend_dim, self._attend_fold = library.attend_dim(), library.attend_fold()
+        self.name = Path(library._name).name
+        self._attend_dim = library.attend_dim()
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
         out, into = weight.shape
@@ -194,28 +205,49 @@ class Kernels:
         self._c.silu_mul(gate_up.data_ptr(), *pointers, count, width, torch.get_num_threads())
         return out
 
+    def format(self, layer: LayerKV, dtype: torch.dtype) -> Format | None:
+        """Pages that store bfloat16 or int8. None where the heads are of a kind that is not compiled."""
+        if max(layer.dim, layer.value_dim) > self._attend_dim:
+            return None
+        size = self._c.page_bytes(layer.heads, layer.dim, layer.value_dim, dtype == torch.int8)
+        return Format(layer, (size // dtype.itemsize,), dtype, True)
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, pool: Pool, slots: torch.Tensor) -> None:
+        layer, dtype = pool.format.layer, torch.bfloat16
+        keys, values, slots = keys.to(dtype).contiguous(), values.to(dtype).contiguous(), slots.contiguous()
+        self._c.write(
+            keys.data_ptr(),
+            values.data_ptr(),
+            pool.data.data_ptr(),
+            slots.data_ptr(),
+            len(slots),
+            layer.heads,
+            layer.dim,
+            layer.value_dim,
+            pool.format.dtype == torch.int8,
+            torch.get_num_threads(),
+        )
+
     def rope_write(
         self,
         qkv: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        pages: torch.Tensor,
-        places: torch.Tensor,
+        pool: Pool,
+        slots: torch.Tensor,
         *,
         head_norm: torch.Tensor | None = None,
         eps: float = 0.0,
     ) -> torch.Tensor:
-        kv_heads, dim = pages.shape[2], pages.shape[-1]
-        if dim > self._max_dim:
-            return torch_kernels.rope_write(qkv, cos, sin, pages, places, head_norm=head_norm, eps=eps)
-        cos, sin, places = cos.contiguous(), sin.contiguous(), places.contiguous()
+        kv_heads, dim = pool.format.layer.heads, pool.format.layer.dim
+        cos, sin, slots = cos.contiguous(), sin.contiguous(), slots.contiguous()
         rows, heads = qkv.shape[0], qkv.shape[1] // dim - 2 * kv_heads
         self._c.rope_write(
             qkv.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),
-            pages.data_ptr(),
-            places.data_ptr(),
+            pool.data.data_ptr(),
+            slots.data_ptr(),
             0 if head_norm is None else head_norm.data_ptr(),
             eps,
             rows,
@@ -223,60 +255,45 @@ class Kernels:
             kv_heads,
             dim,
             cos.shape[-1],
+            pool.format.dtype == torch.int8,
             torch.get_num_threads(),
         )
         return qkv.view(rows, heads + 2 * kv_heads, dim)[:, :heads]
 
-    def plan(self, spans: list[Span], *, heads: int, layer: LayerKV, window: int | None) -> Cut | None:
-        """One plan serves all layers of one shape. None where the heads are of a kind that is not compiled."""
-        fold = heads // layer.heads
-        if layer.dim % 2 or max(layer.dim, layer.value_dim) > self._attend_dim or fold > self._attend_fold:
-            return None
-        tables: list[int] = []
-        rows, units = [], []
-        for i, span in enumerate(spans):
-            rows.append((span.first, span.count, span.length, len(tables)))
-            tables += span.table
-            step = self._attend_fold // fold
-            units += [(i, token, min(step, span.count - token)) for token in range(0, span.count, step)]
-        # Backwards: what lies further back in a prompt takes longer, and should not be begun last.
-        return Cut(torch.tensor(rows), torch.tensor(tables), torch.tensor(units[::-1]), window)
-
     def attend(
         self,
         queries: torch.Tensor,
-        pages: torch.Tensor,
+        pool: Pool,
         cut: Cut,
         *,
         scale: float,
-        value_dim: int,
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        total, heads, dim = queries.shape
+        layer = pool.format.layer
+        dtype, queries = queries.dtype, queries.to(torch.bfloat16)
+        rows, heads, dim = queries.shape
         if queries.stride()[1:] != (dim, 1):
             queries = queries.contiguous()
-        if sinks is not None:
-            sinks = sinks.float().contiguous()
-        out = torch.empty(total, heads, value_dim, dtype=torch.bfloat16)
+        out = torch.empty(rows, heads, layer.value_dim, dtype=torch.bfloat16)
+        sinks = None if sinks is None else sinks.float().contiguous()
         self._c.attend(
             queries.data_ptr(),
             queries.stride(0),
-            pages.data_ptr(),
+            pool.data.data_ptr(),
             out.data_ptr(),
             cut.spans.data_ptr(),
+            len(cut.spans),
             cut.table.data_ptr(),
-            cut.units.data_ptr(),
-            cut.units.shape[0],
             0 if sinks is None else sinks.data_ptr(),
             heads,
-            pages.shape[2],
+            layer.heads,
             dim,
-            pages.shape[-1],
-            value_dim,
+            layer.value_dim,
+            pool.format.dtype == torch.int8,
             cut.window or 0,
             scale,
             softcap or 0.0,
             torch.get_num_threads(),
         )
-        return out
+        return out.to(dtype)

@@ -47,14 +47,15 @@ def open_level(level: str) -> ctypes.CDLL:
 
     torch has been imported before, so the OpenMP runtime that the library finds is torch's own.
     """
-    folders = [build.HERE, _cache()]
+    folders = [build.HERE, cache()]
     path = next((folder / build.name(level) for folder in folders if (folder / build.name(level)).exists()), None)
     if path is None:
         log.info("Compiling the kernels for %s, once; it takes some seconds.", level)
-        own, cache = folders
-        path = build.install(own, [level])[0] if os.access(own, os.W_OK) else build.compile(level, cache)
+        own, users = folders
+        path = build.install(own, [level])[0] if os.access(own, os.W_OK) else build.compile(level, users)
     return ctypes.CDLL(str(path))
 
 
-def _cache() -> Path:
+def cache() -> Path:
+    """The user's folder for what parley has made itself."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley"

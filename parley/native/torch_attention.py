@@ -11,8 +11,9 @@ everything that depends on the company a row has there leaves its own arithmetic
   CHUNK and are padded to multiples of PAD, so that each key always meets the same vector lane;
 * values are summed in chunks of CHUNK absolute positions, chunk after chunk in float32.
 
-Pages are [pages, 2, kv_heads, BLOCK_SIZE, dim], keys before values. The last page is never handed out and stays zero:
-it pads page tables, so that no stranger's numbers are ever multiplied, not even by zero (0 * NaN is NaN).
+Pages are [pages, 2, kv_heads, BLOCK_SIZE, width], keys before values. The last page is never handed out and stays zero:
+it pads page tables, so that no stranger's numbers are ever multiplied, not even by zero (0 * NaN is NaN). In pages of
+int8 the last four bytes of each row are a float32: what its numbers are multiplied by.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import torch
 import torch.nn.functional as F
 
 from parley.core.sequence import BLOCK_SIZE
-from parley.native.layout import Span
+from parley.native.layout import LayerKV, Span
+from parley.native.pool import Format, Pool
 
 TILE = 64  # query rows of a tile
 PAD = 64  # key ranges are padded to a multiple of this
 CHUNK = 512  # keys whose values are summed in one matrix product
 MIN_ROWS = 4  # rows of a matrix product
+SCALE = 4  # bytes of a row's scale
 BUDGET = 1 << 19  # elements of a group's score matrix, and of the keys gathered for it: what caches hold
 
 
@@ -55,6 +58,14 @@ class Tile:
     start: int  # first key position, a multiple of CHUNK
     length: int  # keys, up to its last row's own
     table: list[int]
+
+
+def format(layer: LayerKV, dtype: torch.dtype) -> Format:
+    """Pages that store ``dtype``: the model's own, or int8."""
+    width = max(layer.dim, layer.value_dim)
+    if dtype == torch.int8:
+        width = -(-width // SCALE) * SCALE + SCALE
+    return Format(layer, (2, layer.heads, BLOCK_SIZE, width), dtype, False)
 
 
 def plan(
@@ -131,23 +142,24 @@ def _group(
 
 def attend(
     queries: torch.Tensor,
-    pages: torch.Tensor,
+    pool: Pool,
     groups: list[Group],
     *,
     scale: float,
-    value_dim: int,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of queries [T, heads, key_dim] over pages: [T, heads, value_dim], dtype of the queries.
 
-    ``groups`` is a plan of the same rows; causality and window are in it. Keys and values may be shorter than the dim
-    of the pages. Softmax in float32; probabilities are rounded to the pages' dtype before they weigh the values.
+    ``groups`` is a plan of the same rows; causality and window are in it. Softmax in float32; probabilities, times the
+    values' scales where those are int8, are rounded to the dtype of the pages, or else of the queries, before they
+    weigh the values.
     """
     total, heads = queries.shape[:2]
+    value_dim = pool.format.layer.value_dim
 
     def compute(rows: torch.Tensor, group: Group) -> torch.Tensor:
-        return _attend(rows, pages, group, scale, value_dim, softcap, sinks)
+        return _attend(rows, pool.data, group, scale, value_dim, softcap, sinks)
 
     if len(groups) == 1 and groups[0].put is None:
         return compute(queries, groups[0])
@@ -177,7 +189,10 @@ def _attend(
     query = query.reshape(many, folded, dim)
     query = _rows(query)
     key, value = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(2, many, length, width)
+    scaled = pages.dtype == torch.int8
     scores = torch.bmm(query, key[..., :dim].float().transpose(1, 2))[:, :folded]
+    if scaled:
+        scores *= _scales(key)
     if softcap is not None:
         scores = (scores / softcap).tanh_().mul_(softcap)
     scores = scores.view(size, kv_heads, fold, rows, length)
@@ -190,7 +205,10 @@ def _attend(
         sink = scores.new_full((size, kv_heads, fold, rows, PAD), float("-inf"))
         sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
         weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., PAD:]
-    weights = _rows(weights.to(pages.dtype).view(many, folded, length))
+    weights = weights.view(many, folded, length)
+    if scaled:
+        weights, value = weights * _scales(value), value.to(queries.dtype)
+    weights = _rows(weights.to(value.dtype))
     result = torch.bmm(weights[..., :CHUNK], value[:, :CHUNK])
     if length > CHUNK:
         result = result.float()
@@ -205,12 +223,36 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return F.pad(x, (0, 0, 0, MIN_ROWS - x.shape[-2])) if x.shape[-2] < MIN_ROWS else x
 
 
+def _scales(rows: torch.Tensor) -> torch.Tensor:
+    """The scales of int8 rows [N, L, width]: float32 [N, 1, L]."""
+    return rows[..., -SCALE:].contiguous().view(torch.float32).transpose(1, 2)
+
+
 def places(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Where keys, then values, of tokens at ``slots`` live in pages seen as rows of dim: int64 [T, 2 * kv_heads]."""
+    """Where keys, then values, of tokens at ``slots`` live in pages seen as rows: int64 [T, 2 * kv_heads]."""
     first = (slots // BLOCK_SIZE) * (2 * kv_heads * BLOCK_SIZE) + slots % BLOCK_SIZE
     return first[:, None] + torch.arange(0, 2 * kv_heads * BLOCK_SIZE, BLOCK_SIZE, device=slots.device)
 
 
-def write(rows: torch.Tensor, pages: torch.Tensor, places: torch.Tensor) -> None:
-    """Store rows [T, N, up to dim] in pages at ``places`` [T, N]."""
-    pages.view(-1, pages.shape[-1])[:, : rows.shape[-1]].index_put_((places,), rows)
+def write(keys: torch.Tensor, values: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
+    """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``places`` [T, 2 * kv_heads]."""
+    heads = keys.shape[1]
+    store(keys, pool, places[:, :heads])
+    store(values, pool, places[:, heads:])
+
+
+def store(rows: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
+    """Store rows [T, N, up to the pages' width] at ``places`` [T, N]."""
+    pages = pool.data.view(-1, pool.data.shape[-1])
+    if pages.dtype == torch.int8:
+        rows, scale = quantise(rows)
+        pages[:, -SCALE:].index_put_((places,), scale.view(torch.int8))
+    pages[:, : rows.shape[-1]].index_put_((places,), rows)
+
+
+def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [..., N] as int8 of at most 127, and their scales float32 [..., 1]: not finite if the row is not."""
+    rows = rows.float()
+    reach = rows.abs().amax(-1, keepdim=True)
+    factor = torch.where(reach > 1e-30, torch.full_like(reach, 127).div(reach), 0)
+    return rows.mul(factor).round_().nan_to_num_(0).to(torch.int8), reach / 127

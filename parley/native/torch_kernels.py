@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from parley.native import torch_int8
-from parley.native.torch_attention import write
+from parley.native.pool import Pool
+from parley.native.torch_attention import store
 from parley.native.torch_int8 import Int8Packed, Rows, pack_int8, quantise
 
 __all__ = [
@@ -85,7 +86,7 @@ def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pages: torch.Tensor,
+    pool: Pool,
     places: torch.Tensor,
     *,
     head_norm: torch.Tensor | None = None,
@@ -97,7 +98,7 @@ def rope_write(
     i + rotary / 2, those beyond ``rotary`` stay as they are, and the first half of sin is negative. ``head_norm``
     float32 [heads + kv_heads, dim]: weights of an RMS norm of each head before it is rotated.
     """
-    kv_heads, dim = pages.shape[2], pages.shape[-1]
+    kv_heads, dim = pool.format.layer.heads, pool.format.layer.dim
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
     rotary = cos.shape[-1]
@@ -109,7 +110,7 @@ def rope_write(
             turning[..., rotary:] = wide[..., rotary:]
     wide = wide[..., :rotary]
     torch.add(wide * cos, wide.roll(rotary // 2, -1).mul_(sin), out=turning[..., :rotary])
-    write(qkv[:, heads:], pages, places)
+    store(qkv[:, heads:], pool, places)
     return qkv[:, :heads]
 
 

@@ -12,15 +12,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
-from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import openai, tgi, triton
+from parley.dialects import openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
@@ -43,11 +44,15 @@ class Surface:
 
 SURFACES = (
     Surface("", openai.DIALECT),
+    Surface("", vllm.DIALECT),
     Surface("", tgi.DIALECT),
     Surface("/openai", openai.DIALECT),
     Surface("", triton.DIALECT),
     Surface("/tgi", tgi.STRICT),
+    Surface("/tgi-0.9.4", tgi.OLD),
     Surface("/triton", triton.STRICT),
+    Surface("/vllm", vllm.STRICT),
+    Surface("/vllm-0.6.3", vllm.OLD),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
@@ -56,9 +61,11 @@ EXCHANGE = "parley.exchange"
 
 
 def universal(strict: bool = False) -> tuple[Surface, ...]:
-    """What a server's own port answers: every surface. ``strict``: at the root, too, in the manner below the prefix."""
-    manners = {dialect.name: dialect for dialect in ALONE.values()} if strict else {}
-    return (OWN, *(replace(each, dialect=manners.get(each.dialect.name, each.dialect)) for each in SURFACES))
+    """What a server's own port answers: every surface. ``strict``: those at the root in the manner of their prefix."""
+    if not strict:
+        return (OWN, *SURFACES)
+    manner = [surface if surface.prefix else Surface("", ALONE[surface.dialect.name]) for surface in SURFACES]
+    return (OWN, *manner)
 
 
 def alone(name: str) -> tuple[Surface, ...]:
@@ -82,11 +89,13 @@ class Endpoint:
 
 
 class Fork:
-    """What answers a path that several APIs have: the first one that claims the body, or else the first."""
+    """What answers a path that several APIs have: the first one that claims the body, or else the first that does not
+    yield."""
 
     def __init__(self, endpoints: Sequence[Endpoint]):
         self.endpoints = endpoints
-        self.route, self.dialect, self.service = endpoints[0].route, endpoints[0].dialect, endpoints[0].service
+        self.default = next((end for end in endpoints if not end.route.yields), endpoints[0])
+        self.route, self.dialect, self.service = self.default.route, self.default.dialect, self.default.service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
@@ -94,7 +103,7 @@ class Fork:
         body = await exchange.peek()
         names = await self.service.off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
-        await next(claiming, self.endpoints[0])(scope, receive, send)
+        await next(claiming, self.default)(scope, receive, send)
 
 
 def members(body: bytes) -> set[str]:
@@ -149,6 +158,8 @@ class App:
             redirect_slashes=False,
             default=_nowhere,
         )
+        # What the router would find for a path without parts of its own, it need not look for each time.
+        self._plain = {place: end for place, end in self.endpoints.items() if self._found(place) is end}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -158,7 +169,8 @@ class App:
         scope["app"] = self  # makes the router raise, rather than answer, when a method does not fit
         try:
             self._admit(scope, exchange)
-            await self._router(scope, receive, send)
+            answering = self._plain.get((scope["method"], scope["path"]), self._router)
+            await answering(scope, receive, send)
         except ClientGone:
             exchange.abort()
         except ParleyError as error:
@@ -176,6 +188,12 @@ class App:
             self.service.metrics.responses.add(value=str(exchange.status))
             if self.service.options.access_log:
                 access(exchange)
+
+    def _found(self, place: tuple[str, str]) -> Any:
+        """What the router finds for a method and path as they are written in the route table."""
+        scope: Scope = {"type": "http", "method": place[0], "path": place[1]}
+        fitting = (route for route in self._router.routes if route.matches(scope)[0] is Match.FULL)
+        return getattr(next(fitting, None), "app", None) if "{" not in place[1] else None
 
     def _admit(self, scope: Scope, exchange: Exchange) -> None:
         if REFUSED in scope:

@@ -27,16 +27,25 @@ def address(host: str, port: int) -> str:
 
 
 def opening(
-    options: ServerOptions, settings: Settings, name: str, root: str, surfaces: Iterable[tuple[Dialect, str]]
+    options: ServerOptions,
+    settings: Settings,
+    name: str,
+    root: str,
+    surfaces: Iterable[tuple[Dialect, str]],
+    grpc: Iterable[str] = (),
 ) -> str:
-    """The first lines: known before anything is loaded. ``surfaces``: every API with the URL that it is at."""
+    """The first lines: known before anything is loaded. ``surfaces``: every API with the URL that it is at; ``grpc``:
+    addresses for that."""
     lines = [
         f"parley {__version__}",
         f"  model    {name} ({settings.dtype} on {settings.device})",
     ]
     lines += [f"  {dialect.title:<8} {url}{dialect.base}" for dialect, url in surfaces]
+    lines += [f"  gRPC     {place}" for place in grpc]
     lines.append(f"  health   {root}/health/ready")
-    public = [host for host in (options.host, *(each.host for each in options.listen)) if not is_loopback(host)]
+    public = [
+        host for host in (options.host, *(each.host for each in options.listen + options.grpc)) if not is_loopback(host)
+    ]
     if public and not options.api_keys:
         lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
     return "\n".join(lines)
@@ -50,7 +59,8 @@ def ready(info: ModelInfo, seconds: float) -> str:
         plan.append(f"weights {_bytes(info.weights_bytes)}")
     if info.kv_bytes:
         tokens = info.kv_blocks * info.block_size
-        plan.append(f"KV cache {_bytes(info.kv_bytes)} for {tokens:,} tokens")
+        kind = "" if info.kv_dtype == "auto" else f"{info.kv_dtype} "
+        plan.append(f"{kind}KV cache {_bytes(info.kv_bytes)} for {tokens:,} tokens")
     plan.append(f"context {info.max_model_len:,} tokens")
     return f"  memory   {'; '.join(plan)}\nready in {seconds:.1f} s"
 

@@ -9,7 +9,6 @@ an API's fields nor how its answers look.
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import partial
 
 from parley.dialects.dialect import Answer, Head, Reply, Route
@@ -45,11 +44,8 @@ async def _read(service: Service, route: Route, exchange: Exchange) -> Reply | A
 
 
 def head(service: Service, exchange: Exchange) -> Head:
-    info = service.engine.info
-    context, device = (info.max_model_len, info.device) if info is not None else (0, "")
-    return Head(
-        exchange.unique, int(time.time()), service.fingerprint, context, device, exchange.path, exchange.headers
-    )
+    query = exchange.scope.get("query_string", b"")
+    return service.head(exchange.unique, exchange.path, exchange.headers, query)
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:

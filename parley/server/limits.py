@@ -14,15 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from parley.errors import HeadersTooLarge, Malformed, ParleyError, TooLarge, Unsupported
+from parley.server.cycle import Cycle
 from parley.server.options import ServerOptions
 
 LINGER = 2.0  # seconds for a client to stop sending a body that was refused
 
 REFUSED = "parley.refused"  # scope: an error that the head itself earned
-ABORT = "parley.abort"  # scope: closes the connection at once, whatever is still unsent
 
 
 class Parser:
@@ -73,6 +73,7 @@ class Protocol(HttpToolsProtocol):
         self._in_message = self._began = False
         self._head_bytes = 0
         self._timer: TimerHandle | None = None
+        self._watchers: set[Callable[[], None]] = set()  # to be told when the connection is lost
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -81,6 +82,8 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         super().connection_lost(exc)
+        for departed in tuple(self._watchers):
+            departed()
 
     def data_received(self, data: bytes) -> None:
         before, self._began = self._in_head, False
@@ -103,7 +106,6 @@ class Protocol(HttpToolsProtocol):
         if self.parser.offered:
             return
         self._disarm()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         refused = self._judge()
         if refused is not None:
             self.scope[REFUSED] = refused  # type: ignore[literal-required]
@@ -137,6 +139,10 @@ class Protocol(HttpToolsProtocol):
         head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join(head) + b"\r\n\r\n"
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        Cycle.adopt(cycle, self._watchers)
+        super()._start_asgi_task(cycle, app)
 
     def _judge(self) -> ParleyError | None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)

@@ -8,79 +8,97 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import queue
+import threading
 import time
-from logging.handlers import QueueHandler, QueueListener
+from collections import deque
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 if TYPE_CHECKING:
     from parley.server.respond import Exchange
+    from parley.server.tally import Note
 
 log = logging.getLogger("parley.access")
 
 LONGEST_PATH = 200
 WAITING = 10_000  # lines; what comes while so many wait is lost
+GATHER = 0.05  # seconds for which lines are gathered before they are written
 LAST_LINES = 0.5  # seconds for them at the end of the process
 
 
 def set_up(form: Literal["text", "json"]) -> None:
     """Log to standard error."""
     logging.raiseExceptions = False
-    outlet = Outlet()
-    outlet.setFormatter(Json() if form == "json" else Line())
-    lines: queue.Queue[logging.LogRecord] = queue.Queue(WAITING)
-    QueueListener(lines, outlet).start()
-    atexit.register(_wait, lines)
+    inlet = Inlet(Json() if form == "json" else Line())
+    threading.Thread(target=inlet.write, name="parley-log", daemon=True).start()
+    atexit.register(inlet.wait)
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # nobody is shown them
     root = logging.getLogger()
-    root.handlers = [Inlet(lines)]
+    root.handlers = [inlet]
     root.setLevel(logging.WARNING)
     logging.getLogger("parley").setLevel(logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its errors are ours, and told by us
 
 
-class Inlet(QueueHandler):
-    """Hands records over as they are; the thread is of the same process."""
+class Inlet(logging.Handler):
+    """Takes records; ``write``, for one thread, formats them and writes them to file descriptor 2, many at a time.
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record
-
-
-class Outlet(logging.Handler):
-    """Writes to file descriptor 2, for one thread.
-
-    That thread may be stuck for ever, so it holds no lock, of its own or of ``sys.stderr``, for which the end of the
-    process would wait.
+    That thread may be stuck for ever, so it holds no lock, of its own or of ``sys.stderr``, for which a record or the
+    end of the process would wait.
     """
 
-    def createLock(self) -> None:
-        self.lock = None
+    def __init__(self, form: logging.Formatter):
+        super().__init__()
+        self._form = form
+        self._records: deque[logging.LogRecord] = deque()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung by the first of some records
+        self._written = True
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
-        with contextlib.suppress(OSError):  # a closed pipe, a full disk
-            while line:
-                line = line[os.write(2, line) :]
+        if len(self._records) >= WAITING:
+            return
+        self._records.append(record)
+        if len(self._records) == 1:
+            self._written = False
+            self._bell.put(None)
 
+    def write(self) -> None:
+        while True:
+            self._bell.get()
+            time.sleep(GATHER)  # waking for each line would cost the event loop more than the line does
+            lines = b""
+            while self._records:
+                lines += f"{self._form.format(self._records.popleft())}\n".encode("utf-8", "backslashreplace")
+            with contextlib.suppress(OSError):  # a closed pipe, a full disk
+                while lines:
+                    lines = lines[os.write(2, lines) :]
+            self._written = not self._records
 
-def _wait(lines: queue.Queue[logging.LogRecord]) -> None:
-    """Let the last lines be written, if they can be."""
-    deadline = time.monotonic() + LAST_LINES
-    while lines.unfinished_tasks and time.monotonic() < deadline:
-        time.sleep(0.005)
+    def wait(self) -> None:
+        """Let the last lines be written, if they can be."""
+        deadline = time.monotonic() + LAST_LINES
+        while not self._written and time.monotonic() < deadline:
+            time.sleep(0.005)
 
 
 class Line(logging.Formatter):
     """``12:30:01 warning message``, everything unprintable escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = _clock(int(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()} "
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
         return f"{clock} {level}{printable(record.getMessage())}{trace}"
+
+
+@functools.lru_cache(4)
+def _clock(second: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(second))
 
 
 class Json(logging.Formatter):
@@ -101,15 +119,19 @@ class Json(logging.Formatter):
 
 def access(exchange: Exchange) -> None:
     """Log a request that has ended. Status 499: the client left before there was an answer."""
-    note = exchange.note
-    if note.probe:
-        return
+    if not exchange.note.probe:
+        scope = exchange.scope
+        served(exchange.id, scope["method"], scope["path"], exchange.status or 499, exchange.arrived, exchange.note)
+
+
+def served(id: str, method: str, path: str, status: int | str, arrived: float, note: Note) -> None:
+    """Log what was served to one request."""
     fields = {
-        "id": exchange.id,
-        "method": exchange.scope["method"],
-        "path": exchange.scope["path"][:LONGEST_PATH],
-        "status": exchange.status or 499,
-        "seconds": round(time.perf_counter() - exchange.arrived, 4),
+        "id": id,
+        "method": method,
+        "path": path[:LONGEST_PATH],
+        "status": status,
+        "seconds": round(time.perf_counter() - arrived, 4),
         "model": note.model,
         "in": note.prompt_tokens,
         "out": note.completion_tokens,
@@ -122,4 +144,6 @@ def access(exchange: Exchange) -> None:
 
 def printable(text: str) -> str:
     """The text with control characters and lone surrogates escaped, so that it stays one line."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,5 +1,5 @@
 """What the server counts, in Prometheus' text format. Names and buckets are those of vLLM, so that its dashboards work;
-requests are counted under Triton's names too.
+``names_triton`` tells the same facts under Triton's names.
 
 Three kinds of series are all that is needed here, so they are written out rather than taken from a client library: a
 counter or histogram costs an addition when it is fed, and text is only made when somebody asks.
@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 from parley.dialects.dialect import Totals
+from parley.server.names_triton import TRITON
 from parley.types import Stats
 
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -85,6 +86,7 @@ class Metrics:
         self.rejected = Counter("vllm:admission_rejections", "Requests refused before the engine saw them.", "reason")
         self.cached = Counter("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
         self.responses = Counter("parley:http_responses", "Answers by HTTP status.", "status")
+        self.calls = Counter("parley:grpc_responses", "Answers over gRPC by status.", "status")
         self.first_token = Histogram(
             "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", FIRST_TOKEN
         )
@@ -118,9 +120,9 @@ class Metrics:
         for kind, name, help, read in GAUGES:
             parts.append(f"# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{{common}}} {read(stats):.17g}\n")
         triton = labels({"model": self._model, "version": "1"})
-        for name, help, reads in TOTALS:
-            parts.append(f"# HELP {name} {help}\n# TYPE {name} counter\n")
-            parts += [f"{name}{{{triton}{label}}} {of(self.totals):.17g}\n" for label, of in reads.items()]
+        for kind, name, help, series in TRITON:
+            parts.append(f"# HELP {name} {help}\n# TYPE {name} {kind}\n")
+            parts += [f"{name}{{{triton}{label}}} {value:.17g}\n" for label, value in series(self.totals, stats)]
         own = labels({"model_name": self._model})
         for name, help, value in (
             ("parley:ready", "1 while requests are taken.", float(ready)),
@@ -134,33 +136,6 @@ class Metrics:
 def _share(stats: Stats) -> float:
     return stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
 
-
-def _micro(read: Callable[[Totals], float]) -> dict[str, Callable[[Totals], float]]:
-    return {"": lambda totals: round(1e6 * read(totals))}
-
-
-# Series of Triton's: name, help, and for each further label how its value is read.
-TOTALS: tuple[tuple[str, str, dict[str, Callable[[Totals], float]]], ...] = (
-    ("nv_inference_request_success", "Requests that were answered.", {"": lambda t: t.succeeded}),
-    (
-        "nv_inference_request_failure",
-        "Requests that were not, by reason.",
-        {
-            ',reason="REJECTED"': lambda t: t.rejected,
-            ',reason="CANCELED"': lambda t: t.cancelled,
-            ',reason="BACKEND"': lambda t: t.failed,
-            ',reason="OTHER"': lambda t: 0,
-        },
-    ),
-    ("nv_inference_count", "Inferences made.", {"": lambda t: t.succeeded}),
-    ("nv_inference_exec_count", "Executions made, one for each request.", {"": lambda t: t.succeeded}),
-    ("nv_inference_request_duration_us", "From arrival to end, summed.", _micro(lambda t: t.whole)),
-    ("nv_inference_queue_duration_us", "Waiting for the engine, summed.", _micro(lambda t: t.queued)),
-    ("nv_inference_compute_input_duration_us", "Making prompts ready, summed.", _micro(lambda t: t.prepared)),
-    ("nv_inference_compute_infer_duration_us", "In the engine, summed.", _micro(lambda t: t.computed)),
-    ("nv_inference_compute_output_duration_us", "Always 0: outputs are written while more is computed.",
-     {"": lambda t: 0}),
-)  # fmt: skip
 
 GAUGES: tuple[tuple[str, str, str, Callable[[Stats], float]], ...] = (
     ("gauge", "vllm:num_requests_running", "Sequences in the running batch.", lambda s: s.running),

@@ -65,9 +65,10 @@ async def detokenize(service: Service, route: Route, exchange: Exchange) -> None
     wish: Detokenize = await service.off_loop(len(body), partial(route.read, body))
     service.resolve(wish.model)
     vocabulary = service.language.tokenizer.vocab_size
-    if wish.ids and max(wish.ids) >= vocabulary:
+    ids = [id for id in wish.ids if id < vocabulary]
+    if len(ids) < len(wish.ids) and not wish.lax:
         raise Invalid(f"Token id {max(wish.ids)} is not in the vocabulary of {vocabulary} tokens.", field="tokens")
-    decode = partial(service.language.tokenizer.decode, wish.ids, False)
+    decode = partial(service.language.tokenizer.decode, ids, False)
     text = await service.off_loop(4 * len(wish.ids), decode)
     await exchange.answer(route.write(text))
 
@@ -104,12 +105,21 @@ async def version(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def info(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
-    await exchange.answer(route.write(About(service.card(service.names[0]), service.places, __version__)))
+    settings = service.settings
+    about = About(service.card(service.names[0]), service.places, __version__, settings.dtype, settings.device)
+    await exchange.answer(route.write(about))
 
 
 async def load(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
     await exchange.answer(route.write(len(service.open)))
+
+
+async def reset(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None and route.write is not None
+    service.require()
+    running: bool = route.read(head(service, exchange))
+    await exchange.answer(route.write(await service.engine.reset(running=running)))
 
 
 async def health(service: Service, route: Route, exchange: Exchange) -> None:
@@ -171,6 +181,7 @@ HANDLERS: dict[Kind, Handle] = {
     "version": version,
     "info": info,
     "load": load,
+    "reset": reset,
     "health": health,
     "ask": ask,
     "live": live,

@@ -26,6 +26,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free port, printed at the start
     listen: tuple[Listen, ...] = ()  # further ports, each for one API
+    grpc: tuple[Listen, ...] = ()  # ports for Triton's API over gRPC
     strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
     names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()  # without keys every client is let in

@@ -19,7 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, Headers
 from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge
-from parley.server.limits import ABORT, inflate
+from parley.server.cycle import CYCLE, Cycle
+from parley.server.limits import inflate
 from parley.server.options import ServerOptions
 from parley.server.tally import Note
 
@@ -54,6 +55,7 @@ class Exchange:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
         self.unique = secrets.token_hex(16)
+        self._cycle: Cycle = self.scope[CYCLE]
         self._held: bytes | None = None
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
@@ -80,43 +82,54 @@ class Exchange:
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
-        chunks: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(self.options.body_timeout):
-                while True:
-                    message = await self.receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
-                    if size > limit:
-                        raise TooLarge(f"The body is larger than the limit of {limit} bytes.")
-                    if not message.get("more_body", False):
-                        break
-        except TimeoutError:
-            raise TimedOut(f"The body did not come within {self.options.body_timeout:g} seconds.") from None
-        body = b"".join(chunks)
+        if self._cycle.whole:
+            body = await self._receive(limit)
+        else:
+            try:
+                async with asyncio.timeout(self.options.body_timeout):
+                    body = await self._receive(limit)
+            except TimeoutError:
+                raise TimedOut(f"The body did not come within {self.options.body_timeout:g} seconds.") from None
         coding = self.headers.get(b"content-encoding", b"")
         return await asyncio.to_thread(inflate, body, coding, limit) if coding else body
 
+    async def _receive(self, limit: int) -> bytes:
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > limit:
+                raise TooLarge(f"The body is larger than the limit of {limit} bytes.")
+            more = message.get("more_body", False)
+        return b"".join(chunks)
+
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, but stop it the moment the client leaves: then ClientGone is raised."""
-        task = asyncio.ensure_future(work)
-        watch = asyncio.create_task(self._departure())
-        try:
-            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done() and not self.complete:
-                raise ClientGone
-            await task
-        finally:
-            task.cancel()
-            watch.cancel()
-            await asyncio.gather(task, watch, return_exceptions=True)
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
 
-    async def _departure(self) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        def departed() -> None:
+            nonlocal gone
+            if not gone and not self.complete:
+                gone = True
+                task.cancel()
+
+        try:
+            if not self._cycle.watch(departed):
+                work.close()
+                raise ClientGone
+            await work
+        except asyncio.CancelledError:
+            if gone and not task.uncancel():
+                raise ClientGone from None
+            raise
+        finally:
+            self._cycle.unwatch(departed)
 
     async def answer(self, body: bytes, status: int = 200, type: bytes = JSON, extra: Headers = ()) -> None:
         """Send an answer in one piece; an empty ``type`` is left out."""
@@ -125,12 +138,13 @@ class Exchange:
         await self._body(body, last=True)
 
     async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
-        """Send a part of a stream, behind the headers if it is the first."""
+        """Send a part of a stream, behind the headers if it is the first; an empty type is left out of them."""
         if not self.status:
+            kind = [(b"content-type", media_type.encode())] if media_type else []
             await self._start(
                 200,
                 [
-                    (b"content-type", media_type.encode()),
+                    *kind,
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
                     *self.extra,
@@ -158,9 +172,7 @@ class Exchange:
 
     def abort(self) -> None:
         """Close the connection at once, dropping what is unsent."""
-        abort = self.scope.get(ABORT)
-        if abort is not None:
-            abort()
+        self._cycle.abort()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
@@ -174,6 +186,9 @@ class Exchange:
 
     async def _send(self, message: Message) -> None:
         """Send, unless the client has not read for too long: then its connection is cut, and it counts as gone."""
+        if not self._cycle.blocked:
+            await self.raw_send(message)
+            return
         watchdog = asyncio.get_running_loop().call_later(self.options.write_timeout, self.abort)
         try:
             await self.raw_send(message)

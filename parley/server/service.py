@@ -9,12 +9,12 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from parley import __version__
-from parley.dialects.dialect import Card, Facts
+from parley.dialects.dialect import Card, Facts, Head
 from parley.engine.protocol import Engine
 from parley.errors import NotReady, Overloaded, UnknownModel, excerpt
 from parley.server.metrics import Metrics
@@ -59,7 +59,8 @@ class Service:
             info = await self.engine.ready()
         finally:
             language.cancel()
-        identity = f"{__version__} {info.architecture} {info.parameters} {info.dtype} {info.quantization} {info.device}"
+        numbers = f"{info.dtype} {info.quantization} {info.kv_dtype}"
+        identity = f"{__version__} {info.architecture} {info.parameters} {numbers} {info.device}"
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         return info
 
@@ -115,12 +116,19 @@ class Service:
         raise UnknownModel(
             f"The model {excerpt(model)} does not exist. Served here: {', '.join(self.names)}.",
             name=model,
+            served=self.names,
             field="model",
         )
 
     def card(self, name: str) -> Card:
         info = self.engine.info
         return Card(name, self.created, info.max_model_len if info is not None else None)
+
+    def head(self, id: str, path: Mapping[str, str], headers: Mapping[bytes, bytes], query: bytes = b"") -> Head:
+        """What a dialect is told of a request with this id."""
+        info = self.engine.info
+        context, device = (info.max_model_len, info.device) if info is not None else (0, "")
+        return Head(id, int(time.time()), self.fingerprint, context, device, path, headers, query)
 
     def facts(self) -> Facts:
         cards = [self.card(name) for name in self.names]

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
@@ -33,6 +34,9 @@ from parley.server.options import ServerOptions
 from parley.server.service import Service
 from parley.text import BadTokenizer
 from parley.types import ModelInfo, Progress, Settings
+
+if TYPE_CHECKING:
+    from parley.server.rpc import Port
 
 log = logging.getLogger("parley.server")
 
@@ -97,12 +101,14 @@ def http(options: ServerOptions, app: ASGIApp) -> uvicorn.Config:
     """How uvicorn is to serve the application."""
     return uvicorn.Config(
         app,
+        interface="asgi3",
         http=Protocol.bound(options),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=int(options.keep_alive),
         timeout_graceful_shutdown=2,
     )
@@ -131,10 +137,16 @@ class Instance:
         tables = [universal(options.strict), *(alone(each.api) for each in options.listen)]
         apps = [build(self.service, table, host) for table, (host, _) in zip(tables, places(options), strict=True)]
         self._servers = [Server(http(options, app)) for app in apps]
+        self._rpc: Port | None = None
 
     async def live(self) -> int:
         """From the first line to the exit code."""
         started = time.monotonic()
+        try:
+            calls = await self._listen()
+        except OSError as error:
+            banner.say(f"parley: {error}")
+            return 1
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
@@ -144,7 +156,7 @@ class Instance:
         surfaces += [
             (alone(each.api)[0].dialect, root) for each, root in zip(self.options.listen, roots[1:], strict=True)
         ]
-        banner.say(banner.opening(self.options, self.settings, self.service.names[0], roots[0], surfaces))
+        banner.say(banner.opening(self.options, self.settings, self.service.names[0], roots[0], surfaces, calls))
         serving = asyncio.create_task(self._serve())
         try:
             failure = await self._until_stopped(serving, started)
@@ -156,6 +168,15 @@ class Instance:
             banner.say(f"parley: {failure}")
             return 1
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
+
+    async def _listen(self) -> list[str]:
+        """Listen for gRPC as well, if that is wanted: the addresses. Raises OSError."""
+        if not self.options.grpc:
+            return []
+        from parley.server.rpc import Port  # needs packages that nothing else needs
+
+        self._rpc = Port(self.service)
+        return await self._rpc.start([(each.host, each.port) for each in self.options.grpc])
 
     async def _serve(self) -> None:
         pairs = zip(self._servers, self._sockets, strict=True)
@@ -246,6 +267,8 @@ class Instance:
             task.cancel()
         await self.engine.close()  # what is still open gets its error from it
         await self.service.settle(LAST_WORDS)
+        if self._rpc is not None:
+            await self._rpc.stop(LAST_WORDS)
         for server in self._servers:
             server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)

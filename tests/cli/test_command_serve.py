@@ -51,6 +51,17 @@ def test_every_option_of_the_server_arrives(tmp_path):
     assert options("--fake-engine").engine == "scripted"
 
 
+def test_the_port_for_grpc_needs_its_packages(monkeypatch):
+    monkeypatch.setattr("parley.commands.serve.find_spec", lambda name: name)
+    made = options("--grpc-port", "8001", "--listen", "grpc=[::]:8002,tgi=h:3")
+    assert made.grpc == (("grpc", "127.0.0.1", 8001), ("grpc", "::", 8002)) and made.listen == (("tgi", "h", 3),)
+    monkeypatch.setattr("parley.commands.serve.find_spec", lambda name: None)
+    assert options().grpc == ()
+    for flags in (("--grpc-port", "8001"), ("--listen", "grpc=h:1")):
+        with pytest.raises(ConfigError, match=r"parley\[grpc\]"):
+            options(*flags)
+
+
 def test_the_name_is_that_of_the_model():
     assert options("owner/model").names == ("owner/model",)
     assert options("/some/where/tiny/").names == ("tiny",)

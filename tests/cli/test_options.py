@@ -256,11 +256,11 @@ def test_what_is_shown_as_toml_is_read_back(tmp_path):
 
 def test_settings_carry_the_engines_options():
     flags = ["--dtype", "fp32", "--kv-memory", "64MiB", "--max-model-len", "99", "--no-prefix-cache", "--threads", "1"]
-    flags += ["--quantization", "int8"]
+    flags += ["--quantization", "int8", "--kv-dtype", "int8"]
     made = settings(resolve(SERVE, [*flags, "--max-batch", "3", "--step-ms", "7", "--no-lowering"], {}), "/folder")
     assert (made.model, made.dtype, made.kv_memory, made.max_model_len) == ("/folder", "float32", 64 << 20, 99)
     assert (made.prefix_cache, made.threads, made.max_batch, made.step_ms, made.lowering) == (False, 1, 3, 7.0, False)
-    assert made.quantization == "int8"
+    assert (made.quantization, made.kv_dtype) == ("int8", "int8")
 
 
 def test_defaults_of_settings_are_those_of_the_engine():

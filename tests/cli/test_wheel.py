@@ -48,7 +48,7 @@ def read(wheel: zipfile.ZipFile, ending: str) -> str:
 
 def test_the_wheel_holds_every_module_and_the_built_in_model(wheel):
     names = set(wheel.namelist())
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "parley").rglob("*.py")}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "parley").rglob("*") if path.suffix in (".py", ".proto")}
     assert modules <= names
     assert "parley/py.typed" in names
     model = {str(path.relative_to(ROOT)) for path in demo.folder().rglob("*") if path.is_file()}

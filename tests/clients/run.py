@@ -35,6 +35,7 @@ SCRIPTS = {
     "openai_sdk.py": "text",
     "text_generation_client.py": "text",
     "triton_http.py": "text",
+    "triton_grpc.py": "text",
     "hub_client.py": "hub",
     "langchain_client.py": "langchain",
     "litellm_client.py": "litellm",
@@ -105,14 +106,26 @@ def attempt(script: str, address: str) -> str:
     return done.stdout[-4000:] or f"it ended with {done.returncode}"
 
 
-def serve() -> tuple[subprocess.Popen[bytes], str]:
-    """A server that is ready, and its address."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def serve() -> tuple[subprocess.Popen[bytes], str, str]:
+    """A server that is ready, and its addresses: for HTTP, for gRPC."""
+    with socket() as probe, socket() as other:
+        for each in (probe, other):
+            each.bind(("127.0.0.1", 0))
+        port, grpc = probe.getsockname()[1], other.getsockname()[1]
     log = (FOLDER / "server.log").open("wb")
     server = subprocess.Popen(
-        [sys.executable, "-m", "parley", "serve", "--port", str(port), "--kv-memory", "256MiB"],
+        [
+            sys.executable,
+            "-m",
+            "parley",
+            "serve",
+            "--port",
+            str(port),
+            "--grpc-port",
+            str(grpc),
+            "--kv-memory",
+            "256MiB",
+        ],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
@@ -121,7 +134,7 @@ def serve() -> tuple[subprocess.Popen[bytes], str]:
     while server.poll() is None and time.monotonic() < end:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5)
-            return server, f"127.0.0.1:{port}"
+            return server, f"127.0.0.1:{port}", f"127.0.0.1:{grpc}"
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     server.kill()
@@ -133,12 +146,12 @@ def main() -> int:
     if unknown := [name for name in names if name not in SCRIPTS]:
         sys.exit(f"There is no {unknown[0]}; there are {', '.join(SCRIPTS)}.")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    server, address = serve()
+    server, address, grpc = serve()
     failed = []
     try:
         for name in names:
             start = time.monotonic()
-            wrong = attempt(name, address)
+            wrong = attempt(name, grpc if name.endswith("_grpc.py") else address)
             print(f"{name:28} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
             if wrong:
                 failed.append(name)

@@ -42,16 +42,16 @@ class Plan:
     budgets: list[int]
     prefix_cache: bool
     works: list[Work]
-    actions: list[
-        tuple[str, int]
-    ]  # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
+    # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
+    # ("reset", odd: also if some run)
+    actions: list[tuple[str, int]]
 
 
 @st.composite
 def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
     blocks = draw(st.sampled_from([6, 7, 8, 9, 12, 30]))
     requests = [draw(works(number, blocks * 16)) for number in range(draw(st.integers(2, 6)))]
-    kinds = ["step", "step", "preempt"] + ["cancel"] * cancels + ["fail"] * failures
+    kinds = ["step", "step", "preempt", "reset"] + ["cancel"] * cancels + ["fail"] * failures
     actions: list[tuple[str, int]] = []
     for number in range(len(requests)):
         actions.append(("add", number))
@@ -86,6 +86,11 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
         elif kind == "preempt":
             for _ in range(min(value % 3, len(bench.loop.scheduler.running))):
                 bench.loop.scheduler.preempt()
+            bench.loop.scheduler.check()
+        elif kind == "reset":
+            held = bench.loop.pool.used
+            done = bench.loop.reset(running=value % 2 == 1)
+            assert done == (value % 2 == 1 or held == 0)
             bench.loop.scheduler.check()
         elif kind == "fail":
             bench.runner.fail_next = "midway" if value % 2 else "before"
@@ -308,6 +313,25 @@ def test_preemption_at_any_step_changes_nothing(prefix_cache: bool) -> None:
             bench.drain()
             for result in expected:
                 same(bench.result(result.id, result.index), result)
+
+
+def test_after_a_reset_nothing_is_found_and_what_ran_goes_on() -> None:
+    bench = Bench(budgets=(500,))
+    first, again = (Work(id, prompt(0, 48, 20), max_tokens=12) for id in ("first", "again"))
+    for moment, running in ((0, False), (3, True)):
+        bench.loop.add(first)
+        for _ in range(moment):
+            bench.step()
+        if moment:
+            assert not bench.loop.reset()  # its pages are in use
+        assert bench.loop.reset(running=running)
+        bench.drain()
+        same(bench.result("first"), alone(first))
+        assert bench.loop.reset()
+        bench.loop.add(again)
+        bench.drain()
+        assert bench.result("again").cached_tokens == 0
+        bench.outputs.clear()
 
 
 def test_the_context_ends_a_choice_where_the_pool_does() -> None:

@@ -242,7 +242,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
-    ({"documents": [{"text": "a"}]}, "documents"),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.dialects.dialect import About, Card, Head, Timings, Tokenized
-from parley.dialects.tgi import DIALECT, STRICT, generate, parameters, shared, tokens
+from parley.dialects.tgi import DIALECT, OLD, STRICT, generate, parameters, shared, tokens
 from parley.errors import (
     ContextLength,
     EngineDied,
@@ -237,7 +237,7 @@ def test_what_is_no_body_of_this_route():
         told = answer(lambda d=data: generate.either(shared.STRICT, d, HEAD))
         assert told[:2] == (status, plain)
         assert told[2] == text if status == 422 else told[2].startswith(text)
-    chat = b'{"messages":[]}'
+    chat = b'{"message":[]}'
     assert answer(lambda: generate.invoked(shared.STRICT, chat, HEAD))[2] == (
         start + "data did not match any variant of untagged enum SagemakerRequest"
     )
@@ -619,7 +619,7 @@ def test_info():
     assert tokens.info(shared.STRICT, about) == (
         b'{"model_id":"org/m","model_sha":null,"model_pipeline_tag":"text-generation","max_concurrent_requests":300,'
         b'"max_best_of":2,"max_stop_sequences":4,"max_input_tokens":4095,"max_total_tokens":4096,"validation_workers":1,'
-        b'"max_client_batch_size":1,"router":"text-generation-router","version":"3.3.7","sha":null,'
+        b'"max_client_batch_size":4,"router":"text-generation-router","version":"3.3.7","sha":null,'
         b'"docker_label":"parley-1.2"}'
     )
     loading = json.loads(tokens.info(shared.EXTENDED, About(Card("m", 1, None), 1, "1")))
@@ -671,4 +671,53 @@ def test_wrong_bodies_for_tokens(data, text):
 def test_every_parameter_is_read():
     """No member of the table is forgotten here."""
     known = {*NULLABLE, "do_sample", "stop", "watermark", "details", "decoder_input_details"}
-    assert set(parameters.Parameters.__struct_fields__) == known
+    assert set(parameters.Parameters.__struct_fields__) - {"reserve"} == known
+
+
+# -- version 0.9.4
+
+
+def test_the_old_version_has_other_defaults():
+    old = shared.OLD
+    assert generate.whole(old, body(), HEAD).request.sampling == Sampling(temperature=0)
+    assert generate.whole(old, body(), HEAD).request.stop == Stop(max_tokens=20, include=True)
+    ignored = {"frequency_penalty": 9, "top_n_tokens": 9, "grammar": 5, "adapter_id": 5, "do_sample": True}
+    assert read(rules=old, **ignored).request.sampling == Sampling()
+    assert answer(lambda: read(rules=old, max_new_tokens=None))[2].endswith(
+        "parameters.max_new_tokens: invalid type: null, expected u32"
+    )
+    chat = b'{"messages":[{"role":"user","content":"a"}]}'
+    assert answer(lambda: generate.invoked(old, chat, HEAD))[2].endswith("missing field `inputs`")
+    paths = {route.path for route in OLD.routes}
+    assert paths == {"/", "/generate", "/generate_stream", "/invocations", "/info", "/health", "/ping", "/metrics"}
+
+
+def test_the_old_version_frames_without_a_space_and_counts_no_events():
+    reply = generate.stream(shared.OLD, body({"details": True}), HEAD)
+    assert reply.chunk([Accepted(0, [1] * 5), Delta(0, " for", tokens=[Token(363, " for", b" for", -1.5351562)])]) == (
+        b'data:{"token":{"id":363,"text":" for","logprob":-1.5351562,"special":false},"generated_text":null,'
+        b'"details":null}\n\n'
+    )
+    last = [Delta(0, "", tokens=[Token(2, "</s>", b"</s>", -0.03, special=True)]), Done(0, "stop", USAGE)]
+    assert reply.chunk(last) == (
+        b'data:{"token":{"id":2,"text":"</s>","logprob":-0.03,"special":true},"generated_text":" for",'
+        b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null}}\n\n'
+    )
+    assert reply.fail(EngineError("x")).startswith(b'data:{"error"')
+    assert generate.stream(shared.OLD, body({"temperature": 0}), HEAD).body.startswith(b'data:{"error"')
+
+
+def test_the_old_version_tells_milliseconds():
+    reply = generate.whole(shared.OLD, body(), HEAD)
+    reply.add([Accepted(0, [1] * 5), Delta(0, "a"), Done(0, "stop", USAGE)])
+    reply.body(USAGE)
+    headers = dict(reply.headers(TIMINGS))
+    assert headers[b"x-compute-time"] == b"482"
+    assert not {b"x-prompt-tokens", b"x-generated-tokens"} & headers.keys()
+    about = About(Card("m", 5, 100), 7, "0.1", "float32", "cuda:1")
+    assert tokens.info(shared.OLD, about) == (
+        b'{"model_id":"m","model_sha":null,"model_dtype":"torch.float32","model_device_type":"cuda",'
+        b'"model_pipeline_tag":"text-generation","max_concurrent_requests":7,"max_best_of":2,"max_stop_sequences":4,'
+        b'"max_input_length":99,"max_total_tokens":100,"waiting_served_ratio":0.0,"max_batch_total_tokens":700,'
+        b'"max_waiting_tokens":0,"validation_workers":1,"version":"0.9.4","sha":null,"docker_label":"parley-0.1"}'
+    )

@@ -83,7 +83,8 @@ ENTRY = (
     b'"success":{"count":2,"ns":2500000000},"fail":{"count":2,"ns":500000000},"queue":{"count":2,"ns":500000000},'
     b'"compute_input":{"count":2,"ns":250000000},"compute_infer":{"count":2,"ns":1750000000},'
     b'"compute_output":{"count":2,"ns":0},"cache_hit":{"count":0,"ns":0},"cache_miss":{"count":0,"ns":0}},'
-    b'"response_stats":{},"batch_stats":[],"memory_usage":[]}'
+    b'"response_stats":{},"batch_stats":[{"batch_size":1,"compute_input":{"count":2,"ns":250000000},"compute_infer":'
+    b'{"count":2,"ns":1750000000},"compute_output":{"count":2,"ns":0}}],"memory_usage":[]}'
 )
 
 

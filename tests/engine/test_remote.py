@@ -106,6 +106,18 @@ async def test_a_cancel_frees_the_blocks_while_others_go_on(folder):
         assert (e.stats.blocks_used, e.stats.running, e.stats.waiting) == (0, 0, 0)
 
 
+async def test_a_reset_empties_the_prefix_cache(folder):
+    async with engine(folder) as running:
+        long = [Work(id=f"w{k}", token_ids=[5, 6, 7, 8] * 20, max_tokens=1, sampling=GREEDY) for k in range(3)]
+        outputs = [(await read(running.submit(one)))[-1] for one in long[:2]]
+        assert await running.reset()
+        outputs.append((await read(running.submit(long[2])))[-1])
+        assert [output.cached_tokens for output in outputs] == [0, 64, 0]
+        assert len({tuple(output.token_ids) for output in outputs}) == 1
+        assert await asyncio.gather(running.reset(), running.reset(running=True)) == [True, True]
+    assert not await running.reset()
+
+
 async def test_signals_of_the_group_do_not_end_the_engine_but_closing_does(folder):
     async with engine(folder) as e:
         pid = e.pid

@@ -33,7 +33,7 @@ def serve(
     """Answers by id and index, and the last stats. ``step`` tokens a step; ``blocks`` pages, fewer means preemption."""
     if blocks is not None:
         old = runner.pages
-        runner.pages = PagedKV(old.layers, blocks, old.pool(0).dtype, old.device)
+        runner.pages = PagedKV(old.layers, blocks, old.dtype, old.device, int8=old.int8)
         runner.blocks = blocks
     answers: dict[tuple[str, int], Answer] = {}
     last = Stats()

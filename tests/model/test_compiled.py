@@ -13,10 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unpack import unpack
 
 from parley import native
-from parley.native import build, library, torch_kernels
+from parley.native import build, library, torch_attention, torch_kernels
 from parley.native.compiled import Kernels
+from parley.native.layout import LayerKV
 
 try:
     build.compiler()
@@ -182,15 +184,39 @@ def test_rotation_and_the_way_to_the_pages(kernels, rows, dim, half, heads, kv_h
     slots = torch.randperm(80, generator=torch.Generator().manual_seed(seed))[:rows]
     results = []
     for form in (kernels, torch_kernels):
-        pages = torch.full((5, 2, kv_heads, 16, dim), 7.0, dtype=torch.bfloat16)
-        places = native.places(slots, kv_heads)
-        queries = form.rope_write(qkv.clone(), cos, sin, pages, places, head_norm=weight, eps=1e-6)
-        results.append((queries, pages))
-    (queries, pages), (expected, stored) = results
+        layer = LayerKV(kv_heads, dim, dim)
+        format = (torch_attention if form is torch_kernels else kernels).format(layer, torch.bfloat16)
+        pool = native.Pool(torch.full((5, *format.shape), 7.0, dtype=torch.bfloat16), format)
+        places = native.places(slots, format)
+        queries = form.rope_write(qkv.clone(), cos, sin, pool, places, head_norm=weight, eps=1e-6)
+        results.append((queries, *unpack(pool)))
     # Where two products nearly cancel, what is left is as exact as they are.
-    for got, want in ((queries, expected), (pages, stored)):
+    for got, want in zip(*results, strict=True):
         assert got.shape == want.shape
         assert ((got.double() - want.double()).abs() <= want.double().abs() * 2**-7 + 1e-5).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(0, 40),
+    dim=st.integers(1, 140),
+    value_dim=st.integers(1, 140),
+    heads=st.integers(1, 3),
+    int8=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_both_forms_store_the_same(kernels, rows, dim, value_dim, heads, int8, seed):
+    layer, stored = LayerKV(heads, dim, value_dim), torch.int8 if int8 else torch.bfloat16
+    keys, values = noise(rows, heads, dim, seed=seed), noise(rows, heads, value_dim, seed=seed + 1) * 30
+    slots = torch.randperm(80, generator=torch.Generator().manual_seed(seed))[:rows]
+    results = []
+    for form in (kernels, torch_attention):
+        format = form.format(layer, stored)
+        pool = native.Pool(torch.zeros(5, *format.shape, dtype=stored), format)
+        form.write(keys, values, pool, native.places(slots, format))
+        results.append(unpack(pool))
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
 
 
 # --- finding and compiling them -------------------------------------------------------------------------------------

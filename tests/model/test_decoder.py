@@ -266,6 +266,20 @@ def test_the_cache_is_never_larger_than_useful():
     assert runner.blocks == 2 * 7
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("lowering", [True, False])
+def test_keys_and_values_of_int8_take_less_and_change_little(dtype, lowering):
+    folder = models.model("qwen3")
+    plain, info = start(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering)
+    runner, small = start(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering, kv_dtype="int8")
+    assert small.kv_bytes <= 100_000 and small.kv_blocks >= 1.5 * info.kv_blocks and small.kv_dtype == "int8"
+    page = sum(runner.pages.pool(i).data[0].nbytes for i in range(len(runner.pages.layers)))
+    assert small.kv_bytes == small.kv_blocks * page
+    prompts = [list(range(5, 25)), [7]]
+    for one, other in zip(generate(plain, prompts, 4), generate(runner, prompts, 4), strict=True):
+        assert one[0][0] == other[0][0] and abs(one[0][1] - other[0][1]) < 0.3
+
+
 def damage(folder, tmp_path):
     return shutil.copytree(folder, tmp_path / "model")
 
@@ -289,6 +303,7 @@ def test_errors_are_sentences(tmp_path):
     fails("device tpu", device="tpu")
     fails("at least 1", max_model_len=0)
     fails("at most 2048", max_model_len=4096)
+    fails("int7 is unknown", kv_dtype="int7")
     fails("one page", kv_memory=10)
     fails("not enough memory for a KV cache", kv_memory=1 << 58, max_batch=1 << 50)
 

@@ -11,6 +11,7 @@ import models
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from unpack import spoil
 
 from parley.core.loop import Loop
 from parley.model.kv import PagedKV
@@ -36,14 +37,14 @@ def network(architecture: str, size: str = "tiny"):
     return runner.network, info
 
 
-def make_runner(architecture: str, blocks: int, size: str = "tiny") -> Runner:
+def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool = False) -> Runner:
     model, info = network(architecture, size)
     import torch
 
-    pages = PagedKV(model.layers, blocks, torch.bfloat16)
+    pages = PagedKV(model.layers, blocks, torch.bfloat16, int8=int8)
     # What was left there by a stranger.
     for i in range(len(model.layers)):
-        pages.pool(i)[:-1] = float("nan")
+        spoil(pages.pool(i))
     return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
 
 
@@ -132,9 +133,19 @@ def make_work(id: str, family: int, length: int, tokens: int, kind: int, seed: i
 
 
 @functools.cache
-def alone(architecture: str, family: int, length: int, tokens: int, kind: int, seed: int, scored: bool, size="tiny"):
+def alone(
+    architecture: str,
+    family: int,
+    length: int,
+    tokens: int,
+    kind: int,
+    seed: int,
+    scored: bool,
+    size: str = "tiny",
+    int8: bool = False,
+):
     """What the request gives when nothing else is there, in one piece, with room and without a cache."""
-    engine = Engine(make_runner(architecture, ROOMY, size), Whole(), prefix_cache=False)
+    engine = Engine(make_runner(architecture, ROOMY, size, int8), Whole(), prefix_cache=False)
     engine.loop.add(make_work("a", family, length, tokens, kind, seed, 1, scored))
     engine.finish()
     return engine.result("a")
@@ -153,9 +164,9 @@ REQUEST = st.tuples(
 )
 
 
-def play(architecture, requests, blocks, most, cache, seed) -> int:
+def play(architecture, requests, blocks, most, cache, seed, int8=False) -> int:
     """Run a schedule and compare all that did not leave with itself alone. Gives the number of preemptions."""
-    engine = Engine(make_runner(architecture, blocks), Random(seed, most), cache)
+    engine = Engine(make_runner(architecture, blocks, int8=int8), Random(seed, most), cache)
     events: dict[int, list] = {}
     for i, (*_, arrives, leaves) in enumerate(requests):
         events.setdefault(arrives, []).append((i, True))
@@ -172,7 +183,7 @@ def play(architecture, requests, blocks, most, cache, seed) -> int:
     engine.finish()
     for i, (family, length, tokens, kind, draw, n, scored, _, leaves) in enumerate(requests):
         for index in range(n):
-            want = alone(architecture, family, length, tokens, kind, draw + index, scored)
+            want = alone(architecture, family, length, tokens, kind, draw + index, scored, int8=int8)
             if leaves is None:
                 got = engine.result(str(i), index)
                 assert got[:4] == want[:4]
@@ -198,10 +209,11 @@ def test_any_schedule_gives_what_each_request_gives_alone(architecture, requests
     play(architecture, requests, blocks, most, cache, seed)
 
 
-def test_a_pool_that_is_too_small_for_two_preempts_and_nobody_notices():
+@pytest.mark.parametrize(("architecture", "int8"), [("qwen3", False), ("qwen3", True), ("gemma3", True)])
+def test_a_pool_that_is_too_small_for_two_preempts_and_nobody_notices(architecture, int8):
     crowd = [(i % 3, 60 + i, 24, i % len(SAMPLINGS), i, 1, i % 2 == 0, 0, None) for i in range(6)]
     for cache in (True, False):
-        assert play("qwen3", crowd, 9, 500, cache, 1) > 3
+        assert play(architecture, crowd, 9, 500, cache, 1, int8) > 3
 
 
 @pytest.mark.parametrize("cache", [True, False])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from unpack import spoil, unpack
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
@@ -32,6 +33,11 @@ def form(request):
 def _inference():
     with torch.inference_mode():
         yield
+
+
+def empty(pages: int, layer: LayerKV, int8: bool = False) -> native.Pool:
+    format = native.format(layer, torch.bfloat16, torch.device("cpu"), int8=int8)
+    return native.Pool(torch.zeros(pages, *format.shape, dtype=format.dtype), format)
 
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -108,12 +114,12 @@ def test_rope_write(rotary, norm):
     slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
 
     def kernel(rows, cos, sin, slots):
-        pool = torch.zeros(pages, 2, kv_heads, BLOCK_SIZE, dim, dtype=torch.bfloat16)
-        places = native.places(slots, kv_heads)
+        pool = empty(pages, LayerKV(kv_heads, dim, dim))
+        places = native.places(slots, pool.format)
         queries = native.rope_write(rows.clone(), cos, sin, pool, places, head_norm=weight, eps=1e-6)
-        stored = pool[slots // BLOCK_SIZE, :, :, slots % BLOCK_SIZE]
-        assert pool.count_nonzero() <= 2 * len(rows) * kv_heads * dim
-        return torch.cat((queries, stored.flatten(1, 2)), 1)
+        stored = [part[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for part in unpack(pool)]
+        assert pool.data.count_nonzero() <= 2 * len(rows) * kv_heads * dim
+        return torch.cat((queries, *stored), 1)
 
     got = same_alone(kernel, qkv, cos, sin, slots)
     exact = qkv.double().view(count, -1, dim)
@@ -149,8 +155,8 @@ def definition(q, k, v, scale, window=None, softcap=None, sinks=None):
 class Stage:
     """Sequences with random queries, keys and values, in pages that strangers left full of NaN."""
 
-    def __init__(self, lengths, heads, layer, dtype, seed=0):
-        self.layer, self.heads, self.dtype = layer, heads, dtype
+    def __init__(self, lengths, heads, layer, dtype, seed=0, int8=False):
+        self.layer, self.heads, self.dtype, self.int8 = layer, heads, dtype, int8
         self.random = random.Random(seed)
         shapes = ((heads, layer.dim), (layer.heads, layer.dim), (layer.heads, layer.value_dim))
         self.data = [
@@ -162,8 +168,8 @@ class Stage:
     def compute(self, chunk, together, **options) -> list[torch.Tensor]:
         """Feed all sequences: ``chunk(left)`` rows at a time, ``together(active)`` chooses who is in a batch."""
         need = [-(-length // BLOCK_SIZE) for length in self.lengths]
-        pages = PagedKV([self.layer], sum(need) + 2, self.dtype)
-        pages.pool(0)[:-1] = float("nan")
+        pages = PagedKV([self.layer], sum(need) + 2, self.dtype, int8=self.int8)
+        spoil(pages.pool(0))
         free = list(range(pages.blocks))
         self.random.shuffle(free)
         tables = [[free.pop() for _ in range(count)] for count in need]
@@ -199,6 +205,16 @@ class Stage:
         )
 
 
+def eighth(data):
+    """The same with keys and values as int8 holds them."""
+
+    def near(rows):
+        most = rows.float().abs().amax(-1, keepdim=True)
+        return (rows.float() * torch.full_like(most, 127).div(most)).round() * (most / 127)
+
+    return data[0], near(data[1]), near(data[2])
+
+
 def allowed(data) -> float:
     """Error of bfloat16 attention: the probabilities and the result are rounded, each to 2^-9 of the largest value."""
     return float(data[2].abs().max()) * 2**-7
@@ -210,38 +226,55 @@ LENGTH = st.sampled_from([1, 2, 5, 15, 16, 17, 47, 63, 64, 65, 130, 256, 300])
 @settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(LENGTH, min_size=1, max_size=6),
-    dim=st.sampled_from([16, 32, 64, 80, 128]),
+    dim=st.sampled_from([16, 32, 64, 80, 96, 128, 256, 17, 50]),
     kv_heads=st.sampled_from([1, 2, 4]),
     fold=st.sampled_from([1, 2, 3, 7]),
     window=st.sampled_from([None, None, 1, 5, 40, 200]),
     softcap=st.sampled_from([None, None, 20.0]),
     sink=st.booleans(),
-    value_dim=st.sampled_from([None, None, 16, 96]),
+    value_dim=st.sampled_from([None, None, 16, 96, 33]),
+    int8=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@example([300], 16, 2, 1, None, None, False, None, 298)  # one row alone met another kernel for its values
-def test_attention_of_a_row_never_changes(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, seed):
-    stage = Stage(lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed)
+@example([300], 16, 2, 1, None, None, False, None, False, 298)  # one row alone met another kernel for its values
+def test_attention_of_a_row_never_changes(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, int8, seed):
+    stage = Stage(lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed, int8)
     sinks = noise(kv_heads * fold, dtype=torch.float32) if sink else None
     options = {"scale": dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
     alone = stage.alone(**options)
     for got, data in zip(alone, stage.data, strict=True):
-        exact = definition(*data, **options)
+        exact = definition(*(eighth(data) if int8 else data), **options)
         assert (got.double() - exact).abs().max() < allowed(data)
     for got, expected in zip(stage.mixed(**options), alone, strict=True):
         assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("window", [None, 700])
-def test_attention_over_several_chunks_of_values(window):
-    stage = Stage([1400, 513, 1025], 4, LayerKV(2, 64, 64), torch.bfloat16)
+@pytest.mark.parametrize(("window", "int8"), [(None, False), (700, False), (None, True)])
+def test_attention_over_several_chunks_of_values(window, int8):
+    stage = Stage([1400, 513, 1025], 4, LayerKV(2, 64, 64), torch.bfloat16, int8=int8)
     alone = stage.alone(scale=0.125, window=window)
     one_by_one = stage.compute(
         lambda left: 500 if left > 500 else min(left, 13), lambda active: active, scale=0.125, window=window
     )
     for got, expected, data in zip(one_by_one, alone, stage.data, strict=True):
         assert torch.equal(got, expected)
-        assert (got.double() - definition(*data, 0.125, window)).abs().max() < allowed(data)
+        exact = definition(*(eighth(data) if int8 else data), 0.125, window)
+        assert (got.double() - exact).abs().max() < allowed(data)
+
+
+@pytest.mark.parametrize(("kv_heads", "window", "sink"), [(1, None, False), (2, None, True), (1, 1500, False)])
+def test_a_long_context_is_shared_by_threads_and_its_bits_stay(kv_heads, window, sink):
+    stage = Stage([3300], 2 * kv_heads, LayerKV(kv_heads, 16, 16), torch.bfloat16)
+    options = {"scale": 0.25, "window": window, "sinks": noise(2 * kv_heads, dtype=torch.float32) if sink else None}
+    before = torch.get_num_threads()
+    results = []
+    for number, last in ((1, 3300), (1, 3), (2, 3), (3, 1)):
+        torch.set_num_threads(number)
+        results += stage.compute(lambda left, last=last: left - last or last, lambda active: active, **options)
+    torch.set_num_threads(before)
+    assert all(torch.equal(each, results[0]) for each in results[1:])
+    exact = definition(*stage.data[0], **options)
+    assert (results[0].double() - exact).abs().max() < allowed(stage.data[0])
 
 
 def test_threads_do_not_change_attention():
@@ -264,10 +297,41 @@ def test_attention_of_unusual_heads(heads, dim, value_dim):
         assert (got.double() - definition(*data, dim**-0.5)).abs().max() < allowed(data)
 
 
-def test_attention_float32():
-    stage = Stage([70, 9], 6, LayerKV(2, 24, 24), torch.float32)
+@pytest.mark.parametrize("int8", [False, True])
+def test_attention_float32(int8):
+    stage = Stage([70, 9], 6, LayerKV(2, 24, 24), torch.float32, int8=int8)
     for got, data in zip(stage.mixed(scale=0.2), stage.data, strict=True):
-        assert (got.double() - definition(*data, 0.2)).abs().max() < 1e-5
+        exact = definition(*(eighth(data) if int8 else data), 0.2)
+        assert (got.double() - exact).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(("dim", "value_dim"), [(64, 64), (5, 18)])
+def test_what_is_written_is_read(dim, value_dim, int8):
+    layer = LayerKV(3, dim, value_dim)
+    pool = empty(4, layer, int8)
+    slots = torch.tensor([0, 33, 34, 63, 17, 5])
+    keys, values = noise(6, 3, dim), noise(6, 3, value_dim, seed=1) * 50
+    keys[1], values[2, 1], keys[3] = 0, 0, keys[3] * 1e-20
+    native.write(keys, values, pool, native.places(slots, pool.format))
+    for got, rows in zip(unpack(pool), (keys, values), strict=True):
+        got = got[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
+        if int8:
+            step = rows.float().abs().amax(-1, keepdim=True) / 127
+            assert ((got - rows).abs() <= step * 0.51).all()
+        else:
+            assert torch.equal(got, rows.float())
+    assert pool.data.count_nonzero() <= 6 * 3 * (dim + value_dim + 8)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_is_not_a_number_reaches_its_own_sequence_only(odd, int8):
+    stage = Stage([40, 50], 4, LayerKV(2, 32, 32), torch.bfloat16, int8=int8)
+    clean = stage.compute(lambda left: min(left, 20), lambda active: active, scale=0.2)
+    stage.data[0][1][10, :, 3] = stage.data[0][2][10, :, 3] = odd
+    spoilt, other = stage.compute(lambda left: min(left, 20), lambda active: active, scale=0.2)
+    assert spoilt[10:, :, 3].isnan().all() and torch.equal(other, clean[1])
 
 
 def test_scores_too_large_for_bfloat16_are_told_apart():

@@ -90,7 +90,7 @@ def request(method: str, path: str, body: Any = None, headers: dict[str, str] | 
 
 def concrete(path: str) -> str:
     """A route's path with its parts filled in."""
-    named = {"model": "tiny", "model:path": "tiny", "version": "1", "repo": "r", "region": "x"}
+    named = {"model": "tiny", "model:path": "tiny", "version": "1", "repo": "r", "region": "x", "response": "r"}
     return re.sub(r"\{([^}]+)\}", lambda part: named[part[1]], path)
 
 

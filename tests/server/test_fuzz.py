@@ -132,6 +132,43 @@ async def test_no_generation_is_too_odd(serve):
     assert await served.control() == before
 
 
+async def check_flavour(served, path: str, body: bytes) -> None:
+    answer = await served.post(path, body)
+
+    kind = answer.headers["content-type"]
+    if kind.startswith("text/plain"):
+        assert answer.status in (400, 422) and answer.body.startswith(b"Failed to "), (path, body, answer.body)
+    elif kind == "text/event-stream":
+        assert answer.events, (path, body)
+    elif answer.status == 500:  # the original's only answer to what is wrong with an instance
+        assert path == "/tgi/vertex" and answer.json["error_type"] == "Incomplete generation"
+    elif answer.status != 200:
+        assert answer.status in (422, 424) and list(answer.json) == ["error", "error_type"], (path, body, answer.body)
+    else:
+        assert answer.json.keys() & {"choices", "predictions"}, (path, body)
+
+
+async def test_no_body_in_openais_form_is_too_odd_for_tgi(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+    instances = st.builds(lambda items: {"instances": items}, st.lists(generations | bodies, max_size=3) | values)
+
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]), body=bodies.map(encode) | raw)
+    async def fuzz(path, body):
+        await check_flavour(served, "/tgi" + path, body)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/tgi"]), body=instances.map(encode) | raw)
+    async def fuzz_instances(prefix, body):
+        await check_flavour(served, prefix + "/vertex", body)
+
+    await run(fuzz)
+    await run(fuzz_instances)
+    await served.idle()
+    assert await served.control() == before
+
+
 async def run(test) -> None:
     """Run a hypothesis test of coroutines inside the running event loop."""
     import asyncio

@@ -40,7 +40,7 @@ class Process:
         assert self.process.stdout is not None
         self.lines += (line.rstrip() for line in self.process.stdout)
 
-    def _see(self, pattern: str) -> re.Match[str]:
+    def see(self, pattern: str) -> re.Match[str]:
         end = time.monotonic() + 30
         while time.monotonic() < end:
             for line in list(self.lines):
@@ -51,10 +51,10 @@ class Process:
 
     @property
     def url(self) -> str:
-        return self._see(r"http://127\.0\.0\.1:\d+")[0]
+        return self.see(r"http://127\.0\.0\.1:\d+")[0]
 
     def ready(self) -> "Process":
-        self._see(r"^ready in ")
+        self.see(r"^ready in ")
         return self
 
     def get(self, path: str) -> int:

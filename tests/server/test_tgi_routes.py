@@ -333,3 +333,84 @@ async def test_errors_have_their_types(serve):
 async def drained(call):
     answer = await call
     return [event async for event in answer] if hasattr(answer, "__aiter__") else answer
+
+
+# -- its flavour of OpenAI's routes
+
+
+async def test_a_conversation(served):
+    answer = await served.post("/tgi/v1/chat/completions", HELLO | {"model": "tgi", "max_tokens": 200})
+    said = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"  # the scripted model repeats its prompt
+    ids = served.service.language.tokenizer.encode(said, special=False)
+    told = answer.json
+    assert list(told) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert (told["id"], told["model"]) == ("", "tiny")
+    assert told["usage"]["prompt_tokens"] == len(ids)
+    assert answer.headers["x-prompt-tokens"] == str(len(ids))
+    assert answer.headers["x-generated-tokens"] == str(told["usage"]["completion_tokens"])
+    assert "x-compute-time" in answer.headers
+    streamed = await served.post(
+        "/tgi/v1/chat/completions",
+        HELLO | {"max_tokens": 200, "stream": True, "stream_options": {"include_usage": True}},
+    )
+    *chunks, last = streamed.events
+    assert last["usage"] == told["usage"] and last["choices"] == []
+    assert len(chunks) == told["usage"]["completion_tokens"]
+    assert (
+        "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+        == (told["choices"][0]["message"]["content"])
+    )
+    ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert ends == [None] * (len(chunks) - 1) + [told["choices"][0]["finish_reason"]]
+
+
+async def test_texts_and_their_stream(served):
+    body = {"prompt": ["one two", "three"], "temperature": 0}
+    told = (await served.post("/tgi/v1/completions", body)).json
+    assert {choice["index"]: choice["text"] for choice in told["choices"]} == {0: "one two", 1: "three"}
+    assert {choice["finish_reason"] for choice in told["choices"]} == {"stop"}
+    events_ = (await served.post("/tgi/v1/completions", body | {"stream": True})).events
+    texts = {0: "", 1: ""}
+    for event in events_:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == {0: "one two", 1: "three"}
+    ends = [event for event in events_ if "usage" in event]
+    assert [event["choices"][0]["finish_reason"] for event in ends] == ["eos_token"] * 2
+    assert sum(event["usage"]["total_tokens"] for event in ends) == told["usage"]["total_tokens"]
+
+
+async def test_errors_of_a_conversation_keep_their_layers(served):
+    for stream, status in ((False, 422), (True, 200)):
+        for body in (
+            HELLO | {"temperature": -1, "stream": stream},
+            {"messages": [{"role": "user", "content": "<|im_end|>" * 5000}], "stream": stream},
+        ):
+            answer = await served.post("/tgi/v1/chat/completions", body)
+            assert answer.status == status
+            if stream:
+                (event,) = answer.events
+                assert event["error"]["http_status_code"] == 422
+                assert event["error"]["message"].startswith("Input validation error: ")
+            else:
+                assert answer.json["error_type"] == "validation"
+    unknown = await served.post("/tgi/v1/chat/completions", HELLO | {"model": "lora"})
+    assert (unknown.status, unknown.json["error_type"]) == (424, "generation")
+    assert (await served.get("/tgi/v1/models")).json["data"][0]["created"] == 0
+    assert (await served.get("/v1/models")).json["data"][0]["created"] > 0
+
+
+async def test_instances_of_vertex(served):
+    body = {"instances": [{"inputs": "one"}, {"inputs": "two three"}]}
+    for prefix in ("", "/tgi"):
+        assert (await served.post(prefix + "/vertex", body)).json == {"predictions": ["one", "two three"]}
+    assert (await served.post("/tgi/vertex", {"instances": [{"inputs": ""}]})).status == 500
+    assert (await served.post("/vertex", {"instances": [{"inputs": ""}]})).status == 422
+
+
+async def test_the_chat_of_hugging_faces_client(served):
+    for path in ("/tgi", "/tgi/v1/chat/completions"):
+        told = await client(served, path).chat_completion(HELLO["messages"], max_tokens=4)
+        assert told.choices[0].finish_reason == "length" and told.model == "dummy"
+    c = client(served, "/tgi")  # owns the stream
+    stream = await c.chat_completion(HELLO["messages"], max_tokens=4, stream=True)
+    assert [event.choices[0].delta.role async for event in stream] == ["assistant"] * 4

@@ -4,7 +4,7 @@ import json
 import struct
 
 import pytest
-from served import HELLO, Served, concrete
+from served import HELLO, Served, concrete, request
 from test_routes import value
 
 from parley import __version__
@@ -191,3 +191,26 @@ async def test_what_is_counted(serve):
     assert value(page, f'nv_inference_request_failure{{{common},reason="BACKEND"}}') == 0
     whole = value(page, f"nv_inference_request_duration_us{{{common}}}")
     assert whole == pytest.approx(stats["inference_stats"]["success"]["ns"] / 1000, abs=1)
+    assert value(page, f"nv_inference_pending_request_count{{{common}}}") == 0
+    assert value(page, f'nv_trt_llm_request_metrics{{{common},request_type="active"}}') == 0
+    blocks = {kind: value(page, f'nv_trt_llm_kv_cache_block_metrics{{{common},kv_cache_block_type="{kind}"}}')
+              for kind in ("max", "used", "free", "fraction")}  # fmt: skip
+    assert blocks["max"] == blocks["used"] + blocks["free"] > 0 and 0 <= blocks["fraction"] < 1
+
+
+async def test_what_waits_is_told(serve):
+    served = await serve(max_batch=1, tick=0.005)
+    served.engine.gate.clear()
+    connections = [await served.connect() for _ in range(3)]
+    for connection in connections:
+        await connection.send(request("POST", GENERATE, {"text_input": "a"}))
+    await served.until(lambda: len(served.service.open) == 3)
+    served.engine.gate.set()
+    await served.until(lambda: served.engine.stats.waiting > 0)
+    served.engine.gate.clear()
+    page = (await served.get("/metrics")).body.decode()
+    assert value(page, 'nv_inference_pending_request_count{model="tiny",version="1"}') > 0
+    assert value(page, 'nv_trt_llm_request_metrics{model="tiny",version="1",request_type="scheduled"}') == 1
+    served.engine.gate.set()
+    for connection in connections:
+        connection.close()

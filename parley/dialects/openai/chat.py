@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
-from parley.dialects.openai import shared
+from parley.dialects.openai import extras, shared
 from parley.dialects.openai.messages import conversation
+from parley.dialects.openai.shared import RULES, Rules
 from parley.errors import ParleyError
 from parley.types import Accepted, CallDelta, Chat, Delta, Done, Event, Request, Scored, Token, Usage, Want
 
@@ -34,38 +35,44 @@ class Choice:
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
+    given: int = 0  # tokens in the stream so far, counted where each chunk tells them
     done: Done | None = None
 
 
 class ChatReply(Reply):
     names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop_ids": "stop_token_ids"}
+    rules: ClassVar[Rules] = RULES
 
     def __init__(self, body: Fields, head: Head):
-        chat, self._legacy = conversation(body)
-        shared.refuse_features(body)
+        chat, self._legacy = conversation(body, roles=self.rules.roles)
+        max_tokens = _max_tokens(body)
+        more = extras.read(body, context=head.context, max_tokens=max_tokens)
         _refuse_media(body)
         stream = body.boolean("stream", False)
+        usage, self._continuous = shared.include_usage(body, stream)
+        self._ids = body.boolean("return_token_ids", False)
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),
             prompts=[chat],
             sampling=shared.sampling(body),
-            stop=shared.stop(body, _max_tokens(body)),
+            stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
                 logprobs=_logprobs(body),
                 prompt_logprobs=shared.prompt_logprobs(body, stream),
-                usage=shared.include_usage(body, stream),
+                usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
-                ids=body.boolean("return_token_ids", False),
+                ids=self._ids or self._continuous,
             ),
             n=shared.choices(body, 1),
             stream=stream,
-            salt=body.string("cache_salt", "", cap=128),
+            salt=more.salt,
+            truncate=more.truncate,
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
         self._reasons = body.boolean("include_reasoning", True)
         self._parallel = body.boolean("parallel_tool_calls", True)
-        self._ids = self.request.want.ids
+        self._name = more.name or head.id
         self._id_names = body.boolean("return_tokens_as_token_ids", False)
         self._head = head
         self._choices = [Choice() for _ in range(self.request.n)]
@@ -105,25 +112,30 @@ class ChatReply(Reply):
         delta = {"role": "assistant", "content": self._echo, "refusal": None}
         opening = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         ids = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
-        return self._frame(shared.encode(opening), ids)
+        return self._frame(index, shared.encode(opening), ids)
 
     def _delta(self, event: Delta) -> bytes:
+        made = self._continued(event)
+        start = self._start(event.index) if made else b""
+        self._choices[event.index].given += len(event.tokens)
+        return start + self._frame(event.index, made) if made else b""
+
+    def _continued(self, event: Delta) -> bytes:
+        """The choice of a chunk; empty if there is nothing to say."""
         wants_tokens = self.request.want.logprobs is not None or self._ids
         if event.part == "content" and event.text and not wants_tokens:  # nearly every chunk there is
-            return self._start(event.index) + self._frame(CONTENT % (event.index, shared.encode(event.text)))
+            return CONTENT % (event.index, shared.encode(event.text))
         delta = self._piece(event)
         if not delta and not (wants_tokens and event.tokens):
             return b""
-        return self._start(event.index) + self._frame(
-            shared.encode(
-                {
-                    "index": event.index,
-                    "delta": delta,
-                    "logprobs": self._logprobs(event.tokens),
-                    "finish_reason": None,
-                    **self._token_ids(event.tokens),
-                }
-            )
+        return shared.encode(
+            {
+                "index": event.index,
+                "delta": delta,
+                "logprobs": self._logprobs(event.tokens),
+                "finish_reason": None,
+                **self._token_ids(event.tokens),
+            }
         )
 
     def _piece(self, event: Delta) -> dict[str, Any]:
@@ -151,6 +163,7 @@ class ChatReply(Reply):
 
     def _done(self, event: Done) -> bytes:
         return self._frame(
+            event.index,
             shared.encode(
                 {
                     "index": event.index,
@@ -159,14 +172,17 @@ class ChatReply(Reply):
                     "finish_reason": self._finish(event),
                     "stop_reason": event.stop,
                 }
-            )
+            ),
         )
 
-    def _frame(self, choice: bytes, more: bytes = b"") -> bytes:
+    def _frame(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
         """A chunk with one choice; ``more`` are further members behind the choices."""
         if not self._before:  # the model's name is only known for sure once the server has looked it up
             envelope = shared.encode(self._envelope("chat.completion.chunk", []))
             self._before = b"data: " + envelope.removesuffix(b"]}")
+        if self._continuous:
+            usage = shared.progress(len(self._prompt_ids or ()), self._choices[index].given)
+            return self._before + choice + b"]" + more + b',"usage":' + shared.encode(usage) + b"}\n\n"
         return self._before + choice + b"]" + more + self._after
 
     # -- one answer
@@ -223,7 +239,7 @@ class ChatReply(Reply):
 
     def _envelope(self, object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
-            "id": f"chatcmpl-{self._head.id}",
+            "id": f"chatcmpl-{self._name}",
             "object": object,
             "created": self._head.created,
             "model": self.request.model,

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
-from parley.dialects.openai import shared
+from parley.dialects.openai import extras, shared
+from parley.dialects.openai.shared import RULES, Rules
 from parley.errors import ParleyError
 from parley.types import Accepted, Delta, Done, Event, Prompt, Request, Scored, Text, Token, Tokens, Usage, Want
 
@@ -84,22 +85,26 @@ class Choice:
         self.text: list[str] = []
         self.logprobs = logprobs
         self.ids: list[int] = []
+        self.given = 0  # tokens in the stream so far, counted where each chunk tells them
         self.done: Done | None = None
 
 
 class CompletionReply(Reply):
     names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
+    rules: ClassVar[Rules] = RULES
 
     def __init__(self, body: Fields, head: Head):
         prompts = _prompts(body)
-        shared.refuse_features(body)
+        max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
+        more = extras.read(body, context=head.context, max_tokens=max_tokens)
         if body.string("suffix", ""):
             raise shared.unsupported(body, "suffix", "Filling in before a suffix is")
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
         logprobs = body.integer("logprobs", None, 0, shared.MAX_TOP)
         n = shared.choices(body, len(prompts))
-        max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
+        usage, self._continuous = shared.include_usage(body, stream)
+        self._ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
             raise body.fail("max_tokens", "may only be 0 when 'echo' is true.")
         scores = shared.prompt_logprobs(body, stream)
@@ -111,21 +116,22 @@ class CompletionReply(Reply):
             model=body.string("model", "", cap=256),
             prompts=prompts,
             sampling=shared.sampling(body),
-            stop=shared.stop(body, max_tokens),
+            stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
                 logprobs=logprobs,
                 prompt_logprobs=scores,
                 echo=echo,
-                usage=shared.include_usage(body, stream),
+                usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
-                ids=body.boolean("return_token_ids", False),
+                ids=self._ids or self._continuous,
             ),
             n=n,
             stream=stream,
-            salt=body.string("cache_salt", "", cap=128),
+            salt=more.salt,
+            truncate=more.truncate,
         )
         id_names = body.boolean("return_tokens_as_token_ids", False)
-        self._ids = self.request.want.ids
+        self._name = more.name or head.id
         self._head = head
         self._choices = [
             Choice(None if logprobs is None else Logprobs(logprobs, id_names)) for _ in range(n * len(prompts))
@@ -143,14 +149,15 @@ class CompletionReply(Reply):
             match event:
                 case Delta(index, text, tokens=tokens) if event.part != "tool":
                     choice = self._choices[index]
+                    choice.given += len(tokens)
                     if choice.logprobs is None and not self._ids:
                         if text:
-                            parts.append(self._frame(PLAIN % (index, shared.encode(text))))
+                            parts.append(self._frame(index, PLAIN % (index, shared.encode(text))))
                     elif text or tokens:
                         parts.append(self._piece(index, text, tokens))
                 case Done():
                     choice_ = self._choice(event.index, "", event) | self._extras(event.index, [])
-                    parts.append(self._frame(shared.encode(choice_)))
+                    parts.append(self._frame(event.index, shared.encode(choice_)))
                 case Accepted():
                     self._prompt_ids[event.prompt] = event.token_ids
                 case Scored() if self.request.want.echo:
@@ -171,11 +178,15 @@ class CompletionReply(Reply):
         if logprobs is not None:
             logprobs.add(tokens)
         choice = self._choice(index, text, None, logprobs) | self._extras(index, [] if echoed else tokens)
-        return self._frame(shared.encode(choice))
+        return self._frame(index, shared.encode(choice))
 
-    def _frame(self, choice: bytes) -> bytes:
+    def _frame(self, index: int, choice: bytes) -> bytes:
         if not self._before:  # the model's name is only known for sure once the server has looked it up
             self._before = b"data: " + shared.encode(self._envelope([])).removesuffix(b"]}")
+        if self._continuous:
+            prompt = self._prompt_ids.get(index // self.request.n, ())
+            usage = shared.encode(shared.progress(len(prompt), self._choices[index].given))
+            return self._before + choice + b'],"usage":' + usage + b"}\n\n"
         return self._before + choice + self._after
 
     # -- one answer
@@ -249,7 +260,7 @@ class CompletionReply(Reply):
 
     def _envelope(self, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
-            "id": f"cmpl-{self._head.id}",
+            "id": f"cmpl-{self._name}",
             "object": "text_completion",
             "created": self._head.created,
             "model": self.request.model,
@@ -266,6 +277,8 @@ def _prompts(body: Fields) -> list[Prompt]:
     special = body.boolean("add_special_tokens", True)
     value = body.raw("prompt")
     if value is None:
+        if body.has("prompt_embeds"):
+            raise shared.unsupported(body, "prompt_embeds", "Embeddings as a prompt are")
         raise body.missing("prompt")
     if isinstance(value, str):
         if not value:

@@ -12,7 +12,6 @@ from parley.types import Chat, Message, ToolCall
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
 MAX_TOOLS = 128
-ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MEDIA = ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds")
 
@@ -21,14 +20,12 @@ RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_messag
             "documents", "conversation", "tokenizer", "self"}  # fmt: skip
 
 
-def conversation(body: Fields, joint: str = "\n") -> tuple[Chat, bool]:
+def conversation(body: Fields, joint: str = "\n", roles: tuple[str, ...] = shared.ROLES) -> tuple[Chat, bool]:
     """The conversation, and whether its tools came as the deprecated ``functions``.
 
-    ``joint`` is put between the parts of a content that comes in parts.
+    ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
     """
-    messages = [_message(item, joint) for item in body.objects("messages", cap=MAX_MESSAGES)]
-    if not messages:
-        raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
+    messages = turns(body, joint, roles)
     tools, legacy = _tools(body)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
@@ -46,6 +43,14 @@ def conversation(body: Fields, joint: str = "\n") -> tuple[Chat, bool]:
     return chat, legacy
 
 
+def turns(body: Fields, joint: str, roles: tuple[str, ...]) -> list[Message]:
+    """The messages, at least one. Raises BadRequest."""
+    messages = [_message(item, joint, roles) for item in body.objects("messages", cap=MAX_MESSAGES)]
+    if not messages:
+        raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
+    return messages
+
+
 def _options(body: Fields) -> dict[str, Any]:
     """Names for the template. What ``chat_template_kwargs`` says wins over the members that imply an option."""
     options: dict[str, Any] = {}
@@ -59,14 +64,20 @@ def _options(body: Fields) -> dict[str, Any]:
     for key in given:
         if key in RESERVED or key.startswith("_"):
             raise body.fail("chat_template_kwargs", f"'{key[:40]}' cannot be set by a request.")
-    for name, subject in (("chat_template", "A template of the request's own is"), ("documents", "Documents are")):
-        if body.has(name):
-            raise shared.unsupported(body, name, subject)
+    if body.has("chat_template"):
+        raise shared.unsupported(body, "chat_template", "A template of the request's own is")
+    if body.has("documents"):
+        options["documents"] = [_document(item) for item in body.objects("documents", cap=MAX_MESSAGES)]
     return options | given
 
 
-def _message(item: Fields, joint: str) -> Message:
-    role = item.string("role", None, allowed=ROLES)
+def _document(item: Fields) -> dict[str, str]:
+    """What a template may quote: a title, a text, or whatever it calls them."""
+    return {name: item.string(name, "") for name in item.names}
+
+
+def _message(item: Fields, joint: str, roles: tuple[str, ...]) -> Message:
+    role = item.string("role", None, allowed=roles, cap=256)
     if role is None:
         raise item.missing("role")
     name = item.string("name", None, cap=256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ MAX_CHOICES = 2048  # n times prompts
 MAX_STOP_IDS = 1024
 MAX_TOKENS = 2**31 - 1
 
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
 
@@ -28,27 +30,20 @@ FINISH: dict[Reason, str] = {
     "error": "error",
 }
 
-# Features that are understood but not there yet: member -> what it would need. Null, false, empty and -1 ask for
-# nothing, and pass.
-FEATURES = {
-    "use_beam_search": "Beam search is",
-    "guided_json": "Constrained output is",
-    "guided_regex": "Constrained output is",
-    "guided_choice": "Constrained output is",
-    "guided_grammar": "Constrained output is",
-    "structured_outputs": "Constrained output is",
-    "structural_tag": "Constrained output is",
-    "logits_processors": "Custom logits processors are",
-    "bad_words": "Banned words are",
-    "allowed_token_ids": "Restricting the vocabulary is",
-    "logprob_token_ids": "Log-probabilities of chosen tokens are",
-    "truncate_prompt_tokens": "Truncation of the prompt is",
-    "thinking_token_budget": "A budget for thinking is",
-    "repetition_detection": "Detection of repetition is",
-    "prompt_embeds": "Embeddings as a prompt are",
-    "web_search_options": "Web search is",
-    "kv_transfer_params": "Transfer of KV blocks is",
-}
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the servers of this API read differently.
+
+    ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
+    behind the prompt; None: all.
+    """
+
+    roles: tuple[str, ...] = ROLES
+    reserve: int | None = None
+
+
+RULES = Rules()
 
 
 def sampling(body: Fields) -> Sampling:
@@ -56,7 +51,7 @@ def sampling(body: Fields) -> Sampling:
     return parameters.sampling(body, hottest=2)
 
 
-def stop(body: Fields, max_tokens: int | None) -> Stop:
+def stop(body: Fields, max_tokens: int | None, rules: Rules = RULES) -> Stop:
     """Members that say when to stop."""
     min_tokens = body.integer("min_tokens", 0, 0, MAX_TOKENS)
     if max_tokens is not None and min_tokens > max_tokens:
@@ -68,6 +63,7 @@ def stop(body: Fields, max_tokens: int | None) -> Stop:
         min_tokens=min_tokens,
         ignore_eos=body.boolean("ignore_eos", False),
         include=body.boolean("include_stop_str_in_output", False),
+        reserve=rules.reserve,
     )
 
 
@@ -84,13 +80,15 @@ def choices(body: Fields, prompts: int) -> int:
     return n
 
 
-def include_usage(body: Fields, stream: bool) -> bool:
+def include_usage(body: Fields, stream: bool) -> tuple[bool, bool]:
+    """Is usage wanted at the end of the stream, and in each chunk?"""
     options = body.object("stream_options")
     if options is None:
-        return False
+        return False, False
     if not stream:
         raise body.fail("stream_options", "only allowed when 'stream' is true.")
-    return options.boolean("include_usage", False)
+    usage = options.boolean("include_usage", False)
+    return usage, options.boolean("continuous_usage_stats", False) and usage
 
 
 def prompt_logprobs(body: Fields, stream: bool) -> int | None:
@@ -98,42 +96,6 @@ def prompt_logprobs(body: Fields, stream: bool) -> int | None:
     if count is not None and stream:
         raise body.fail("prompt_logprobs", "not available when 'stream' is true.")
     return count
-
-
-def refuse_features(body: Fields) -> None:
-    """Raise Unsupported for what this server cannot do, rather than answer as if it had been done."""
-    for name, subject in FEATURES.items():
-        value = body.raw(name)
-        if value and value != -1:
-            raise unsupported(body, name, subject)
-    response_format(body)
-
-
-def response_format(body: Fields) -> None:
-    """Check the wished form of the output in full; anything but text is refused for now."""
-    wish = body.object("response_format")
-    if wish is None:
-        return
-    form = wish.string("type", None, allowed=("text", "json_object", "json_schema", "structural_tag"))
-    if form is None:
-        raise wish.missing("type")
-    if form == "text":
-        return
-    if form == "json_schema":
-        schema = wish.object("json_schema")
-        if schema is None:
-            raise wish.missing("json_schema")
-        name(schema)
-        if not schema.has("schema"):
-            raise schema.missing("schema")
-        schema.free("schema")
-        schema.string("description", None)
-        schema.boolean("strict", False)
-    raise Unsupported(
-        f"response_format of type '{form}' is not available on this server; only 'text' is.",
-        field=wish.path("type"),
-        code="unsupported_value",
-    )
 
 
 def name(fields: Fields) -> str:
@@ -149,6 +111,15 @@ def name(fields: Fields) -> str:
 def unsupported(body: Fields, member: str, subject: str) -> Unsupported:
     return Unsupported(f"Unsupported parameter: '{body.path(member)}'. {subject} not available on this server.",
                        field=body.path(member))  # fmt: skip
+
+
+def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """The usage object of a chunk in the middle of a stream."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 def usage(total: Usage) -> dict[str, Any]:

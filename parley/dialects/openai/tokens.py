@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from parley.dialects.dialect import Card, Detokenize, Tokenize, Tokenized
-from parley.dialects.fields import Fields, decode
+from parley.dialects.fields import WORDS, Fields, Words, decode
 from parley.dialects.openai import shared
 from parley.dialects.openai.messages import conversation
 from parley.types import Chat, Prompt, Text
 
 
-def tokenize(body: bytes) -> Tokenize:
+def tokenize(body: bytes, words: Words = WORDS, roles: tuple[str, ...] = shared.ROLES) -> Tokenize:
     """A prompt or a conversation. Raises BadRequest."""
-    fields = decode(body)
-    prompt = _chat(fields) if fields.has("messages") else _text(fields)
+    fields = decode(body, words)
+    prompt = _chat(fields, roles) if fields.has("messages") else _text(fields)
     return Tokenize(
         model=fields.string("model", "", cap=256),
         prompt=prompt,
@@ -22,9 +22,9 @@ def tokenize(body: bytes) -> Tokenize:
     )
 
 
-def _chat(fields: Fields) -> Prompt:
+def _chat(fields: Fields, roles: tuple[str, ...]) -> Prompt:
     chat: Chat
-    chat, _ = conversation(fields)
+    chat, _ = conversation(fields, roles=roles)
     return chat
 
 
@@ -46,13 +46,13 @@ def tokenized(result: Tokenized) -> bytes:
     )
 
 
-def detokenize(body: bytes) -> Detokenize:
+def detokenize(body: bytes, words: Words = WORDS, *, lax: bool = False) -> Detokenize:
     """Raises BadRequest."""
-    fields = decode(body)
+    fields = decode(body, words)
     if not fields.has("tokens"):
         raise fields.missing("tokens")
     ids = fields.integers("tokens", cap=2**31, low=0, high=shared.MAX_ID)
-    return Detokenize(model=fields.string("model", "", cap=256), ids=ids)
+    return Detokenize(model=fields.string("model", "", cap=256), ids=ids, lax=lax)
 
 
 def detokenized(text: str) -> bytes:

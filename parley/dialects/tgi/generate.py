@@ -12,14 +12,13 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
 from parley.dialects.fields import Fields, decode
-from parley.dialects.tgi import parameters, shared
+from parley.dialects.tgi import chat, completions, parameters, shared
 from parley.dialects.tgi.shared import WORDS, Rules
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
 from parley.types import Accepted, Delta, Done, Event, Request, Scored, Text, Token, Usage, Want
 
-TOKEN = (
-    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
-)
+INDEX = b'"index":%d,'
+TOKEN = b'%b{%b"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
 ENDLESS = Token(0, "", b"", special=True)  # stands in the last event when a choice ends without a token of its own
 
 
@@ -36,12 +35,16 @@ def stream(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
     return _streamed(rules, decode(body, WORDS), head)
 
 
-def invoked(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
-    """As ``either``; a body of another API is no mistake in a member but no body of this route."""
+def invoked(rules: Rules, body: bytes, head: Head) -> Reply | Answer:
+    """As ``either``, or a conversation, or a completion. What is none of them is no body of this route."""
     fields = decode(body, WORDS)
-    if not fields.has("inputs"):
-        raise WrongType("data did not match any variant of untagged enum SagemakerRequest")
-    return _either(rules, fields, head)
+    if fields.has("inputs") or rules.old:
+        return _either(rules, fields, head)
+    if fields.has("messages"):
+        return chat.of(rules, fields, head)
+    if fields.has("prompt"):
+        return completions.of(rules, fields, head)
+    raise WrongType("data did not match any variant of untagged enum SagemakerRequest")
 
 
 def _either(rules: Rules, fields: Fields, head: Head) -> GenerateReply | Answer:
@@ -57,7 +60,7 @@ def _streamed(rules: Rules, fields: Fields, head: Head, *, full: bool = False) -
         return GenerateReply(rules, fields, head, stream=True, full=full)
     except (Invalid, Unsupported) as error:
         if rules.strict:
-            return shared.streamed(error)
+            return shared.streamed(error, rules)
         raise
 
 
@@ -101,7 +104,7 @@ class GenerateReply(Reply):
         if inputs is None:
             raise body.mistyped("inputs", "a string") if body.null("inputs") else body.missing("inputs")
         wish = parameters.read(body, rules)
-        parameters.check(wish, inputs, rules, stream=stream, context=head.context)
+        parameters.check(wish, rules, empty=not inputs, stream=stream, context=head.context)
         n = max(1, wish.best_of or 1)
         self._details = wish.details or wish.decoder_input_details
         tokens = stream or self._details or n > 1
@@ -157,10 +160,10 @@ class GenerateReply(Reply):
         return b""
 
     def fail(self, error: ParleyError) -> bytes:
-        return shared.failure(error)
+        return shared.failure(error, self._rules)
 
     def refusal(self, error: ParleyError) -> Answer | None:
-        return shared.streamed(error) if self._rules.strict and self.request.stream else None
+        return shared.streamed(error, self._rules) if self._rules.strict and self.request.stream else None
 
     def _event(self, token: Token, done: Done | None = None) -> bytes:
         self._events += 1
@@ -168,16 +171,20 @@ class GenerateReply(Reply):
         top = token.top if self._wish.top_n_tokens else []
         if done is None and not top:  # nearly every event there is
             logprob, special = shared.encode(shared.single(token.logprob)), b"true" if token.special else b"false"
-            return TOKEN % (self._events, token.id, shared.encode(text), logprob, special)
-        event: dict[str, Any] = {"index": self._events, "token": _token(token, text)}
+            index = b"" if self._rules.old else INDEX % self._events
+            return TOKEN % (self._rules.lead, index, token.id, shared.encode(text), logprob, special)
+        event: dict[str, Any] = {} if self._rules.old else {"index": self._events}
+        event["token"] = _token(token, text)
         if top:
             event["top_tokens"] = [_token(other, other.text) for other in top]
         event["generated_text"] = event["details"] = None
         if done is not None:
             event["generated_text"] = self._before + "".join(self._sequels[0].text)
             if self._details:
-                event["details"] = self._end(0, done) | {"input_length": self._prompt_tokens}
-        return shared.frame(event)
+                event["details"] = self._end(0, done)
+                if not self._rules.old:
+                    event["details"]["input_length"] = self._prompt_tokens
+        return shared.frame(event, self._rules)
 
     # -- one answer
 
@@ -217,24 +224,9 @@ class GenerateReply(Reply):
         return shared.encode([answer] if self._listed else answer)
 
     def headers(self, timings: Timings | None) -> Headers:
-        kind = [(b"x-compute-type", f"{self._device}+optimized".encode())]
-        size = [(b"x-compute-characters", b"%d" % self._characters)]
-        if timings is None:
-            return kind + size
         done = self._sequels[self._best].done
         generated = done.usage.completion_tokens if done is not None else 0
-        return [
-            *kind,
-            (b"x-compute-time", f"{timings.total:.9f}".encode()),
-            *size,
-            (b"x-total-time", _milliseconds(timings.total)),
-            (b"x-validation-time", _milliseconds(timings.validation)),
-            (b"x-queue-time", _milliseconds(timings.queue)),
-            (b"x-inference-time", _milliseconds(timings.inference)),
-            (b"x-time-per-token", _milliseconds(timings.inference / max(1, generated))),
-            (b"x-prompt-tokens", b"%d" % self._prompt_tokens),
-            (b"x-generated-tokens", b"%d" % generated),
-        ]
+        return shared.headers(self._rules, self._device, self._characters, timings, self._prompt_tokens, generated)
 
     def _text(self, index: int) -> str:
         return self._before + "".join(self._sequels[index].text)
@@ -255,16 +247,10 @@ class GenerateReply(Reply):
     def _end(self, index: int, done: Done) -> dict[str, Any]:
         generated = done.usage.completion_tokens
         return {
-            "finish_reason": self._reason(done, generated),
+            "finish_reason": shared.reason(done, self._wish.max_new_tokens),
             "generated_tokens": generated,
             "seed": (self._seed + index) & shared.U64 if self._wish.samples else None,
         }
-
-    def _reason(self, done: Done, generated: int) -> str:
-        """Length is looked at first: the last token that was asked for ends by length, whatever it says."""
-        if done.reason != "stop" or generated == self._wish.max_new_tokens:
-            return "length"
-        return "eos_token" if done.stop is None else "stop_sequence"
 
 
 def _token(token: Token, text: str) -> dict[str, Any]:
@@ -273,7 +259,3 @@ def _token(token: Token, text: str) -> dict[str, Any]:
 
 def _scored(token: Token, text: str) -> dict[str, Any]:
     return {"id": token.id, "text": text, "logprob": shared.single(token.logprob)}
-
-
-def _milliseconds(seconds: float) -> bytes:
-    return b"%d" % (seconds * 1000)

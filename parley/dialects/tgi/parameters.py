@@ -25,31 +25,34 @@ NOT_NULL = {
     "details": "a boolean",
     "decoder_input_details": "a boolean",
 }
+NEWER = frozenset({"frequency_penalty", "top_n_tokens", "grammar", "adapter_id"})  # than version 0.9.4, which ignores
+OLD_TOKENS = 20  # unless told otherwise, in that version
 GRAMMARS = ("json", "json_object", "regex", "json_schema")
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """As they were sent; None where they were not."""
 
-    best_of: int | None
-    temperature: float | None
-    repetition_penalty: float | None
-    frequency_penalty: float | None
-    top_k: int | None
-    top_p: float | None
-    typical_p: float | None
-    do_sample: bool
-    max_new_tokens: int | None
-    return_full_text: bool | None
-    stop: list[str]
-    truncate: int | None
-    watermark: bool
-    details: bool
-    decoder_input_details: bool
-    seed: int | None
-    top_n_tokens: int | None
-    grammar: tuple[str, Any] | None  # type and value
-    adapter_id: str | None
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool = False
+    max_new_tokens: int | None = None
+    return_full_text: bool | None = None
+    stop: list[str] = []
+    truncate: int | None = None
+    watermark: bool = False
+    details: bool = False
+    decoder_input_details: bool = False
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    grammar: tuple[str, Any] | None = None  # type and value
+    adapter_id: str | None = None
+    reserve: int | None = RESERVED
 
     @property
     def samples(self) -> bool:
@@ -74,7 +77,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stopping(self) -> Stop:
-        return Stop(strings=self.stop, max_tokens=self.max_new_tokens, include=True, reserve=RESERVED)
+        return Stop(strings=self.stop, max_tokens=self.max_new_tokens, include=True, reserve=self.reserve)
 
 
 def read(body: Fields, rules: Rules) -> Parameters:
@@ -83,10 +86,14 @@ def read(body: Fields, rules: Rules) -> Parameters:
         raise body.mistyped("parameters", "an object")
     given = body.object("parameters")
     fields = given or Fields({}, "parameters", WORDS)
+    if rules.old:
+        fields = fields.without(NEWER)
     if rules.strict:
         for name, type_ in NOT_NULL.items():
             if fields.null(name):
                 raise fields.mistyped(name, type_)
+        if rules.old and fields.null("max_new_tokens"):
+            raise fields.mistyped("max_new_tokens", "an integer")
         if isinstance(fields.raw("stop"), str):
             raise fields.mistyped("stop", "an array")
     return Parameters(
@@ -97,8 +104,8 @@ def read(body: Fields, rules: Rules) -> Parameters:
         top_k=fields.integer("top_k", None, -I32 - 1, I32),
         top_p=fields.number("top_p", None, -F32, F32),
         typical_p=fields.number("typical_p", None, -F32, F32),
-        do_sample=fields.boolean("do_sample", given is None),
-        max_new_tokens=fields.integer("max_new_tokens", None, 0, U32),
+        do_sample=fields.boolean("do_sample", given is None and not rules.old),
+        max_new_tokens=fields.integer("max_new_tokens", OLD_TOKENS if rules.old else None, 0, U32),
         return_full_text=fields.boolean("return_full_text", None),
         stop=fields.strings("stop", cap=U32, total=U32),
         truncate=fields.integer("truncate", None, 0, U64),
@@ -107,14 +114,15 @@ def read(body: Fields, rules: Rules) -> Parameters:
         decoder_input_details=fields.boolean("decoder_input_details", False),
         seed=fields.integer("seed", None, 0, U64),
         top_n_tokens=fields.integer("top_n_tokens", None, 0, U32),
-        grammar=_grammar(fields),
+        grammar=grammar(fields, "grammar"),
         adapter_id=fields.string("adapter_id", None, cap=256),
+        reserve=None if rules.old else RESERVED,
     )
 
 
-def _grammar(fields: Fields) -> tuple[str, Any] | None:
+def grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
     """The type of a grammar and its value; the value itself is looked at when everything else is right."""
-    wish = fields.object("grammar")
+    wish = fields.object(name)
     if wish is None:
         return None
     kind = wish.string("type", None, allowed=GRAMMARS)
@@ -138,9 +146,9 @@ def _grammar(fields: Fields) -> tuple[str, Any] | None:
     return kind, value
 
 
-def check(wish: Parameters, inputs: str, rules: Rules, *, stream: bool, context: int) -> None:
-    """Ranges and combinations; the first that is wrong is told. Raises BadRequest."""
-    fault = next(_faults(wish, inputs, rules, stream, context), None)
+def check(wish: Parameters, rules: Rules, *, empty: bool, stream: bool, context: int) -> None:
+    """Ranges and combinations; the first that is wrong is told. ``empty``: so is the prompt. Raises BadRequest."""
+    fault = next(_faults(wish, empty, rules, stream, context), None)
     if fault is not None:
         raise Invalid(fault)
     if sum(map(len, wish.stop)) > MAX_STOP_CHARACTERS:
@@ -154,7 +162,7 @@ def check(wish: Parameters, inputs: str, rules: Rules, *, stream: bool, context:
         raise unavailable("adapter_id")
 
 
-def _faults(p: Parameters, inputs: str, rules: Rules, stream: bool, context: int) -> Iterator[str]:
+def _faults(p: Parameters, empty: bool, rules: Rules, stream: bool, context: int) -> Iterator[str]:
     best_of = 1 if p.best_of is None else p.best_of
     several = best_of > 1
     if stream and best_of != 1:
@@ -186,7 +194,7 @@ def _faults(p: Parameters, inputs: str, rules: Rules, stream: bool, context: int
         yield "`seed` must not be set when `best_of` > 1"
     if (p.top_n_tokens or 0) > rules.max_top:
         yield f"`top_n_tokens` must be >= 0 and <= {rules.max_top}. Given: {p.top_n_tokens}"
-    if not inputs:
+    if empty:
         yield "`inputs` cannot be empty"
     if p.truncate is not None and not 0 < p.truncate < context:
         yield f"`truncate` must be strictly positive and less than {context - 1}. Given: {p.truncate}"

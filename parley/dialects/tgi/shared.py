@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects import fields
-from parley.dialects.dialect import Answer
+from parley.dialects.dialect import Answer, Headers, Timings
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -29,16 +29,19 @@ from parley.errors import (
     ParleyError,
     TooLarge,
     Unauthorized,
+    UnknownModel,
     Unsupported,
     WrongType,
     excerpt,
 )
+from parley.types import Done
 
 U32 = 2**32 - 1
 U64 = 2**64 - 1
 I32 = 2**31 - 1
 F32 = 3.4028234663852886e38
 
+SPOKEN = "3.3.7"  # the version of the original whose API this is; clients tell from it what they may ask for
 PLAIN = b"text/plain; charset=utf-8"
 encode = msgspec.json.Encoder().encode
 
@@ -56,13 +59,25 @@ class Rules:
     max_best_of: int
     max_stops: int
     max_top: int  # alternatives per token
+    max_prompts: int  # of one completion
+    old: bool = False  # as version 0.9.4: its defaults, its framing, its fewer members and headers
+
+    @property
+    def lead(self) -> bytes:
+        """How a line of a stream begins."""
+        return b"data:" if self.old else b"data: "
 
 
-STRICT = Rules(strict=True, max_best_of=2, max_stops=4, max_top=5)
-EXTENDED = Rules(strict=False, max_best_of=128, max_stops=1024, max_top=20)
+STRICT = Rules(strict=True, max_best_of=2, max_stops=4, max_top=5, max_prompts=4)
+OLD = Rules(strict=True, max_best_of=2, max_stops=4, max_top=0, max_prompts=1, old=True)
+EXTENDED = Rules(strict=False, max_best_of=128, max_stops=1024, max_top=20, max_prompts=128)
 
 TYPES = {
     "max_new_tokens": "u32",
+    "max_tokens": "u32",
+    "max_completion_tokens": "u32",
+    "top_logprobs": "u32",
+    "n": "u32",
     "top_n_tokens": "u32",
     "best_of": "usize",
     "truncate": "usize",
@@ -129,6 +144,23 @@ def _kind(value: Any) -> str:
             return "map"
 
 
+# Errors with a kind of their own, and how their texts begin.
+KINDS = {
+    "tool_error": "Tool error: ",
+    "template_error": "Template error: ",
+    "suffix not supported": "",
+    "batch size exceeded": "",
+    "Input validation error": "",
+}
+
+
+def kind(error: ParleyError) -> str:
+    """Which of the kinds of its own an error is, if any. The template says no with a bare BadRequest."""
+    if type(error) is BadRequest and error.field == "messages":
+        return "template_error"
+    return error.code if error.code in KINDS else ""
+
+
 def unavailable(name: str) -> Unsupported:
     return Unsupported(f"`{name}` is not available on this server", field=name)
 
@@ -143,29 +175,33 @@ def error(error: ParleyError) -> Answer:
             return Answer(422, text.encode(), PLAIN)
         case TooLarge():
             return Answer(413, b"Failed to buffer the request body: length limit exceeded", PLAIN)
+        case UnknownModel():
+            return Answer(424, encode(error_object(error)))
         case Unauthorized() | NotFound() | NotAllowed():
             return Answer(error.status, b"", PLAIN)
     status = 422 if isinstance(error, BadRequest) else 424 if isinstance(error, EngineError) else error.status
     return Answer(status, encode(error_object(error)))
 
 
-def streamed(error: ParleyError) -> Answer:
+def streamed(error: ParleyError, rules: Rules = STRICT) -> Answer:
     """An error as a whole stream: what the original does with one that comes before the first event."""
-    return Answer(200, failure(error), b"text/event-stream")
+    return Answer(200, failure(error, rules), b"text/event-stream")
 
 
-def failure(error: ParleyError) -> bytes:
+def failure(error: ParleyError, rules: Rules = STRICT) -> bytes:
     """The end of a stream that an error cuts short."""
-    return frame(error_object(error))
+    return frame(error_object(error), rules)
 
 
 def error_object(error: ParleyError) -> dict[str, str]:
     match error:
+        case BadRequest() if special := kind(error):
+            return {"error": KINDS[special] + error.message, "error_type": special}
         case BadRequest():
             return {"error": f"Input validation error: {_words(error)}", "error_type": "validation"}
         case Overloaded():
             return {"error": "Model is overloaded", "error_type": "overloaded"}
-        case EngineError():
+        case EngineError() | UnknownModel():  # a model of another name would be an adapter
             return {"error": f"Request failed during generation: {error.message}", "error_type": "generation"}
         case NotReady():
             return {"error": f"unhealthy: {error.message}", "error_type": "healthcheck"}
@@ -186,9 +222,42 @@ def _words(error: BadRequest) -> str:
     )
 
 
-def frame(event: Any) -> bytes:
+def reason(done: Done, limit: int | None) -> str:
+    """Why a choice ended. Length is looked at first: the last token that was asked for ends by it, whatever it is."""
+    if done.reason not in ("stop", "tool") or done.usage.completion_tokens == limit:
+        return "length"
+    return "eos_token" if done.stop is None else "stop_sequence"
+
+
+def headers(
+    rules: Rules, device: str, characters: int, timings: Timings | None, prompt: int, generated: int
+) -> Headers:
+    """What the headers of an answer tell: ``timings`` None is a stream; tokens of the prompt, and generated ones."""
+    kind = [(b"x-compute-type", f"{device}+optimized".encode())]
+    size = [(b"x-compute-characters", b"%d" % characters)]
+    if timings is None:
+        return kind + size
+    told = [
+        *kind,
+        (b"x-compute-time", _milliseconds(timings.total) if rules.old else f"{timings.total:.9f}".encode()),
+        *size,
+        (b"x-total-time", _milliseconds(timings.total)),
+        (b"x-validation-time", _milliseconds(timings.validation)),
+        (b"x-queue-time", _milliseconds(timings.queue)),
+        (b"x-inference-time", _milliseconds(timings.inference)),
+        (b"x-time-per-token", _milliseconds(timings.inference / max(1, generated))),
+    ]
+    counts = [(b"x-prompt-tokens", b"%d" % prompt), (b"x-generated-tokens", b"%d" % generated)]
+    return told if rules.old else told + counts
+
+
+def _milliseconds(seconds: float) -> bytes:
+    return b"%d" % (seconds * 1000)
+
+
+def frame(event: Any, rules: Rules = STRICT) -> bytes:
     """One event of the stream."""
-    return b"data: " + encode(event) + b"\n\n"
+    return rules.lead + encode(event) + b"\n\n"
 
 
 _single = struct.Struct("f")

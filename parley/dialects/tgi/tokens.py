@@ -5,39 +5,56 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-import msgspec
-
-from parley.dialects.dialect import About, Tokenize, Tokenized
+from parley.dialects.dialect import About, Card, Tokenize, Tokenized
 from parley.dialects.fields import decode
-from parley.dialects.openai.messages import conversation
-from parley.dialects.tgi import shared
-from parley.dialects.tgi.shared import WORDS, Rules
+from parley.dialects.tgi import messages, shared
+from parley.dialects.tgi.shared import SPOKEN, WORDS, Rules
 from parley.errors import Invalid
 from parley.types import Text
 
-SPOKEN = "3.3.7"  # the version of the original whose API this is; clients tell from it what they may ask for
+OLD = "0.9.4"
 
 
 def info(rules: Rules, about: About) -> bytes:
     context = about.card.max_model_len
-    return shared.encode(
-        {
-            "model_id": about.card.name,
-            "model_sha": None,
+    longest = None if context is None else context - 1
+    model: dict[str, Any] = {"model_id": about.card.name, "model_sha": None}
+    limits = {
+        "max_concurrent_requests": about.places,
+        "max_best_of": rules.max_best_of,
+        "max_stop_sequences": rules.max_stops,
+    }
+    if rules.old:
+        told = model | {
+            "model_dtype": f"torch.{about.dtype}",
+            "model_device_type": about.device.partition(":")[0],
             "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": about.places,
-            "max_best_of": rules.max_best_of,
-            "max_stop_sequences": rules.max_stops,
-            "max_input_tokens": None if context is None else context - 1,
+            **limits,
+            "max_input_length": longest,
+            "max_total_tokens": context,
+            "waiting_served_ratio": 0.0,
+            "max_batch_total_tokens": about.places * (context or 0),
+            "max_waiting_tokens": 0,
+            "validation_workers": 1,
+            "version": OLD,
+        }
+    else:
+        told = model | {
+            "model_pipeline_tag": "text-generation",
+            **limits,
+            "max_input_tokens": longest,
             "max_total_tokens": context,
             "validation_workers": 1,
-            "max_client_batch_size": 1,
+            "max_client_batch_size": rules.max_prompts,
             "router": "text-generation-router",
             "version": SPOKEN,
-            "sha": None,
-            "docker_label": f"parley-{about.version}",
         }
-    )
+    return shared.encode(told | {"sha": None, "docker_label": f"parley-{about.version}"})
+
+
+def models(cards: list[Card]) -> bytes:
+    listed = [{"id": card.name, "object": "model", "created": 0, "owned_by": card.name} for card in cards]
+    return shared.encode({"object": "list", "data": listed})
 
 
 def tokenize(body: bytes) -> Tokenize:
@@ -55,10 +72,7 @@ def tokenize(body: bytes) -> Tokenize:
 
 def chat_tokenize(body: bytes) -> Tokenize:
     """A conversation; one that ends with the assistant's turn is left open there. Raises BadRequest."""
-    chat, _ = conversation(decode(body, WORDS), joint="")
-    if chat.messages[-1].role == "assistant" and chat.messages[-1].content:
-        chat = msgspec.structs.replace(chat, continue_final=True, add_generation_prompt=False)
-    return Tokenize(model="", prompt=chat, spans=True)
+    return Tokenize(model="", prompt=messages.talk(decode(body, WORDS)), spans=True)
 
 
 def tokenized(result: Tokenized) -> bytes:

@@ -99,7 +99,16 @@ def _counts(name: str, totals: Totals) -> dict[str, Any]:
             "cache_miss": spent(0.0, 0),
         },
         "response_stats": {},
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": 1,
+                "compute_input": spent(totals.prepared),
+                "compute_infer": spent(totals.computed),
+                "compute_output": spent(0.0),
+            }
+        ]
+        if totals.succeeded
+        else [],
         "memory_usage": [],
     }
 
@@ -202,7 +211,7 @@ def _card(head: Head, facts: Facts) -> Card:
     for card in facts.cards:
         if card.name == name:
             return card
-    raise UnknownModel("There is no such model.", name=name)
+    raise UnknownModel(f"Request for unknown model: {quoted(name)} is not found", name=name)
 
 
 def _json(value: Any) -> Answer:

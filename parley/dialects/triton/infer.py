@@ -74,18 +74,21 @@ class InferReply(GenerateReply):
 def read(body: bytes, head: Head) -> InferReply:
     """Raises BadRequest, NotFound."""
     versions.check(head.path)
-    model = head.path["model"]
     size = _split(head.headers, len(body))
     if size == 0 and LENGTH in head.headers:
         return InferReply(ask({"text_input": _text(body)}, "", head), Form(rest=True))
-    document = parse(body[:size])
+    return InferReply(*understand(parse(body[:size]), memoryview(body)[size:], head))
+
+
+def understand(document: dict[str, Any], tail: memoryview, head: Head) -> tuple[Asked, Form]:
+    """What a request asks for that is this document, with its binary tensors behind it. Raises BadRequest."""
+    model = head.path["model"]
     id = document.get("id", "")
     if not isinstance(id, str):
         raise mistaken("string", "'id'")
     form = _form(document, id, model)
-    values = _inputs(document, id, model, memoryview(body)[size:])
-    wanted = set(form.names) or None
-    return InferReply(ask(values, id, head, wanted), form)
+    values = _inputs(document, id, model, tail)
+    return ask(values, id, head, set(form.names) or None), form
 
 
 def _split(headers: Mapping[bytes, bytes], length: int) -> int:

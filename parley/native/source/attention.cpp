@@ -1,24 +1,30 @@
 // Causal attention of query rows over pages of keys and values: decodes, chunks of prompts and mixtures alike.
 //
-// Work is cut into units: some rows of one sequence, with the heads that share keys. A unit walks its keys in blocks of
-// absolute positions with a running maximum, so what a row sums, and in which order, is its own affair: a block that is
-// hidden from a row gives it weights of 0 and a factor of exactly 1, and neither changes a bit.
+// Work is cut into units: some query rows (token and head) of one sequence that share keys. A unit walks its keys in
+// blocks of absolute positions with a running maximum, and puts what it found in segments of absolute positions
+// together from first to last. So what a row sums, and in which order, is its own affair: a block or segment that is
+// hidden from a row changes nothing of it, and it does not matter which thread walks a segment, or when.
 //
-// Pages are [pages, 2, kv_heads, 16, width], keys before values. Of each block the keys are transposed, and the values
-// of neighbours in time are interleaved, so that both products are tiles of pairs.
+// Both products are tiles as in tile.h, but of pages (see pages.h) instead of a panel. While a block is computed, the same
+// place of the following one is fetched: a page is only a few kilobytes, so the CPU sees no pattern by itself.
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <vector>
 
+#include "pages.h"
 #include "tile.h"
 
 namespace {
 
-constexpr long PAGE = 16;  // tokens of a page
-constexpr long BLOCK = 64;  // keys between two looks at the maximum
-constexpr long UNIT = 48;   // rows of a unit: what a block's preparation is shared by
-constexpr long MAX_DIM = 512;
+constexpr long BLOCK = 64;       // keys between two looks at the maximum
+constexpr long PAGES = BLOCK / PAGE;
+constexpr long SEGMENT = 1024;   // keys that are walked by one thread
+constexpr long UNIT = 48;        // rows of a unit: what shares the reading of a block
+constexpr long SMALL = 1 << 17;  // multiplications below which a second thread costs more than it gains
+constexpr float LOG2E = 1.44269504f;
 
 // One sequence's rows in the batch, as Python lays it out.
 struct Span {
@@ -28,196 +34,406 @@ struct Span {
 struct Problem {
   const bf16* queries;
   long stride;  // from row to row of the queries
-  const bf16* pages;
+  const char* pages;
   bf16* out;
   const int64_t* table;
   const float* sinks;
-  long heads, kv_heads, dim, width, value_dim, window;
+  Layout layout;
+  long heads, window;
   float scale, softcap;
+
+  long fold() const { return heads / layout.heads; }
+  long padded() const { return (layout.value_dim + PANEL - 1) / PANEL * PANEL; }
+  const char* head(const Span& span, long kv_head, long position) const {
+    return pages + table[span.table + position / PAGE] * layout.page_bytes() + kv_head * layout.head_bytes();
+  }
 };
 
-// a 32-bit square turned around its diagonal: every pass zips the halves of the rows
-void transpose(Bits* rows) {
-  Bits low, high;
-  for (int i = 0; i < LANES; i++) {
-    low[i] = i / 2 + i % 2 * LANES;
-    high[i] = low[i] + LANES / 2;
-  }
-#pragma GCC unroll 4
-  for (int pass = 1; pass < LANES; pass *= 2) {
-    Bits next[LANES];
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; i++) {
-      next[2 * i] = __builtin_shuffle(rows[i], rows[i + LANES / 2], low);
-      next[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + LANES / 2], high);
-    }
-    for (int i = 0; i < LANES; i++) rows[i] = next[i];
-  }
-}
+struct Task {
+  const Span* span;
+  long kv_head, row, rows;  // of the span's tokens times the heads that share keys
+  long begin, end;          // keys, in whole blocks from the first
+  float* sums;              // where those of one segment go; null: the task walks all of them and writes the result
+};
 
-Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+// What some rows found in some keys: the largest score, the sum of weights and the sum of weighted values.
+struct Sums {
+  float *out, *most, *total;
+  Sums(float* memory, long rows, long padded) : out(memory), most(memory + rows * padded), total(most + rows) {}
+  static long size(long rows, long padded) { return rows * (padded + 2); }
+};
 
-float largest(Vec v) {
-  float most = v[0];
-  for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-  return most;
-}
-
-// What a thread needs for a unit. Widths are rounded up to whole panels; what is beyond the real ones is zero.
+// What a thread needs for a unit.
 struct Room {
   alignas(64) Pair queries[UNIT * MAX_DIM / 2];
-  alignas(64) Pair keys[(MAX_DIM / 2 + LANES) * BLOCK];  // [pairs of dim][BLOCK]
-  alignas(64) Pair values[BLOCK / 2 * MAX_DIM];          // [pairs of keys][value_dim]
   alignas(64) float scores[UNIT * BLOCK];
   alignas(64) bf16 weights[UNIT * BLOCK];
-  alignas(64) float out[UNIT * MAX_DIM];
-  float most[UNIT];
+  alignas(64) float whole[UNIT * (MAX_DIM + 2)], part[UNIT * (MAX_DIM + 2)];
+  alignas(64) Pair keys[MAX_DIM / 2 * BLOCK], values[BLOCK / 2 * MAX_DIM];  // of a block, when pages are int8
+  alignas(64) float key_scales[BLOCK], value_scales[BLOCK];
   Vec total[UNIT];
   long from[UNIT], upto[UNIT];  // the keys that a row sees
 };
 
-// keys [count][dim] -> room.keys[.][at + .], in squares; `next` is where the following block's keys lie
-void take_keys(Room& room, const bf16* keys, const bf16* next, long width, long pairs, long at, long count) {
-  for (long t = 0; t < count; t += LANES)
-    for (long p = 0; p < pairs; p += LANES) {
-      Bits square[LANES];
-      for (long i = 0; i < LANES; i++) {
-        square[i] = Bits{};
-        if (t + i >= count) continue;
-        const bf16* from = keys + (t + i) * width + 2 * p;
-        __builtin_prefetch(next + (t + i) * width + 2 * p);
-        memcpy(&square[i], from, 4 * std::min<long>(LANES, pairs - p));
+// Two vectors of columns in one page, and the same of a page that is needed later.
+struct Strip {
+  const Pair *left, *right, *later_left, *later_right;
+};
+
+// sums [ROWS][PANEL] = or += x [ROWS][count * steps] * columns of `count` strips, one below the other, in pairs
+template <int ROWS, bool FETCH>
+void multiply(const Pair* x, long x_stride, const Strip* strips, long count, long steps, long w_stride, float* sums,
+              long stride, bool fresh) {
+  Vec acc[ROWS][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Vec{} : read<Vec>(sums + r * stride + i * LANES);
+  const Pair* rows[(ROWS + 2) / 3];  // a pointer for three rows: more would not fit the registers
+#pragma GCC unroll 16
+  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * x_stride;
+  for (long s = 0; s < count; s++) {
+    const Strip& strip = strips[s];
+    for (long k = 0; k < steps; k++) {
+      Bits left = read<Bits>(strip.left + k * w_stride), right = read<Bits>(strip.right + k * w_stride);
+      if (FETCH) {
+        __builtin_prefetch(strip.later_left + k * w_stride);
+        if (LANES == 16) __builtin_prefetch(strip.later_right + k * w_stride);
       }
-      transpose(square);
-      for (long i = 0; i < LANES; i++) put(room.keys + (p + i) * BLOCK + at + t, square[i]);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++) {
+        Bits each = fill(rows[r / 3][r % 3 * x_stride + k]);
+        acc[r][0] = dot(acc[r][0], each, left);
+        acc[r][1] = dot(acc[r][1], each, right);
+      }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] += steps;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < 2; i++) put(sums + r * stride + i * LANES, acc[r][i]);
+}
+
+using Multiply = void (*)(const Pair*, long, const Strip*, long, long, long, float*, long, bool);
+
+// The product for so many rows, 1 to TILE.
+template <bool FETCH, int ROWS = TILE> Multiply choose_rows(long rows) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return choose_rows<FETCH, ROWS - 1>(rows);
+  return multiply<ROWS, FETCH>;
+}
+
+// 2^x of x <= 0 to about 2e-7 of it, and exactly 1 of 0; below -126 it stays what it is there
+Vec power(Vec x) {
+  const Vec round = fill(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  x = x < -126.f ? fill(-126.f) : x;
+  Vec shifted = x + round, f = x - (shifted - round);
+  Vec p = fill(1.32647e-3f);
+  p = fma(p, f, fill(9.67151e-3f));
+  p = fma(p, f, fill(5.550734e-2f));
+  p = fma(p, f, fill(2.4022242e-1f));
+  p = fma(p, f, fill(6.9314698e-1f));
+  p = fma(p, f, fill(1.f));
+  return p * (Vec)(((Bits)shifted + 127) << 23);
+}
+
+float power(float x) { return power(fill(x))[0]; }
+
+// int8 in fours [groups][width][4] -> bf16 in pairs [2 * groups][width][2], exactly; the same place `later` is fetched
+void unfold(const char* from, const char* later, long groups, long width, Pair* to) {
+  typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+  auto number = [](Bits x) { return (Bits)__builtin_convertvector((Ints)x >> 24, Vec); };  // of the highest byte
+  for (long g = 0; g < groups; g++, to += 2 * width)
+    for (long i = 0; i < width; i += LANES) {
+      long at = 4 * (g * width + i);
+      __builtin_prefetch(later + at);
+      Bits x = read<Bits>(from + at);
+      put(to + i, number(x << 24) >> 16 | number(x << 16));
+      put(to + width + i, number(x << 8) >> 16 | number(x));
     }
 }
 
-// values [count][value_dim] -> room.values[(at + .) / 2], two tokens side by side
-void take_values(Room& room, const bf16* values, const bf16* next, long width, long value_dim, long padded, long at,
-                 long count) {
-  for (long t = 0; t < count; t += 2)
-    for (long d = 0; d < value_dim; d += LANES) {
-      const bf16 *one = values + t * width + d, *other = one + width;
-      __builtin_prefetch(next + t * width + d);
-      __builtin_prefetch(next + (t + 1) * width + d);
-      Bits low = (Bits)load(one, value_dim - d) >> 16;
-      Bits high = t + 1 < count ? (Bits)load(other, value_dim - d) : Bits{};
-      put(room.values + (at + t) / 2 * padded + d, low | high);
+// Largest numbers of the vectors 0 to LANES - 1, in their lanes.
+Vec largest_of_each(const Vec* rows) {
+  Vec folded[LANES];
+  for (int i = 0; i < LANES; i++) folded[i] = rows[i];
+#pragma GCC unroll 4
+  for (int width = LANES / 2, left = LANES; width; width /= 2, left /= 2) {  // halves of stretches, two vectors in one
+    Bits low;
+    for (int i = 0; i < LANES; i++) low[i] = 2 * (i - i % width) + i % width;
+#pragma GCC unroll 8
+    for (int i = 0; i < left / 2; i++) {
+      Vec a = folded[2 * i], b = folded[2 * i + 1];
+      folded[i] = larger(__builtin_shuffle(a, b, low), __builtin_shuffle(a, b, low + width));
     }
+  }
+  return folded[0];
 }
 
-// scores -> weights of one row, its maximum and total brought up to date; the factor for what it summed before
-float weigh(Room& room, const Problem& problem, long r, long block, long keys) {
-  float* scores = room.scores + r * BLOCK;
-  float old = room.most[r];
-  Vec most = fill(old), numbers;
+// Scores of `count` rows from `first` on, in one block -> weights, with maxima, totals and sums brought up to date.
+// WHOLE: the rows see all keys of the block; else those from room.from to room.upto. At most LANES rows.
+template <bool WHOLE>
+void weigh(Room& room, const Problem& problem, long first, long count, long block, Sums sums, long padded) {
+  constexpr int VECTORS = BLOCK / LANES;
+  float scale = problem.softcap > 0 ? problem.scale : problem.scale * LOG2E;
+  Vec high[LANES], numbers;
   for (int i = 0; i < LANES; i++) numbers[i] = i;
-  long from = room.from[r] - block, upto = room.upto[r] - block;
-  for (long i = 0; i < keys; i += LANES) {
-    Vec v = read<Vec>(scores + i) * problem.scale, at = numbers + (float)i;
-    if (problem.softcap > 0) v = problem.softcap - 2 * problem.softcap / (1.f + exp(v * (2.f / problem.softcap)));
-    v = (at >= (float)from) & (at < (float)upto) ? v : fill(-INFINITY);
-    most = larger(v, most);
-    put(scores + i, v);
+  for (long i = 0; i < LANES; i++) high[i] = fill(-INFINITY);
+  for (long i = 0; i < count; i++) {
+    float* scores = room.scores + (first + i) * BLOCK;
+    Vec from = fill((float)(room.from[first + i] - block)), upto = fill((float)(room.upto[first + i] - block));
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; j++) {
+      Vec v = read<Vec>(scores + j * LANES);
+      if (problem.layout.int8) v *= read<Vec>(room.key_scales + j * LANES);
+      v *= scale;
+      if (problem.softcap > 0)
+        v = (problem.softcap - 2 * problem.softcap / (1.f + exp(v * (2.f / problem.softcap)))) * LOG2E;
+      if (!WHOLE) {
+        Vec at = numbers + (float)(j * LANES);
+        v = (at >= from) & (at < upto) ? v : fill(-INFINITY);
+      }
+      high[i] = larger(v, high[i]);
+      put(scores + j * LANES, v);
+    }
   }
-  float now = largest(most);
-  bf16* weights = room.weights + r * BLOCK;
-  if (now == -INFINITY) {  // nothing of it yet
-    memset(weights, 0, BLOCK * sizeof(bf16));
-    return 1;
+  Vec old = load(sums.most + first, count), now = larger(largest_of_each(high), old);
+  Vec factors = old == now ? fill(1.f) : power(old - now);
+  store(sums.most + first, now, count);
+  for (long i = 0; i < count; i++) {
+    float most = sums.most[first + i], factor = factors[i];
+    const float* scores = room.scores + (first + i) * BLOCK;
+    bf16* weights = room.weights + (first + i) * BLOCK;
+    if (!WHOLE && most == -INFINITY) {  // nothing of it yet
+      memset(weights, 0, BLOCK * sizeof(bf16));
+      continue;
+    }
+    Vec total = {};
+#pragma GCC unroll 4
+    for (int j = 0; j < VECTORS; j++) {
+      Vec v = read<Vec>(scores + j * LANES), weight = power(v - most);
+      Vec scaled = problem.layout.int8 ? weight * read<Vec>(room.value_scales + j * LANES) : weight;
+      if (!WHOLE) {
+        weight = v == -INFINITY ? Vec{} : weight;
+        scaled = v == -INFINITY ? Vec{} : scaled;
+      }
+      total += weight;
+      put(weights + j * LANES, narrow(scaled));
+    }
+    room.total[first + i] = room.total[first + i] * factor + total;
+    if (factor == 1) continue;
+    float* out = sums.out + (first + i) * padded;
+    for (long d = 0; d < padded; d += LANES) put(out + d, read<Vec>(out + d) * factor);
   }
-  Vec total = {};
-  for (long i = 0; i < keys; i += LANES) {
-    Vec v = read<Vec>(scores + i), weight = exp(v - now);
-    weight = v == -INFINITY ? Vec{} : weight;
-    total += weight;
-    put(weights + i, narrow(weight));
-  }
-  float factor = old == now ? 1.f : exp(fill(old - now))[0];
-  room.most[r] = now;
-  room.total[r] = room.total[r] * factor + total;
-  return factor;
 }
 
-void attend(Room& room, const Problem& problem, const Span& span, const int64_t* table, long kv_head, long token,
-            long tokens) {
-  long fold = problem.heads / problem.kv_heads, rows = tokens * fold, pairs = problem.dim / 2, width = problem.width;
-  long padded = (problem.value_dim + PANEL - 1) / PANEL * PANEL;
-  long begin = INT64_MAX, end = 0;
-  for (long r = 0; r < rows; r++) {
-    long row = token + r / fold, head = kv_head * fold + r % fold, position = span.length - span.count + row;
-    memcpy(room.queries + r * pairs, problem.queries + (span.first + row) * problem.stride + head * problem.dim, 4 * pairs);
-    room.upto[r] = position + 1;
-    room.from[r] = problem.window > 0 ? std::max(0l, position + 1 - problem.window) : 0;
-    begin = std::min(begin, room.from[r]);
-    end = std::max(end, room.upto[r]);
-    room.most[r] = problem.sinks ? problem.sinks[head] : -INFINITY;
-    room.total[r] = Vec{};
-    if (problem.sinks) room.total[r][0] = 1;
-  }
-  memset(room.out, 0, rows * padded * sizeof(float));
-  memset(room.values, 0, sizeof(Pair) * BLOCK / 2 * padded);
-
-  auto place = [&](long position) {
-    return problem.pages + (table[position / PAGE] * 2 * problem.kv_heads + kv_head) * PAGE * width;
+// The sums of a task's rows over its keys from `begin` up to `end`; `later` is the head whose page comes after them.
+void walk(Room& room, const Problem& problem, const Task& task, long begin, long end, const char* const* later, Sums sums) {
+  const Layout& layout = problem.layout;
+  long rows = task.rows, pairs = layout.pairs(), wide = layout.wide(), padded = problem.padded();
+  long tiles = (rows + TILE - 1) / TILE;
+  memset(sums.out, 0, rows * padded * sizeof(float));
+  std::fill(sums.most, sums.most + rows, -INFINITY);
+  std::fill(room.total, room.total + rows, Vec{});
+  const char *heads[PAGES], *next[PAGES];
+  auto find = [&](long block, const char** to) {
+    for (long i = 0; i < PAGES; i++)
+      to[i] = problem.head(*task.span, task.kv_head, std::min(block + i * PAGE, end - 1));
   };
-  long to_values = problem.kv_heads * PAGE * width, tiles = (rows + TILE - 1) / TILE;
-  for (long block = begin / BLOCK * BLOCK; block < end; block += BLOCK) {
-    long keys = std::min(BLOCK, end - block);
-    for (long at = 0; at < keys; at += PAGE) {
-      long count = std::min(PAGE, keys - at), following = block + BLOCK + at;
-      const bf16 *page = place(block + at), *next = place(following < end ? following : block + at);
-      take_keys(room, page, next, width, pairs, at, count);
-      take_values(room, page + to_values, next + to_values, width, problem.value_dim, padded, at, count);
-    }
+  find(begin, next);
+  for (long block = begin; block < end; block += BLOCK) {
+    std::copy(next, next + PAGES, heads);
+    if (block + BLOCK < end) find(block + BLOCK, next);
+    else std::copy(later, later + PAGES, next);
+    long pages = std::min(PAGES, (end - block + PAGE - 1) / PAGE);
+    const Pair *keys[PAGES], *values[PAGES];
+    for (long i = 0; i < pages; i++)
+      if (layout.int8) {
+        const char *values_at = heads[i] + layout.key_bytes(), *next_at = next[i] + layout.key_bytes();
+        unfold(heads[i], next[i], pairs / 2, PAGE, room.keys + i * pairs * PAGE);
+        unfold(values_at, next_at, PAGE / 4, wide, room.values + i * PAGE / 2 * wide);
+        memcpy(room.key_scales + i * PAGE, values_at + layout.value_bytes(), PAGE * sizeof(float));
+        memcpy(room.value_scales + i * PAGE, values_at + layout.value_bytes() + PAGE * sizeof(float), PAGE * sizeof(float));
+        keys[i] = room.keys + i * pairs * PAGE;
+        values[i] = room.values + i * PAGE / 2 * wide;
+      } else {
+        keys[i] = (const Pair*)heads[i];
+        values[i] = (const Pair*)(heads[i] + layout.key_bytes());
+      }
     for (long t = 0; t < tiles; t++) {
       long first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
-      Tile run = choose<false>(count);
-      for (long i = 0; i < keys; i += PANEL)
-        run(room.queries + first * pairs, pairs, room.keys + i, BLOCK, pairs, room.scores + first * BLOCK + i, BLOCK, true);
-      for (long r = first; r < first + count; r++) {
-        float factor = weigh(room, problem, r, block, keys);
-        if (factor == 1) continue;
-        float* sums = room.out + r * padded;
-        for (long d = 0; d < padded; d += LANES) put(sums + d, read<Vec>(sums + d) * factor);
+      Multiply run = t || layout.int8 ? choose_rows<false>(count) : choose_rows<true>(count);
+      constexpr long VECTORS = PAGE / LANES;  // of a page's keys
+      for (long i = 0; i < pages * VECTORS; i += 2) {
+        long j = std::min(i + 1, pages * VECTORS - 1);
+        Strip strip{keys[i / VECTORS] + i % VECTORS * LANES, keys[j / VECTORS] + j % VECTORS * LANES,
+                    (const Pair*)next[i / VECTORS] + i % VECTORS * LANES,
+                    (const Pair*)next[j / VECTORS] + j % VECTORS * LANES};
+        run(room.queries + first * pairs, pairs, &strip, 1, pairs, PAGE, room.scores + first * BLOCK + i * LANES, BLOCK, true);
       }
-      for (long d = 0; d < padded; d += PANEL)
-        run((const Pair*)room.weights + first * BLOCK / 2, BLOCK / 2, room.values + d, padded, (keys + 1) / 2,
-            room.out + first * padded + d, padded, false);
+      bool whole = true;
+      for (long r = first; r < first + count; r++) whole &= room.from[r] <= block && room.upto[r] >= block + BLOCK;
+      (whole ? weigh<true> : weigh<false>)(room, problem, first, count, block, sums, padded);
+      for (long d = 0; d < wide; d += PANEL) {
+        long other = d + LANES < wide ? d + LANES : d;
+        Strip strips[PAGES];
+        for (long i = 0; i < pages; i++) {
+          const Pair* at = (const Pair*)(next[i] + layout.key_bytes());
+          strips[i] = {values[i] + d, values[i] + other, at + d, at + other};
+        }
+        run((const Pair*)room.weights + first * BLOCK / 2, BLOCK / 2, strips, pages, PAGE / 2, wide,
+            sums.out + first * padded + d, padded, false);
+      }
     }
   }
+  for (long r = 0; r < rows; r++) sums.total[r] = sum(room.total[r]);
+}
+
+// Add what rows found in a later segment.
+void join(Sums whole, Sums part, long rows, long padded) {
   for (long r = 0; r < rows; r++) {
-    long row = span.first + token + r / fold, head = kv_head * fold + r % fold, left = problem.value_dim;
-    float whole = 1.f / sum(room.total[r]);
-    bf16* to = problem.out + (row * problem.heads + head) * problem.value_dim;
-    for (long d = 0; d < left; d += LANES) store(to + d, read<Vec>(room.out + r * padded + d) * whole, left - d);
+    if (part.most[r] == -INFINITY) continue;
+    float *to = whole.out + r * padded, *from = part.out + r * padded;
+    if (whole.most[r] == -INFINITY) {
+      std::copy(from, from + padded, to);
+      whole.most[r] = part.most[r];
+      whole.total[r] = part.total[r];
+      continue;
+    }
+    float now = std::max(whole.most[r], part.most[r]);
+    float old = power(whole.most[r] - now), more = power(part.most[r] - now);
+    for (long d = 0; d < padded; d += LANES) put(to + d, read<Vec>(to + d) * old + read<Vec>(from + d) * more);
+    whole.most[r] = now;
+    whole.total[r] = whole.total[r] * old + part.total[r] * more;
   }
 }
+
+// The result of rows that have seen all of their keys.
+void finish(const Problem& problem, const Task& task, Sums whole) {
+  long fold = problem.fold(), left = problem.layout.value_dim, padded = problem.padded();
+  for (long r = 0; r < task.rows; r++) {
+    long row = task.span->first + (task.row + r) / fold, head = task.kv_head * fold + (task.row + r) % fold;
+    float total = whole.total[r], factor = 1;
+    if (problem.sinks) {
+      float sink = problem.sinks[head] * LOG2E, now = std::max(whole.most[r], sink);
+      factor = power(whole.most[r] - now);
+      total = total * factor + power(sink - now);
+    }
+    factor /= total;
+    bf16* to = problem.out + (row * problem.heads + head) * left;
+    for (long d = 0; d < left; d += LANES) store(to + d, read<Vec>(whole.out + r * padded + d) * factor, left - d);
+  }
+}
+
+void attend(Room& room, const Problem& problem, const Task& task, const Task& following) {
+  const Layout& layout = problem.layout;
+  long fold = problem.fold(), pairs = layout.pairs(), padded = problem.padded();
+  for (long r = 0; r < task.rows; r++) {
+    long token = (task.row + r) / fold, head = task.kv_head * fold + (task.row + r) % fold;
+    long position = task.span->length - task.span->count + token;
+    Pair* query = room.queries + r * pairs;
+    query[pairs - 1] = query[std::max(0l, pairs - 2)] = 0;
+    memcpy(query, problem.queries + (task.span->first + token) * problem.stride + head * layout.dim, 2 * layout.dim);
+    room.upto[r] = position + 1;
+    room.from[r] = problem.window > 0 ? std::max(0l, position + 1 - problem.window) : 0;
+  }
+  const char* later[PAGES];
+  for (long i = 0; i < PAGES; i++)
+    later[i] = problem.head(*following.span, following.kv_head, std::min(following.begin + i * PAGE, following.end - 1));
+  if (task.sums) return walk(room, problem, task, task.begin, task.end, later, Sums(task.sums, task.rows, padded));
+  Sums whole(room.whole, task.rows, padded), part(room.part, task.rows, padded);
+  for (long begin = task.begin, end; begin < task.end; begin = end) {
+    end = std::min(task.end, begin / SEGMENT * SEGMENT + SEGMENT);
+    bool first = begin == task.begin;
+    walk(room, problem, task, begin, end, later, first ? whole : part);
+    if (!first) join(whole, part, task.rows, padded);
+  }
+  finish(problem, task, whole);
+}
+
+// The tasks of each head for all spans, longest first. A unit that would keep the others waiting is cut into segments.
+struct Cut {
+  std::vector<Task> tasks;
+  std::vector<std::pair<size_t, size_t>> joined;  // tasks of units that were cut, the first and the one after the last
+  std::vector<float> sums;
+  long work = 0;
+
+  Cut(const Problem& problem, const Span* spans, long count, long threads) {
+    std::vector<Task> units;
+    long fold = problem.fold(), heads = problem.layout.heads, padded = problem.padded();
+    for (const Span* span = spans; span < spans + count; span++)
+      for (long row = 0; row < span->count * fold; row += UNIT) {
+        long rows = std::min(UNIT, span->count * fold - row), past = span->length - span->count;
+        long end = past + (row + rows - 1) / fold + 1;
+        long begin = problem.window > 0 ? std::max(0l, past + row / fold + 1 - problem.window) : 0;
+        units.push_back({span, 0, row, rows, begin / BLOCK * BLOCK, end, nullptr});
+        work += cost(units.back()) * heads;
+      }
+    std::stable_sort(units.begin(), units.end(), [](const Task& a, const Task& b) { return cost(a) > cost(b); });
+    long room = 0;
+    auto split = [&](const Task& unit) {
+      return threads > 1 && cost(unit) * threads * 2 > work && unit.begin / SEGMENT != (unit.end - 1) / SEGMENT;
+    };
+    auto segments = [](const Task& unit) { return (unit.end - 1) / SEGMENT - unit.begin / SEGMENT + 1; };
+    for (const Task& unit : units)
+      if (split(unit)) room += heads * segments(unit) * Sums::size(unit.rows, padded);
+    sums.resize(room);
+    float* place = sums.data();
+    for (Task unit : units)
+      for (unit.kv_head = 0; unit.kv_head < heads; unit.kv_head++) {
+        if (!split(unit)) {
+          tasks.push_back(unit);
+          continue;
+        }
+        joined.emplace_back(tasks.size(), tasks.size() + segments(unit));
+        for (Task part = unit; part.begin < unit.end; part.begin = part.end, place += Sums::size(unit.rows, padded)) {
+          part.end = std::min(unit.end, part.begin / SEGMENT * SEGMENT + SEGMENT);
+          part.sums = place;
+          tasks.push_back(part);
+        }
+      }
+    work *= problem.layout.dim + problem.layout.value_dim;
+  }
+
+  static long cost(const Task& task) { return (task.rows + 4) * (task.end - task.begin); }
+};
 
 }  // namespace
 
 extern "C" {
 
-// The largest dim, and the most heads that share keys.
+// The largest dim of keys and of values, and the bytes of a page.
 int64_t attend_dim() { return MAX_DIM; }
-int64_t attend_fold() { return UNIT; }
+int64_t page_bytes(int64_t heads, int64_t dim, int64_t value_dim, int64_t int8) {
+  return Layout{heads, dim, value_dim, int8 != 0}.page_bytes();
+}
 
-// out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages; dim is even, sinks [heads] may be
-// null, window and softcap are 0 where there is none. `units` [count][3]: a span, its token and how many of them.
-void attend(const bf16* queries, int64_t stride, const bf16* pages, bf16* out, const int64_t* spans, const int64_t* table,
-            const int64_t* units, int64_t count, const float* sinks, int64_t heads, int64_t kv_heads, int64_t dim,
-            int64_t width, int64_t value_dim, int64_t window, float scale, float softcap, int64_t threads) {
-  Problem problem{queries, stride, pages,     out,    table, sinks,  heads, kv_heads,
-                  dim,     width,  value_dim, window, scale, softcap};
-#pragma omp parallel num_threads(threads)
+// out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages. sinks [heads] may be null, window and
+// softcap are 0 where there is none.
+void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
+            const int64_t* table, const float* sinks, int64_t heads, int64_t kv_heads, int64_t dim, int64_t value_dim,
+            int64_t int8, int64_t window, float scale, float softcap, int64_t threads) {
+  Layout layout{kv_heads, dim, value_dim, int8 != 0};
+  Problem problem{queries, stride, pages, out, table, sinks, layout, heads, window, scale, softcap};
+  Cut cut(problem, (const Span*)spans, count, threads);
+  long tasks = cut.tasks.size();
+  std::atomic<long> taken{0};
+#pragma omp parallel num_threads(cut.work < SMALL ? 1 : threads)
   {
     static thread_local Room room;
-#pragma omp for schedule(dynamic)
-    for (long u = 0; u < count * kv_heads; u++) {
-      const int64_t* unit = units + u / kv_heads * 3;
-      const Span& span = ((const Span*)spans)[unit[0]];
-      attend(room, problem, span, table + span.table, u % kv_heads, unit[1], unit[2]);
+    for (long task = taken++, next; task < tasks; task = next) {
+      next = taken++;
+      attend(room, problem, cut.tasks[task], cut.tasks[next < tasks ? next : task]);
+    }
+#pragma omp barrier
+#pragma omp for
+    for (size_t i = 0; i < cut.joined.size(); i++) {
+      auto [first, last] = cut.joined[i];
+      const Task& task = cut.tasks[first];
+      Sums whole(task.sums, task.rows, problem.padded());
+      for (size_t part = first + 1; part < last; part++)
+        join(whole, Sums(cut.tasks[part].sums, task.rows, problem.padded()), task.rows, problem.padded());
+      finish(problem, task, whole);
     }
   }
 }

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <memory>
 
-#include "vector.h"
+#include "pages.h"
 
 namespace {
 
@@ -123,13 +123,11 @@ void silu_mul(const bf16* gate_up, bf16* plain, int8_t* values, float* scales, i
 }
 
 // Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads, dim] in
-// place, and keys and values into rows places [M, 2 kv_heads] of the pages. cos, sin: [M, rotary]. rotary <= dim <= MAX_DIM.
-constexpr int64_t MAX_DIM = 1024;
-
-int64_t max_dim() { return MAX_DIM; }
-
-void rope_write(bf16* qkv, const float* cos, const float* sin, bf16* pages, const int64_t* places, const float* head_norm,
-                float eps, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t threads) {
+// place, and keys and values of row m into place slots[m] of the pages. cos, sin: [M, rotary]. rotary <= dim <= MAX_DIM.
+void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const float* head_norm,
+                float eps, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t int8,
+                int64_t threads) {
+  Layout layout{kv_heads, dim, dim, int8 != 0};
   long width = (heads + 2 * kv_heads) * dim, half = rotary / 2;
 #pragma omp parallel for num_threads(team(M * width, threads))
   for (long m = 0; m < M; m++) {
@@ -152,10 +150,18 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, bf16* pages, cons
         }
       }
     }
-    const bf16* row = qkv + m * width + heads * dim;
-    for (long i = 0; i < 2 * kv_heads; i++)
-      memcpy(pages + places[m * 2 * kv_heads + i] * dim, row + i * dim, dim * sizeof(bf16));
+    const bf16* keys = qkv + m * width + heads * dim;
+    write_token(layout, pages, slots[m], keys, keys + kv_heads * dim);
   }
+}
+
+// Keys [M, kv_heads, dim] and values [M, kv_heads, value_dim] into places slots [M] of the pages.
+void write(const bf16* keys, const bf16* values, char* pages, const int64_t* slots, int64_t M, int64_t kv_heads,
+           int64_t dim, int64_t value_dim, int64_t int8, int64_t threads) {
+  Layout layout{kv_heads, dim, value_dim, int8 != 0};
+  long width = kv_heads * dim, value_width = kv_heads * value_dim;
+#pragma omp parallel for num_threads(team(M * (width + value_width), threads))
+  for (long m = 0; m < M; m++) write_token(layout, pages, slots[m], keys + m * width, values + m * value_width);
 }
 
 }  // extern "C"

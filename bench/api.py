@@ -1,0 +1,243 @@
+"""Where each microsecond of the API process goes. The real server on a real socket; its engine is a scripted process.
+
+    python bench/api.py MODEL [--clients 64] [--requests 2000] [--output 64]
+
+Clients ask for completions of 8 token ids: answers of one token in one piece, then streams of ``--output`` tokens. The
+engine gives every running choice a token per step. CPU time of the event loop's thread; what the named parts leave is
+the event loop itself, its sockets and its tasks. Only MODEL's tokenizer is used. Markdown on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import select
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import msgspec
+import uvloop
+from meter import Meter, table
+
+from parley import wire
+from parley.dialects.openai import completions
+from parley.engine.fake import FAKE
+from parley.engine.protocol import Engine, Stream
+from parley.engine.remote import RemoteEngine
+from parley.server import app, life, logs, operations
+from parley.server.cycle import Cycle
+from parley.server.generation import Generation
+from parley.server.limits import Protocol
+from parley.server.options import ServerOptions
+from parley.server.respond import Exchange
+from parley.server.service import Service
+from parley.server.start import Server, http
+from parley.server.tally import Tally
+from parley.text import Choice, Language
+from parley.types import Cancel, Output, Outputs, Ready, Settings, Stats, Submit, ToEngine, Work
+
+INFO = msgspec.structs.replace(FAKE, vocab_size=1 << 24)
+PROMPT = 8
+REST = "event loop, sockets, tasks"
+LOADS = (("a request of one token", 1, False), ("a streamed token", 0, True))  # output 0: as the options say
+
+
+def spawn(work: Callable[..., None], *arguments: object) -> BaseProcess:
+    """A process of its own that does the work."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+class Scripted(RemoteEngine):
+    """The real engine's end of the bridge; at the other end a process without a model."""
+
+    def __init__(self, settings: Settings, pause: float):
+        super().__init__(settings)
+        self._pause = pause
+
+    async def _spawn(self) -> asyncio.StreamReader:
+        ours, theirs = socket.socketpair()
+        spawn(answer, theirs, self._pause)
+        theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.write(wire.frame(self.settings))
+        return reader
+
+
+def answer(sock: socket.socket, pause: float) -> None:
+    """The engine's side: a frame per step, ``pause`` seconds after the last."""
+    decoder = msgspec.msgpack.Decoder(ToEngine)
+    wire.receive(sock, msgspec.msgpack.Decoder(Settings))
+    sock.sendall(wire.frame(Ready(INFO)))
+    running: dict[str, list] = {}
+    while True:
+        while not running or select.select([sock], [], [], 0)[0]:
+            message = wire.receive(sock, decoder)
+            if message is None:
+                return
+            if isinstance(message, Submit):
+                running[message.work.id] = [message.work, 0]
+            elif isinstance(message, Cancel):
+                running.pop(message.id, None)
+        time.sleep(pause)
+        outputs = [advance(entry) for entry in running.values()]
+        for output in outputs:
+            if output.finish:
+                del running[output.id]
+        sock.sendall(wire.frame(Outputs(outputs, Stats(running=len(running)))))
+
+
+def advance(entry: list) -> Output:
+    work: Work = entry[0]
+    token = work.token_ids[entry[1] % PROMPT]
+    entry[1] += 1
+    return Output(work.id, 0, [token], finish="length" if entry[1] >= work.max_tokens else None)
+
+
+def instrument(meter: Meter) -> None:
+    meter.wrap(Protocol, "data_received", "HTTP: parse, start of the task")
+    meter.wrap(Cycle, "send", "HTTP: write")
+    meter.wrap(Cycle, "receive", "HTTP: receive")
+    meter.wrap(app.App, "__call__", "app: route, key, limits")
+    meter.wrap(operations, "generate", "life of a request")
+    meter.wrap(life, "generate", "life of a request")
+    operations.HANDLERS["generate"] = life.generate
+    for name in ("__post_init__", "body", "while_connected", "answer", "write"):
+        meter.wrap(Exchange, name, "exchange")
+    meter.wrap(completions, "decode", "JSON")
+    meter.wrap(completions.CompletionReply, "__init__", "validate")
+    for name in ("chunk", "add", "body", "end"):
+        meter.wrap(completions.CompletionReply, name, "render")
+    meter.wrap(Language, "prepare", "tokenise")
+    for name in ("__init__", "begin", "next", "close"):
+        meter.wrap(Generation, name, "generation")
+    meter.wrap(Choice, "__init__", "text: set up")
+    meter.wrap(Choice, "push", "text: detokenise, stop strings")
+    for name in ("submit", "tokens", "end", "close"):
+        meter.wrap(Tally, name, "metrics")
+    meter.wrap(app, "access", "access log")
+    meter.wrap(Engine, "submit", "submit")
+    meter.wrap(Stream, "next", "stream: wait")
+    meter.wrap(Engine, "_deliver", "deliver")
+    meter.wrap(RemoteEngine, "_listen", "receive frames")
+
+
+class Client(asyncio.Protocol):
+    """Sends a request, waits for the end of its answer, and begins again, on one connection."""
+
+    def __init__(self, requests: list[bytes], end: bytes):
+        self.requests, self.end = requests, end
+        self.done = asyncio.get_running_loop().create_future()
+        self.tail = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self.ask()
+
+    def ask(self) -> None:
+        if self.requests:
+            self.transport.write(self.requests.pop())
+        else:
+            self.transport.close()
+            self.done.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self.tail = self.tail[-64:] + data
+        if self.tail.endswith(self.end):
+            self.tail = b""
+            self.ask()
+
+
+def ask(port: int, stream: bool, output: int, number: int) -> bytes:
+    body = {
+        "model": "model",
+        "prompt": [300 + (7 * number + k) % 3000 for k in range(PROMPT)],
+        "max_tokens": output,
+        "temperature": 0,
+        "stream": stream,
+        "ignore_eos": True,
+    }
+    data = json.dumps(body | ({"stream_options": {"include_usage": True}} if stream else {})).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def drive(*arguments: int) -> None:
+    """What the clients' process does."""
+    uvloop.run(load(*arguments))
+
+
+async def load(port: int, clients: int, requests: int, output: int, stream: bool) -> None:
+    left = [ask(port, stream, output, number) for number in range(requests)]
+    end = b"0\r\n\r\n" if stream else b"}}"
+    loop = asyncio.get_running_loop()
+    made = [await loop.create_connection(lambda: Client(left, end), "127.0.0.1", port) for _ in range(clients)]
+    await asyncio.gather(*(client.done for _, client in made))
+
+
+def answers(options: argparse.Namespace, output: int, stream: bool) -> int:
+    """How many requests or tokens a load has."""
+    length = output or options.output
+    return max(options.clients, options.requests * 8 // length) * length if stream else options.requests
+
+
+async def loaded(
+    port: int, options: argparse.Namespace, output: int, stream: bool, meter: Meter | None = None
+) -> float:
+    """Microseconds of this thread for each request or token of a load, which is run once before."""
+    length, cost = output or options.output, 0.0
+    tokens = answers(options, output, stream)
+    for requests in (options.clients, tokens // length):
+        if meter is not None:
+            meter.clear()
+        began = time.thread_time_ns()
+        clients = spawn(drive, port, options.clients, requests, length, stream)
+        while clients.is_alive():
+            await asyncio.sleep(0.02)
+        cost = (time.thread_time_ns() - began) / tokens / 1e3
+    return cost
+
+
+async def measure(options: argparse.Namespace) -> None:
+    settings, server_options = Settings(model=str(options.model)), ServerOptions(names=("model",))
+    service = Service(server_options, settings, Scripted(settings, options.pause))
+    sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = Server(http(server_options, app.build(service)))
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    await service.load()
+    port = sock.getsockname()[1]
+    meter = Meter()
+    whole = [await loaded(port, options, *kind) for _, *kind in LOADS]
+    instrument(meter)
+    columns = []
+    for title, *kind in LOADS:
+        cost = await loaded(port, options, *kind, meter)
+        per = answers(options, *kind) * 1e3
+        costs = {name: own / per for name, own in meter.own.items()}
+        columns.append((title, costs | {REST: cost - meter.cost / per - sum(costs.values())}))
+    print(table(columns, "µs", whole))
+    await service.engine.close()
+    server.should_exit = True
+    await serving
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--output", type=int, default=64)
+    parser.add_argument("--pause", type=float, default=0.002, help="seconds of the engine's step")
+    options = parser.parse_args()
+    logs.set_up("text")
+    uvloop.run(measure(options))
+
+
+if __name__ == "__main__":
+    main()

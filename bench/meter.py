@@ -1,0 +1,134 @@
+"""Where a thread's CPU time goes: functions are replaced by ones that charge their own time, without that of others
+below them, to a name. CPU time, because machines are shared; what measuring itself costs is taken off.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from time import thread_time_ns
+from typing import Any
+
+
+class Meter:
+    """``own[name]``: nanoseconds; ``calls[name]``: how often it was entered. For one thread."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._names: list[str] = []
+        self._since = 0
+        self._inside = self._outside = 0.0  # what an entry costs the function itself, and whoever calls it
+        self._calibrate()
+
+    def clear(self) -> None:
+        self.own.clear()
+        self.calls.clear()
+
+    @property
+    def cost(self) -> float:
+        """Nanoseconds that measuring took."""
+        return sum(self.calls.values()) * (self._inside + self._outside)
+
+    def enter(self, name: str) -> None:
+        now = thread_time_ns()
+        if self._names:
+            self.own[self._names[-1]] += now - self._since - self._outside
+        self._names.append(name)
+        self.calls[name] += 1
+        self._since = thread_time_ns()
+
+    def leave(self) -> None:
+        now = thread_time_ns()
+        self.own[self._names.pop()] += now - self._since - self._inside
+        self._since = thread_time_ns()
+
+    def wrap(self, owner: Any, attribute: str, name: str) -> None:
+        """Charge a function or coroutine function of a module or class to ``name``."""
+        raw = inspect.getattr_static(owner, attribute)
+        function = raw.fget if isinstance(raw, property) else raw
+        timed = self.timed(function, name)
+        setattr(owner, attribute, property(timed) if isinstance(raw, property) else timed)
+
+    def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        if _is_coroutine(function):
+
+            @functools.wraps(function)
+            def begun(*args: Any, **kwargs: Any) -> Resumed:
+                return Resumed(self, function(*args, **kwargs), name)
+
+            return begun
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.enter(name)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.leave()
+
+        return called
+
+    def _calibrate(self, rounds: int = 20_000) -> None:
+        empty = self.timed(lambda: None, "empty")
+        self.enter("caller")
+        for _ in range(rounds):
+            empty()
+        self.leave()
+        self._inside, self._outside = self.own["empty"] / rounds, self.own["caller"] / rounds
+        self.clear()
+
+
+class Resumed(Coroutine[Any, Any, Any]):
+    """A coroutine that is charged to a name whenever it runs, and not while it waits."""
+
+    def __init__(self, meter: Meter, coroutine: Coroutine[Any, Any, Any], name: str):
+        self._meter, self._coroutine, self._name = meter, coroutine, name
+
+    def send(self, value: Any) -> Any:
+        self._meter.enter(self._name)
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self._meter.leave()
+
+    def throw(self, *error: Any) -> Any:
+        self._meter.enter(self._name)
+        try:
+            return self._coroutine.throw(*error)
+        finally:
+            self._meter.leave()
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Resumed:
+        return self
+
+    def __iter__(self) -> Resumed:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+
+def _is_coroutine(function: Callable[..., Any]) -> bool:
+    return bool(getattr(getattr(function, "__code__", None), "co_flags", 0) & 0x80)
+
+
+def table(columns: list[tuple[str, dict[str, float]]], unit: str, whole: list[float] | None = None) -> str:
+    """A Markdown table: one row per name, in order of the last column, and the sum.
+
+    ``whole``: what each column's sum was when nothing was measured within it.
+    """
+    last = columns[-1][1]
+    names = sorted({name for _, costs in columns for name in costs}, key=lambda name: -last.get(name, 0.0))
+    lines = [f"| {unit} | " + " | ".join(title for title, _ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name in names:
+        lines.append(f"| {name} | " + " | ".join(f"{costs.get(name, 0.0):.1f}" for _, costs in columns) + " |")
+    lines.append("| **sum** | " + " | ".join(f"{sum(costs.values()):.1f}" for _, costs in columns) + " |")
+    if whole is not None:
+        lines.append("| **measured as a whole** | " + " | ".join(f"{cost:.1f}" for cost in whole) + " |")
+    return "\n".join(lines)

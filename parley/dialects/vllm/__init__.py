@@ -1,0 +1,75 @@
+"""vLLM's server: its table of routes.
+
+``STRICT`` is its OpenAI server as it is, with its own form of answers and refusals, and the old demo server's
+``/generate``; ``OLD`` is that demo server up to version 0.6.3, whose records ended otherwise. ``DIALECT`` is what the
+universal surface has of it: the routes that no other API has, for at ``/v1`` OpenAI's own form is spoken, with all of
+vLLM's members.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from parley.dialects.dialect import Dialect, Route
+from parley.dialects.openai import tokens
+from parley.dialects.vllm import control, legacy, shared
+
+UNBUILT = {
+    "/v1/responses": "The Responses API is",
+    "/v1/responses/{response}/cancel": "The Responses API is",
+    "/v1/messages": "The Messages API is",
+    "/v1/messages/count_tokens": "The Messages API is",
+    "/v1/chat/completions/batch": "Several conversations in one request are",
+    "/v1/chat/completions/render": "A prompt without an answer is",
+    "/v1/completions/render": "A prompt without an answer is",
+    "/generative_scoring": "Scoring of labels is",
+    "/inference/v1/generate": "Generation from tokens to tokens is",
+    "/inference/v1/abort_requests": "Cancelling by id is",
+}
+RESET = Route("POST", "/reset_prefix_cache", "reset", read=control.put_back, write=control.was_reset)
+
+
+def _generate(manner: legacy.Manner) -> Route:
+    read = partial(legacy.read, manner)
+    return Route("POST", "/generate", "generate", read=read, claims=("prompt",), yields=True)
+
+
+def _unbuilt() -> tuple[Route, ...]:
+    return tuple(Route("POST", path, "ask", read=partial(control.unbuilt, what)) for path, what in UNBUILT.items())
+
+
+DIALECT = Dialect(
+    name="vllm",
+    title="vLLM",
+    base="",
+    error=shared.error,
+    routes=(_generate(legacy.LENIENT), RESET),
+)
+STRICT = Dialect(
+    name="vllm",
+    title="vLLM",
+    base="/v1",
+    error=shared.error,
+    routes=(
+        _generate(legacy.STRICT),
+        Route("GET", "/v1/models", "ask", read=control.models),
+        Route("POST", "/tokenize", "tokenize", read=control.tokenize, write=tokens.tokenized),
+        Route("POST", "/detokenize", "detokenize", read=control.detokenize, write=tokens.detokenized),
+        Route("GET", "/tokenizer_info", "tokenizer", write=shared.encode),
+        Route("GET", "/version", "version", write=control.version),
+        Route("GET", "/load", "load", write=tokens.load),
+        Route("GET", "/health", "health"),
+        Route("GET", "/ping", "health"),
+        Route("POST", "/ping", "health"),
+        Route("GET", "/metrics", "metrics"),
+        RESET,
+        *_unbuilt(),
+    ),
+)
+OLD = Dialect(
+    name="vllm-0.6.3",
+    title="vLLM 0.6.3's demo server",
+    base="",
+    error=shared.error,
+    routes=(_generate(legacy.OLD), Route("GET", "/health", "health")),
+)

@@ -1,0 +1,172 @@
+"""``POST /generate`` of vLLM's old demo server: a prompt and sampling members in, texts with the prompt in front out.
+
+A stream is one JSON record after another, each with everything so far of all choices; what ends a record was NUL up to
+version 0.6.3, and is a line end since. It has no content type. Clients of many servers still speak it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from parley.dialects import parameters
+from parley.dialects.dialect import Answer, Head, Reply
+from parley.dialects.fields import Fields, decode
+from parley.dialects.openai import extras
+from parley.dialects.openai.shared import MAX_TOKENS, RULES, Rules, stop, unsupported
+from parley.dialects.parameters import MAX_N, MAX_TOP
+from parley.dialects.vllm import shared
+from parley.dialects.vllm.words import WORDS
+from parley.errors import BadRequest, ParleyError
+from parley.types import Delta, Done, Event, Prompt, Request, Scored, Text, Tokens, Usage, Want
+
+DEFAULT_TOKENS = 16
+HOTTEST = 3.4028234663852886e38
+MISTAKE = Answer(500, b"Internal Server Error", b"text/plain; charset=utf-8")
+
+# Arguments of the original's sampling parameters, of all versions that had this server.
+KNOWN = {
+    "prompt", "stream", "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature",
+    "top_p", "top_k", "min_p", "seed", "use_beam_search", "length_penalty", "early_stopping", "stop", "stop_token_ids",
+    "include_stop_str_in_output", "ignore_eos", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "detokenize",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "logit_bias", "logits_processors",
+    "bad_words", "allowed_token_ids", "guided_decoding", "structured_outputs",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """Of which version it is. ``strict``: unknown members are refused, and every refusal is a plain 500, as there."""
+
+    strict: bool
+    terminator: bytes = b"\n"
+
+
+LENIENT = Manner(strict=False)
+STRICT = Manner(strict=True)
+OLD = Manner(strict=True, terminator=b"\0")
+
+
+def read(manner: Manner, body: bytes, head: Head) -> GenerateReply | Answer:
+    """Raises BadRequest, unless strict."""
+    try:
+        fields = decode(body, WORDS)
+        unknown = set(fields.names) - KNOWN
+        if manner.strict and unknown:
+            raise fields.fail(min(unknown), "is no sampling parameter.")
+        return GenerateReply(manner, fields, head)
+    except BadRequest:
+        if manner.strict:
+            return MISTAKE
+        raise
+
+
+class GenerateReply(Reply):
+    names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
+    media_type: ClassVar[str] = ""
+    rules: ClassVar[Rules] = RULES
+
+    def __init__(self, manner: Manner, body: Fields, head: Head):
+        prompt = _prompt(body)
+        max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 1, MAX_TOKENS)
+        n = _choices(body)
+        _check(body)
+        more = extras.read(body, context=head.context, max_tokens=max_tokens)
+        stream = body.raw("stream")
+        self.request = Request(
+            id=head.id,
+            model="",
+            prompts=[prompt],
+            sampling=parameters.sampling(body, hottest=HOTTEST),
+            stop=stop(body, max_tokens, self.rules),
+            want=Want(
+                echo=isinstance(prompt, Tokens),
+                skip_special=body.boolean("skip_special_tokens", True),
+            ),
+            n=n,
+            stream=bool(stream),
+            truncate=more.truncate,
+        )
+        self._manner = manner
+        self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(n)]
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        if not any(isinstance(event, Delta | Done) for event in events):
+            self.add(events)
+            return b""
+        self.add(events)
+        return json.dumps({"text": self._told()}).encode() + self._manner.terminator
+
+    def end(self, usage: Usage) -> bytes:
+        return b""
+
+    def fail(self, error: ParleyError) -> bytes:
+        raise error
+
+    def refusal(self, error: ParleyError) -> Answer | None:
+        return MISTAKE if self._manner.strict and isinstance(error, BadRequest) else None
+
+    def add(self, events: Sequence[Event]) -> None:
+        for event in events:
+            match event:
+                case Delta():
+                    self._texts[event.index].append(event.text)
+                case Scored():
+                    for text in self._texts:
+                        text.insert(0, event.text)
+
+    def body(self, usage: Usage) -> bytes:
+        return shared.encode({"text": self._told()})
+
+    def _told(self) -> list[str]:
+        """The whole text of each choice, which is kept in one piece from here on."""
+        told = ["".join(text) for text in self._texts]
+        self._texts = [[text] for text in told]
+        return told
+
+
+def _prompt(body: Fields) -> Prompt:
+    """A text, or an object with a text or with token ids."""
+    value = body.raw("prompt")
+    if value is None:
+        raise body.missing("prompt")
+    if isinstance(value, str):
+        return Text(value)
+    if not isinstance(value, dict):
+        raise body.mistyped("prompt", "a string")
+    wish = body.object("prompt")
+    assert wish is not None
+    ids = wish.integers("prompt_token_ids", cap=2**31, low=0, high=parameters.MAX_ID)
+    if ids:
+        return Tokens(ids)
+    text = wish.string("prompt", None)
+    if text is None:
+        raise wish.missing("prompt")
+    return Text(text)
+
+
+def _choices(body: Fields) -> int:
+    n = body.integer("n", 1, 1, MAX_N)
+    best_of = body.integer("best_of", n, 1, MAX_N)
+    if best_of < n:
+        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
+    if body.boolean("use_beam_search", False):
+        if best_of < 2:
+            raise body.fail("best_of", "must be greater than 1 when using beam search.")
+        if body.number("temperature", 1.0) != 0:
+            raise body.fail("temperature", "must be 0 when using beam search.")
+    elif best_of > n:
+        raise unsupported(body, "best_of", "Choosing the best of more answers than n is")
+    return n
+
+
+def _check(body: Fields) -> None:
+    """Members that are taken and change nothing: log-probabilities are never told here."""
+    body.integer("logprobs", None, 0, MAX_TOP)
+    body.integer("prompt_logprobs", None, 0, MAX_TOP)
+    if not body.boolean("detokenize", True):
+        raise unsupported(body, "detokenize", "An answer without text is")
+    if body.free("guided_decoding"):
+        raise unsupported(body, "guided_decoding", "Constrained output is")

@@ -1,0 +1,250 @@
+"""How vLLM's server words its refusals, in two layers that clients tell apart.
+
+The *shape* of a body is checked by pydantic there: its errors come as a counted list of Python dicts, and are
+Malformed, Missing or WrongType here. What vLLM checks itself is a sentence, to which the parameter and its value are
+put where it names them; that is Invalid. Types are as lax as pydantic's: "5" is an integer, "yes" is true.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parley.dialects import fields
+from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
+
+TYPES = {
+    "a boolean": ("bool_type", "Input should be a valid boolean"),
+    "an integer": ("int_type", "Input should be a valid integer"),
+    "a number": ("float_type", "Input should be a valid number"),
+    "a string": ("string_type", "Input should be a valid string"),
+    "an array": ("list_type", "Input should be a valid list"),
+    "an object": ("dict_type", "Input should be a valid dictionary"),
+}
+PARSED = {
+    "a boolean": ("bool_parsing", "Input should be a valid boolean, unable to interpret input"),
+    "an integer": ("int_parsing", "Input should be a valid integer, unable to parse string as an integer"),
+    "a number": ("float_parsing", "Input should be a valid number, unable to parse string as a number"),
+}
+UNIONS = {"a string or an array of strings": (("str", "a string"), ("list[str]", "an array"))}
+TRUE = {"1", "true", "t", "yes", "y", "on"}
+FALSE = {"0", "false", "f", "no", "n", "off"}
+DIGITS = re.compile(r"\s*[+-]?\d{1,300}(\.0*)?\s*", re.ASCII)
+DECIMAL = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+MAX_NUMBER = 300  # characters of a number that is written as text
+
+# What the original says of a number out of its range, below and above; whether it then names the parameter.
+RANGES: dict[str, tuple[str, str, bool]] = {
+    "temperature": ("must be non-negative", "must be in [0, 2]", True),
+    "top_p": ("must be in (0, 1]", "must be in (0, 1]", True),
+    "top_k": ("must be 0 (disable), or at least 1", "must be 0 (disable), or at least 1", False),
+    "min_p": ("must be in [0, 1]", "must be in [0, 1]", False),
+    "n": ("must be at least 1", "must be at most {high}", False),
+    "presence_penalty": ("must be in [-2, 2]", "must be in [-2, 2]", False),
+    "frequency_penalty": ("must be in [-2, 2]", "must be in [-2, 2]", False),
+    "repetition_penalty": ("must be greater than zero", "must be at most {high}", False),
+    "max_tokens": ("must be at least 1", "must be at most {high}", True),
+    "max_completion_tokens": ("must be at least 1", "must be at most {high}", True),
+    "min_tokens": ("must be greater than or equal to 0", "must be at most {high}", False),
+}
+SCORES = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "prompt"}
+
+# What it says where a rule that is no range is broken, and whether it then names the parameter.
+RULES: dict[str, tuple[str, bool]] = {
+    "stream_options": ("Stream options can only be defined when `stream=True`.", True),
+    "prompt_logprobs": ("`prompt_logprobs` are not available when `stream=True`.", True),
+    "top_logprobs": ("when using `top_logprobs`, `logprobs` must be set to true.", True),
+    "tool_choice": ("When using `tool_choice`, `tools` must be set.", False),
+}
+EMPTY: dict[str, str] = {
+    "messages": "Cannot apply chat template to an empty conversation. Provide at least one message.",
+    "prompt": "You must pass at least one prompt",
+    "stop": "stop cannot contain an empty string.",
+    "bad_words": "bad_words cannot contain an empty string. Got bad_words=['']",
+    "allowed_token_ids": "allowed_token_ids is not None and empty!",
+}
+KEYS = re.compile(r"\[(\d+)\]")
+
+
+class Words(fields.Words):
+    """``body``: what refusals may tell of."""
+
+    def __init__(self, body: Mapping[str, Any] | None = None):
+        self._body = body if body is not None else {}
+
+    def about(self, body: dict[str, Any]) -> Words:
+        return Words(body)
+
+    def unreadable(self, body: bytes, reason: str) -> BadRequest:
+        """Broken JSON: where, in the words of Python's own reader if that finds fault with it too."""
+        place, fault = 0, reason
+        try:
+            json.loads(body)
+        except json.JSONDecodeError as error:
+            place, fault = error.pos, error.msg
+        except (ValueError, RecursionError):
+            pass
+        entry = _entry("json_invalid", str(place), "JSON decode error", {}, {"error": fault})
+        return Malformed(_listed(entry), field=f"body.{place}")
+
+    def shapeless(self, value: Any) -> BadRequest:
+        message = "Input should be a valid dictionary or object to extract fields from"
+        return Malformed(_listed(_entry("model_attributes_type", "", message, value)), field="body")
+
+    def missing(self, path: str) -> BadRequest:
+        place = _place(path)
+        return Missing(_listed(_entry("missing", place, "Field required", self._parent(place))), field=f"body.{place}")
+
+    def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+        place = _place(path)
+        if expected in UNIONS:
+            entries = [_entry(TYPES[name][0], f"{place}.{part}", TYPES[name][1], value)
+                       for part, name in UNIONS[expected]]  # fmt: skip
+            return WrongType(_listed(*entries), field=f"body.{place}.{UNIONS[expected][0][0]}")
+        if expected == "an integer" and isinstance(value, float):
+            kind, message = "int_from_float", "Input should be a valid integer, got a number with a fractional part"
+        elif expected in PARSED and isinstance(value, str):
+            kind, message = PARSED[expected]
+        else:
+            kind, message = TYPES.get(expected, ("value_error", f"Input should be {expected}"))
+        return WrongType(_listed(_entry(kind, place, message, value)), field=f"body.{place}")
+
+    def convert(self, path: str, expected: str, value: Any) -> Any:
+        """What pydantic makes of text and booleans."""
+        text = value.strip().lower() if isinstance(value, str) and len(value) <= MAX_NUMBER else None
+        match expected:
+            case "a boolean" if text in TRUE or value in (1, 1.0):
+                return True
+            case "a boolean" if text in FALSE or value in (0, 0.0):
+                return False
+            case "an integer" if isinstance(value, bool):
+                return int(value)
+            case "an integer" if text is not None and DIGITS.fullmatch(text):
+                return int(text.partition(".")[0])
+            case "a number" if isinstance(value, bool):
+                return float(value)
+            case "a number" if text is not None and DECIMAL.fullmatch(text):
+                return float(text)
+        raise self.mistyped(path, expected, value)
+
+    def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+        name, place = path.rpartition(".")[2], _place(path)
+        above = high is not None and value > high
+        if name in SCORES and above:
+            return named(
+                f"Requested {SCORES[name]} logprobs of {excerpt(value)}, which is greater than max allowed: {high}",
+                path, value,
+            )  # fmt: skip
+        if name in RANGES:
+            below, beyond, tells = RANGES[name]
+            whole = name in ("n", "top_k", "max_tokens", "max_completion_tokens", "min_tokens")
+            number = value if whole or isinstance(value, float) or abs(value) > 1e300 else float(value)
+            sentence = f"{name} {beyond if above else below}, got {excerpt(number)}.".format(high=high)
+            return named(sentence, path, number) if tells else Invalid(sentence)
+        bound, kind, relation = (
+            (high, "less_than_equal", "less than or equal to")
+            if above
+            else (low, "greater_than", "greater than")
+            if open
+            else (low, "greater_than_equal", "greater than or equal to")
+        )
+        ctx = {"le" if above else "gt" if open else "ge": bound}
+        entry = _entry(kind, place, f"Input should be {relation} {bound}", value, ctx)
+        return WrongType(_listed(entry), field=f"body.{place}")
+
+    def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+        *others, last = [repr(name) for name in allowed]
+        expected = f"{', '.join(others)} or {last}" if others else last
+        entry = _entry("literal_error", _place(path), f"Input should be {expected}", value, {"expected": expected})
+        return WrongType(_listed(entry), field=f"body.{_place(path)}")
+
+    def empty(self, path: str, what: str) -> BadRequest:
+        name = path.partition("[")[0]
+        if name == "prompt" and what == "string":
+            return named("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        return Invalid(EMPTY.get(name, f"{path} must not be empty."))
+
+    def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+        place, noun = _place(path), {"string": "characters", "array": "items", "object": "items"}[what]
+        kind, type_ = ("string_too_long", "String") if what == "string" else ("too_long", "List")
+        tail = "" if what == "string" else f" after validation, not {size}"
+        ctx = (
+            {"max_length": cap} if what == "string" else {"field_type": type_, "max_length": cap, "actual_length": size}
+        )
+        entry = _entry(kind, place, f"{type_} should have at most {cap} {noun}{tail}", self._value(place), ctx)
+        return WrongType(_listed(entry), field=f"body.{place}")
+
+    def invalid(self, path: str, reason: str) -> BadRequest:
+        sentence, tells = RULES.get(path, (f"{path}: {reason}", True))
+        return named(sentence, path) if tells else Invalid(sentence)
+
+    def _value(self, place: str) -> Any:
+        """What stands in the body at a dotted place."""
+        value: Any = self._body
+        for key in filter(None, place.split(".")):
+            if isinstance(value, list):
+                value = value[int(key)] if key.isdigit() and int(key) < len(value) else None
+            else:
+                value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def _parent(self, place: str) -> Any:
+        return self._value(place.rpartition(".")[0])
+
+
+WORDS = Words()
+
+
+def named(sentence: str, field: str, value: Any = None) -> Invalid:
+    """A refusal with the parameter behind it, and its value if that is told."""
+    told = "" if value is None else f", value={excerpt(value)}"
+    return Invalid(f"{sentence} (parameter={field}{told})", field=field)
+
+
+def unstopped(strings: Sequence[Any], cap: int) -> WrongType:
+    """More stop strings than the original takes: one string is none, and the list is too long."""
+    message = f"List should have at most {cap} items after validation, not {len(strings)}"
+    ctx = {"field_type": "List", "max_length": cap, "actual_length": len(strings)}
+    return WrongType(
+        _listed(
+            _entry("string_type", "stop.str", TYPES["a string"][1], strings),
+            _entry("too_long", "stop.list[str]", message, strings, ctx),
+        ),
+        field="body.stop.str",
+    )
+
+
+def unsupported_media() -> Malformed:
+    return Malformed("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+
+
+def _place(path: str) -> str:
+    return KEYS.sub(r".\1", path)
+
+
+def _entry(kind: str, place: str, message: str, value: Any, ctx: dict[str, Any] | None = None) -> str:
+    entry: dict[str, Any] = {"type": kind, "loc": f"body.{place}" if place else "body", "msg": message}
+    entry["input"] = _summary(value)
+    return repr(entry | {"ctx": ctx} if ctx is not None else entry)
+
+
+def _summary(value: Any) -> Any:
+    """Something short in place of a value."""
+    match value:
+        case dict():
+            return f"<dict of {len(value)} items>"
+        case list():
+            return f"<list of {len(value)} items>"
+        case str() if len(value) > 60:
+            return f"{value[:59]}…"
+        case int() if abs(value) >= 10**60:
+            return excerpt(value)
+        case _:
+            return value
+
+
+def _listed(*entries: str) -> str:
+    several = "s" if len(entries) > 1 else ""
+    return "\n".join([f"{len(entries)} validation error{several}:", *(f"  {entry}" for entry in entries)])

@@ -1,0 +1,94 @@
+// How the 16 tokens of a page lie in memory, and how a token is written into one.
+//
+// A page is [heads], and each head is its keys, then its values, then, if they are int8, a scale for each key and each
+// value. The order inside is that of the products which read it, so that nothing is turned around on the way:
+//
+//   bf16  keys [dim / 2][16][2]  values [8][wide][2]
+//   int8  keys [dim / 4][16][4]  values [4][wide][4]  float scales of keys [16], of values [16]
+//
+// `wide` is value_dim rounded up to 16. What is beyond the real numbers is zero, because a page is cleared when it is
+// handed out and nothing is ever written there.
+#pragma once
+#include "vector.h"
+
+constexpr long PAGE = 16;
+constexpr long MAX_DIM = 512;  // of keys, and of values
+
+struct Layout {
+  long heads, dim, value_dim;
+  bool int8;
+
+  long side() const { return int8 ? 4 : 2; }                                    // numbers side by side
+  long pairs() const { return (dim + side() - 1) / side() * (side() / 2); }      // of a key, as products see them
+  long wide() const { return (value_dim + PAGE - 1) / PAGE * PAGE; }
+  long key_bytes() const { return 2 * pairs() * PAGE * (int8 ? 1 : 2); }
+  long value_bytes() const { return PAGE * wide() * (int8 ? 1 : 2); }
+  long head_bytes() const { return key_bytes() + value_bytes() + (int8 ? 2 * PAGE * sizeof(float) : 0); }
+  long page_bytes() const { return heads * head_bytes(); }
+};
+
+static inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+static inline float largest(Vec v) {
+  float lanes[LANES];
+  put(lanes, v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+  return lanes[0];
+}
+
+// Numbers of at most 127 that are, times the scale which is returned, closest to those of the row. A row with anything
+// in it that is not finite has a scale that is none either.
+static inline float quantise(const bf16* row, long count, int8_t* to) {
+  typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+  Vec most = {}, odd = {};
+  for (long i = 0; i < count; i += LANES) {
+    Vec v = load(row + i, count - i);
+    most = larger((Vec)((Bits)v & 0x7fffffff), most);
+    odd += v * 0.f;
+  }
+  float reach = largest(most), factor = reach > 1e-30f ? 127.f / reach : 0.f;
+  for (long i = 0; i < count; i += LANES) {
+    Vec near = load(row + i, count - i) * factor + 12582912.f;  // 1.5 * 2^23: the integer is in the low bits
+    Bytes bytes = __builtin_convertvector((Bits)near & 0xff, Bytes);
+    if (count - i >= LANES) put(to + i, bytes);
+    else memcpy(to + i, &bytes, count - i);
+  }
+  return reach / 127.f + sum(odd);
+}
+
+// Key `row` [dim] as token t of the page's head at `head`.
+static inline void write_key(const Layout& layout, char* head, long t, const bf16* row) {
+  if (layout.int8) {
+    int8_t numbers[MAX_DIM];
+    ((float*)(head + layout.key_bytes() + layout.value_bytes()))[t] = quantise(row, layout.dim, numbers);
+    for (long d = 0; d < layout.dim; d += 4) memcpy(head + (d * PAGE + 4 * t), numbers + d, layout.dim - d < 4 ? layout.dim - d : 4);
+  } else {
+    for (long d = 0; d + 1 < layout.dim; d += 2) memcpy(head + 2 * (d * PAGE + 2 * t), row + d, 4);
+    if (layout.dim % 2) memcpy(head + 2 * ((layout.dim - 1) * PAGE + 2 * t), row + layout.dim - 1, 2);
+  }
+}
+
+// Value `row` [value_dim] as token t. Neighbours in time share words, so nothing but the token's own bytes is touched:
+// another thread may be writing the rest.
+static inline void write_value(const Layout& layout, char* head, long t, const bf16* row) {
+  head += layout.key_bytes();
+  if (layout.int8) {
+    int8_t numbers[MAX_DIM];
+    ((float*)(head + layout.value_bytes()))[PAGE + t] = quantise(row, layout.value_dim, numbers);
+    int8_t* to = (int8_t*)head + t / 4 * layout.wide() * 4 + t % 4;
+    for (long d = 0; d < layout.value_dim; d++) to[4 * d] = numbers[d];
+  } else {
+    bf16* to = (bf16*)head + t / 2 * layout.wide() * 2 + t % 2;
+    for (long d = 0; d < layout.value_dim; d++) to[2 * d] = row[d];
+  }
+}
+
+// Keys [heads, dim] and values [heads, value_dim] of one token, into its place of the pages.
+static inline void write_token(const Layout& layout, char* pages, int64_t slot, const bf16* keys, const bf16* values) {
+  for (long h = 0; h < layout.heads; h++) {
+    char* head = pages + slot / PAGE * layout.page_bytes() + h * layout.head_bytes();
+    write_key(layout, head, slot % PAGE, keys + h * layout.dim);
+    write_value(layout, head, slot % PAGE, values + h * layout.value_dim);
+  }
+}

@@ -1,0 +1,165 @@
+"""What vLLM added to OpenAI's API: each member's effect or refusal, on both routes."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Head
+from parley.dialects.openai import chat, completions
+from parley.errors import BadRequest, Unsupported
+from parley.types import Accepted, Delta, Done, Token, Usage
+
+HEAD = Head("0f", 1700000000, "fp_1", context=256)
+USER = [{"role": "user", "content": "Hi"}]
+READERS = {
+    "chat": lambda **members: chat.read(json.dumps({"messages": USER} | members).encode(), HEAD),
+    "text": lambda **members: completions.read(json.dumps({"prompt": "Hi"} | members).encode(), HEAD),
+}
+
+
+@pytest.fixture(params=READERS)
+def read(request) -> Any:
+    return READERS[request.param]
+
+
+def refused(read, **members) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        read(**members)
+    return caught.value
+
+
+WISHES: list[dict[str, Any]] = [
+    {"use_beam_search": True},
+    {"logits_processors": ["x"]},
+    {"bad_words": ["x"]},
+    {"allowed_token_ids": [1]},
+    {"logprob_token_ids": [1]},
+    {"thinking_token_budget": 0},
+    {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 3}},
+    {"stream_interval": 2},
+    {"return_token_offsets": True},
+    {"return_prompt_text": True},
+    {"kv_transfer_params": {"a": 1}},
+    {"ec_transfer_params": {"a": 1}},
+    {"mm_processor_kwargs": {"a": 1}},
+    {"media_io_kwargs": {"a": 1}},
+    {"prompt_embeds": "AAAA"},
+    {"guided_json": {"type": "object"}},
+    {"guided_json": "{}"},
+    {"guided_regex": "a+"},
+    {"guided_choice": ["a", "b"]},
+    {"guided_grammar": "root ::= x"},
+    {"structural_tag": "{}"},
+    {"structured_outputs": {"json": {}}},
+    {"structured_outputs": {"regex": "a", "whitespace_pattern": " ", "disable_any_whitespace": True}},
+    {"structured_outputs": {"choice": ["a"]}},
+    {"structured_outputs": {"grammar": "x"}},
+    {"structured_outputs": {"json_object": True}},
+    {"structured_outputs": {"structural_tag": "{}"}},
+]
+
+
+@pytest.mark.parametrize("members", WISHES, ids=str)
+def test_what_is_not_available_is_refused_by_name(read, members):
+    error = refused(read, **members)
+    assert isinstance(error, Unsupported) and error.field == next(iter(members))
+
+
+NOTHING: dict[str, Any] = {
+    "use_beam_search": False, "logits_processors": [], "bad_words": [], "allowed_token_ids": [],
+    "logprob_token_ids": [], "thinking_token_budget": -1, "repetition_detection": {"max_pattern_size": 0},
+    "stream_interval": 1, "return_token_offsets": False, "return_prompt_text": False, "kv_transfer_params": {},
+    "ec_transfer_params": {}, "mm_processor_kwargs": {}, "media_io_kwargs": {}, "structured_outputs": None,
+    "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 5,
+    "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0, "early_stopping": "never",
+    "vllm_xargs": {"a": 1, "b": "x", "c": 0.5, "d": [1]}, "truncation_side": "left",
+}  # fmt: skip
+
+
+def test_what_asks_for_nothing_changes_nothing(read):
+    assert read(**NOTHING).request == read().request
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"use_beam_search": "x"}, "use_beam_search"),
+    ({"logits_processors": "x"}, "logits_processors"),
+    ({"bad_words": [""]}, "bad_words[0]"),
+    ({"bad_words": [5]}, "bad_words[0]"),
+    ({"allowed_token_ids": ["x"]}, "allowed_token_ids[0]"),
+    ({"logprob_token_ids": [-1]}, "logprob_token_ids[0]"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ({"repetition_detection": {"min_count": -1}}, "repetition_detection.min_count"),
+    ({"stream_interval": 0}, "stream_interval"),
+    ({"priority": "high"}, "priority"),
+    ({"session_id": 5}, "session_id"),
+    ({"request_id": ""}, "request_id"),
+    ({"request_id": "a\nb"}, "request_id"),
+    ({"request_id": "x" * 257}, "request_id"),
+    ({"early_stopping": "always"}, "early_stopping"),
+    ({"vllm_xargs": {"a": None}}, "vllm_xargs"),
+    ({"kv_transfer_params": 5}, "kv_transfer_params"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": "a@b"}, "cache_salt"),
+    ({"cache_salt": "x" * 129}, "cache_salt"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 5, "truncation_side": "middle"}, "truncation_side"),
+    ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, "truncation_side"),
+    ({"structured_outputs": {}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "5"}}, "structured_outputs.json"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.format"),
+    ({"response_format": {"type": "structural_tag", "structures": [{"begin": "a"}]}},
+     "response_format.structures[0].end"),
+    ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format.triggers"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "tag"}}}, "response_format.type"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "field"), MISTAKES, ids=lambda value: str(value)[:50])
+def test_mistakes_are_told_by_name(read, members, field):
+    assert refused(read, **members).field == field
+
+
+def test_truncation(read):
+    assert read(truncate_prompt_tokens=5).request.truncate == 5
+    assert read(truncate_prompt_tokens=-1, max_tokens=6).request.truncate == 250
+    assert read(truncate_prompt_tokens=-1, max_tokens=1000).request.truncate == 1
+
+
+def test_a_request_may_bring_its_id(read):
+    reply = read(request_id="mine")
+    assert reply.request.id == "0f"
+    reply.add([Done(0, "stop", Usage(1, 1))])
+    assert json.loads(reply.body(Usage(1, 1)))["id"].endswith("-mine")
+
+
+def test_documents_reach_the_template():
+    document = {"title": "a", "text": "b"}
+    (prompt,) = READERS["chat"](documents=[document]).request.prompts
+    assert prompt.options["documents"] == [document]
+    assert refused(READERS["chat"], documents=[{"text": 5}]).field == "documents[0].text"
+    assert refused(READERS["chat"], documents=["x"]).field == "documents[0]"
+
+
+def test_usage_in_every_chunk(read):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    reply = read(stream=True, stream_options=options)
+    assert reply.request.want.usage and reply.request.want.ids
+    token = Token(5, "a", b"a")
+    bytes = reply.chunk([Accepted(0, [1, 2, 3])])
+    for event in (Delta(0, "ab", tokens=[token, token]), Delta(0, "c", tokens=[token]), Done(0, "stop", Usage(3, 3))):
+        bytes += reply.chunk([event])
+    bytes += reply.end(Usage(3, 3))
+    chunks = [json.loads(frame.removeprefix("data: ")) for frame in bytes.decode().split("\n\n")[:-2]]
+    told = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["choices"]]
+    assert told in ([0, 2, 3, 3], [2, 3, 3])  # a chat begins with a chunk for the role
+    assert all(chunk["usage"]["prompt_tokens"] == 3 for chunk in chunks)
+    assert "token_ids" not in chunks[-2]["choices"][0]
+    assert not read(stream=True, stream_options={"continuous_usage_stats": True}).request.want.usage

@@ -1,0 +1,472 @@
+"""TGI's chat, completions and Vertex routes: what bodies mean, which are refused and where, and the exact bytes."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Answer, Card, Head, Timings
+from parley.dialects.tgi import STRICT, chat, completions, generate, messages, openai, shared, tokens, vertex
+from parley.errors import BadRequest, EngineError, Overloaded, ParleyError, UnknownModel
+from parley.types import (
+    Accepted,
+    CallDelta,
+    Chat,
+    Delta,
+    Done,
+    Message,
+    Sampling,
+    Stop,
+    Text,
+    Token,
+    ToolCall,
+    Usage,
+    Want,
+)
+
+HEAD = Head("0f", 1700000000, "fp_1", context=100, device="cpu")
+USAGE = Usage(prompt_tokens=5, completion_tokens=2)
+TIMINGS = Timings(total=0.482913, validation=0.0021, queue=0.0109, inference=0.4685)
+TALK = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+F = openai.FINGERPRINT.encode()
+
+
+def talk(rules: shared.Rules = shared.STRICT, **members: Any) -> Any:
+    return chat.read(rules, json.dumps({"messages": TALK} | members).encode(), HEAD)
+
+
+def complete(rules: shared.Rules = shared.STRICT, **members: Any) -> Any:
+    return completions.read(rules, json.dumps({"prompt": "Hi"} | members).encode(), HEAD)
+
+
+def refused(make: Any) -> tuple[int, Any]:
+    with pytest.raises(ParleyError) as caught:
+        make()
+    answer = STRICT.error(caught.value)
+    return answer.status, json.loads(answer.body) if answer.type == b"application/json" else answer.body.decode()
+
+
+def word(id: int, text: str, special: bool = False, **more: Any) -> Token:
+    return Token(id, text, text.encode(), -0.5, 1, special=special, **more)
+
+
+def done(index: int = 0, reason: Any = "stop", count: int = 2, stop: Any = None) -> Done:
+    return Done(index, reason, Usage(5, count), stop)
+
+
+# -- what a conversation means
+
+
+def test_a_bare_conversation_samples_to_the_end_of_the_context():
+    request = talk().request
+    assert request.prompts == [Chat([Message("user", "Hi")])]
+    assert request.sampling == Sampling()
+    assert request.stop == Stop(include=True, reserve=1024)
+    assert request.want == Want(plain=True)
+    assert (request.model, request.n, request.stream) == ("", 1, False)
+
+
+@pytest.mark.parametrize(
+    ("members", "sampling"),
+    [
+        ({"temperature": 0}, Sampling(temperature=0)),
+        ({"temperature": 0.5}, Sampling(temperature=0.5)),
+        ({"temperature": 1}, Sampling()),
+        ({"temperature": None}, Sampling()),
+        ({"top_p": 0.9, "seed": 3}, Sampling(top_p=0.9, seed=3)),
+        ({"frequency_penalty": -1.5}, Sampling(frequency_penalty=-1.5)),
+        ({"presence_penalty": 0}, Sampling(repetition_penalty=2.0)),
+        ({"presence_penalty": -1}, Sampling(repetition_penalty=1.0)),
+        ({"logit_bias": [1.0, 2.0], "n": 5, "top_k": 3, "user": "u"}, Sampling()),
+    ],
+    ids=str,
+)
+def test_sampling(members, sampling):
+    assert talk(**members).request.sampling == sampling
+
+
+def test_lengths_stops_and_wants():
+    assert talk(max_tokens=7, stop=["a"]).request.stop == Stop(["a"], max_tokens=7, include=True, reserve=1024)
+    assert talk(max_completion_tokens=7).request.stop.max_tokens == 7
+    assert talk(logprobs=True, top_logprobs=3).request.want == Want(logprobs=3, plain=True)
+    assert talk(logprobs=True).request.want == Want(logprobs=0, plain=True)
+    assert talk(top_logprobs=3).request.want == Want(plain=True)
+    streamed = talk(stream=True, stream_options={"include_usage": True}).request
+    assert (streamed.stream, streamed.want) == (True, Want(usage=True, ids=True, plain=True))
+
+
+def test_models_stand_for_adapters_but_for_one_name():
+    assert talk(model="tgi").request.model == talk().request.model == ""
+    assert talk(model="lora").request.model == "lora"
+    unknown = STRICT.error(UnknownModel("There is none.", name="lora"))
+    assert (unknown.status, json.loads(unknown.body)) == (
+        424, {"error": "Request failed during generation: There is none.", "error_type": "generation"}
+    )  # fmt: skip
+
+
+def test_parts_are_joined_and_the_last_turn_of_the_assistant_goes_on():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    said = [{"role": "user", "content": parts}, {"role": "assistant", "content": "So \n"}]
+    assert talk(messages=said).request.prompts == [
+        Chat(
+            [Message("user", "ab"), Message("assistant", "So")], add_generation_prompt=False, continue_final=True
+        )
+    ]  # fmt: skip
+    assert talk(guideline="Be kind.").request.prompts[0].options == {"guideline": "Be kind."}
+
+
+def test_tools_go_to_the_template_and_their_prompt_to_the_last_message():
+    (prompt,) = talk(tools=[TOOL], tool_prompt="Call one.").request.prompts
+    assert prompt.tools == [TOOL]
+    assert prompt.messages == [Message("user", "Hi\n---\nCall one.")]
+    assert talk(tools=[TOOL]).request.want == Want()
+    described = {"type": "function", "function": {"name": "f", "description": "d", "arguments": {"a": 1}}}
+    assert talk(tools=[described]).request.prompts[0].tools == [
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"a": 1}}}
+    ]
+    unused = talk(tools=[TOOL], tool_choice="none", tool_prompt="x").request
+    assert unused.prompts == [Chat([Message("user", "Hi")])]
+
+
+def test_ids_of_calls_count_up():
+    def chat_of(*ids: str) -> Chat:
+        return Chat([Message("assistant", tool_calls=[ToolCall(id, "f", "{}")]) for id in ids])
+
+    assert [messages.next_id(chat_of(*ids)) for ids in ((), ("0",), ("3", "1"), ("call_a",), ("9" * 40,))] == [
+        "0", "1", "4", "", ""
+    ]  # fmt: skip
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ({"messages": None}, "missing field `messages`"),
+        ({"max_tokens": -1}, "max_tokens: invalid value: integer `-1`, expected u32"),
+        ({"max_tokens": 1, "max_completion_tokens": 1}, "duplicate field `max_tokens`"),
+        ({"stop": "a"}, 'stop: invalid type: string "a", expected a sequence'),
+        ({"stream": None}, "stream: invalid type: null, expected a boolean"),
+        ({"stream_options": None}, "stream_options: invalid type: null, expected a map"),
+        ({"logit_bias": {"5": 1}}, "logit_bias: invalid type: map, expected a sequence"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format: missing field `value`"),
+        ({"response_format": {"type": "text"}}, "response_format.type: unknown variant `text`, expected one of "
+         "`json`, `json_object`, `regex`, `json_schema`"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function: missing field `arguments`"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools[0]: missing field `type`"),
+        ({"seed": -1}, "seed: invalid value: integer `-1`, expected u64"),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_wrong_types_are_plain_text_also_of_a_stream(members, text, stream):
+    status, told = refused(lambda: talk(**{"stream": stream} | members))
+    assert (status, told) == (422, f"Failed to deserialize the JSON body into the target type: {text}")
+
+
+FAULTS = [
+    ({"temperature": -1}, "`temperature` must be strictly positive"),
+    ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"top_p": 0}, "`top_p` must be > 0.0 and < 1.0"),
+    ({"presence_penalty": -2}, "`repetition_penalty` must be strictly positive"),
+    ({"frequency_penalty": 3}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
+    ({"top_logprobs": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+    ({"max_tokens": 0}, "`max_new_tokens` must be strictly positive"),
+    ({"stop": list("abcde")}, "`stop` supports up to 4 stop sequences. Given: 5"),
+    ({"response_format": {"type": "json", "value": {"properties": {}}}}, "grammar is not supported"),
+    (
+        {"response_format": {"type": "json", "value": {}}},
+        "grammar is not valid: Grammar must have a 'properties' field",
+    ),
+    ({"tools": [TOOL], "tool_choice": "required"}, "`tool_choice` is not available on this server"),
+    ({"tools": [TOOL], "tool_choice": "f"}, "`tool_choice` is not available on this server"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "text"), FAULTS, ids=str)
+def test_what_validation_refuses_has_a_status_or_is_told_in_the_stream(members, text):
+    assert refused(lambda: talk(**members)) == (
+        422, {"error": f"Input validation error: {text}", "error_type": "validation"}
+    )  # fmt: skip
+    inside = json.dumps({"error": {"message": f"Input validation error: {text}", "http_status_code": 422}})
+    said = b"data: " + inside.replace('": ', '":').replace(', "', ',"').encode() + b"\n\ndata: [DONE]\n\n"
+    assert talk(stream=True, **members) == Answer(200, said, b"text/event-stream")
+    with pytest.raises(BadRequest):
+        talk(shared.EXTENDED, stream=True, **{"temperature": -1})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_of_tools_and_template_come_before_the_stream(stream):
+    named = {"type": "function", "function": {"name": "g"}}
+    for choice in ("g", named):
+        assert refused(lambda c=choice: talk(tools=[TOOL], tool_choice=c, stream=stream)) == (
+            422, {"error": "Tool error: Tool with name g not found", "error_type": "tool_error"}
+        )  # fmt: skip
+    grammar = {"type": "json", "value": {"properties": {}}}
+    assert refused(lambda: talk(tools=[], response_format=grammar, stream=stream))[1] == {
+        "error": "Tool error: Grammar and tools are mutually exclusive", "error_type": "tool_error"
+    }  # fmt: skip
+    template = BadRequest("roles must alternate", field="messages")
+    assert talk(stream=stream).refusal(template) is None
+    assert json.loads(STRICT.error(template).body) == {
+        "error": "Template error: roles must alternate", "error_type": "template_error"
+    }  # fmt: skip
+
+
+def test_whatever_ends_a_stream_has_the_same_number():
+    for error, text in (
+        (EngineError("It broke."), "Request failed during generation: It broke."),
+        (Overloaded("Full."), "Model is overloaded"),
+    ):
+        expected = b'data: {"error":{"message":"' + text.encode() + b'","http_status_code":422}}\n\ndata: [DONE]\n\n'
+        assert talk(stream=True).fail(error) == expected
+        assert talk(stream=True).refusal(error) == Answer(200, expected, b"text/event-stream")
+        assert talk().refusal(error) is None
+        assert talk(shared.EXTENDED, stream=True).refusal(error) is None
+
+
+# -- the answer
+
+
+HEADING = b'"id":"","created":1700000000,"model":"m","system_fingerprint":"' + F + b'",'
+
+
+def chunk(text: str, finish: str = "null", logprobs: str = "null") -> bytes:
+    return (
+        b'data: {"object":"chat.completion.chunk",' + HEADING
+        + b'"choices":[{"index":0,"delta":{"role":"assistant","content":' + json.dumps(text).encode()
+        + b'},"logprobs":' + logprobs.encode() + b',"finish_reason":' + finish.encode() + b'}],"usage":null}\n\n'
+    )  # fmt: skip
+
+
+def test_each_token_is_a_chunk_and_the_last_one_has_the_end():
+    reply = talk(stream=True)
+    reply.request.model = "m"
+    both = Delta(0, "Hi there", tokens=[word(7, "Hi"), word(8, " there")])
+    assert reply.chunk([Accepted(0, [1] * 5)]) == b""
+    assert reply.chunk([both]) == chunk("Hi") + chunk(" there")
+    assert reply.chunk([Delta(0, "!", tokens=[word(9, "!")])]) == chunk("!")
+    last = [Delta(0, "", tokens=[word(2, "</s>", True)]), done(count=4)]
+    assert reply.chunk(last) == chunk("", '"stop"')
+    assert reply.end(USAGE) == b"data: [DONE]\n\n"
+    assert (reply.media_type, reply.ping, reply.silence) == ("text/event-stream", b":\n\n", 15.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (done(), "stop"),
+        (done(reason="length"), "length"),
+        (done(stop="x"), "stop_sequence"),
+        (done(count=3), "length"),
+    ],
+)
+def test_the_end_is_told_in_native_words(event, told):
+    reply = talk(stream=True, max_tokens=3)
+    reply.request.model = "m"
+    assert reply.chunk([Delta(0, "x", tokens=[word(7, "x")]), event]) == chunk("x", f'"{told}"')
+    whole = talk(max_tokens=3)
+    whole.add([Delta(0, "x"), event])
+    assert json.loads(whole.body(USAGE))["choices"][0]["finish_reason"] == told
+
+
+def test_a_text_cut_inside_a_token_is_cut_in_the_chunks():
+    reply = talk(stream=True)
+    delta = Delta(0, "one two", tokens=[word(1, "one"), word(2, " twofold")])
+    told = [json.loads(line[6:]) for line in reply.chunk([delta, done(stop="two")]).split(b"\n\n")[:-1]]
+    assert [event["choices"][0]["delta"]["content"] for event in told] == ["one", " two"]
+    half = Delta(0, "é", tokens=[Token(1, "", b"\xc3"), Token(2, "", b"\xa9")])
+    assert [text for _, text in openai.pieces(half)] == ["", "é"]
+
+
+def test_logprobs_and_usage_in_a_stream():
+    reply = talk(stream=True, logprobs=True, top_logprobs=1, stream_options={"include_usage": True})
+    reply.request.model = "m"
+    token = word(7, "Hi", top=[word(7, "Hi")])
+    told = '{"content":[{"token":"Hi","logprob":-0.5,"top_logprobs":[{"token":"Hi","logprob":-0.5}]}]}'
+    assert reply.chunk([Delta(0, "Hi", tokens=[token]), done()]) == chunk("Hi", '"stop"', told)
+    assert reply.end(USAGE) == (
+        b'data: {"object":"chat.completion.chunk",' + HEADING + b'"choices":[],"usage":{"prompt_tokens":5,'
+        b'"completion_tokens":2,"total_tokens":7}}\n\ndata: [DONE]\n\n'
+    )
+
+
+def test_an_answer_in_one_piece():
+    reply = talk()
+    reply.request.model = "m"
+    reply.add([Accepted(0, [1] * 5), Delta(0, "Hi "), Delta(0, "you"), done()])
+    assert reply.body(USAGE) == (
+        b'{"object":"chat.completion",' + HEADING + b'"choices":[{"index":0,"message":{"role":"assistant",'
+        b'"content":"Hi you"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":5,'
+        b'"completion_tokens":2,"total_tokens":7}}'
+    )
+    assert dict(reply.headers(TIMINGS)) == {
+        b"x-compute-type": b"cpu+optimized",
+        b"x-compute-time": b"0.482913000",
+        b"x-compute-characters": b"2",
+        b"x-total-time": b"482",
+        b"x-validation-time": b"2",
+        b"x-queue-time": b"10",
+        b"x-inference-time": b"468",
+        b"x-time-per-token": b"234",
+        b"x-prompt-tokens": b"5",
+        b"x-generated-tokens": b"2",
+    }
+
+
+def test_the_model_is_called_as_the_client_calls_it():
+    reply = talk(model="dummy")
+    reply.request.model = "m"
+    reply.add([done()])
+    assert json.loads(reply.body(USAGE))["model"] == "dummy"
+
+
+CALL = [
+    Delta(0, "", part="tool", call=CallDelta(0, "call_x", "f", "")),
+    Delta(0, "", part="tool", call=CallDelta(0, arguments='{"a":1}')),
+    Delta(0, "", part="tool", call=CallDelta(1, "call_y", "g", "{}")),
+    done(reason="tool"),
+]
+
+
+def test_one_call_and_no_content():
+    reply = talk(tools=[TOOL])
+    reply.add(CALL)
+    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    function = {"description": None, "name": "f", "arguments": '{"a":1}'}
+    assert choice == {
+        "index": 0,
+        "message": {"role": "assistant", "tool_calls": [{"id": "0", "type": "function", "function": function}]},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+
+
+def test_a_streamed_call_repeats_its_id_and_has_no_end():
+    reply = talk(stream=True, tools=[TOOL])
+    told = [json.loads(line[6:])["choices"][0] for line in reply.chunk(CALL).split(b"\n\n")[:-1]]
+    assert [choice["delta"] for choice in told] == [
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"index": 0, "id": "0", "type": "function", "function": {"name": name, "arguments": arguments}}
+            ],
+        }
+        for name, arguments in (("f", ""), (None, '{"a":1}'))
+    ]
+    assert all(choice["finish_reason"] is None for choice in told)
+
+
+# -- completions
+
+
+def test_what_a_completion_means():
+    request = complete(max_tokens=4, stop=["x"], repetition_penalty=1.5, seed=1).request
+    assert request.prompts == [Text("Hi")]
+    assert request.sampling == Sampling(seed=1, repetition_penalty=1.5)
+    assert request.stop == Stop(["x"], max_tokens=4, include=True, reserve=1024)
+    assert complete(prompt=["a", "b"], temperature=0).request.sampling == Sampling(temperature=0)
+    assert complete(prompt=["a", "b"]).request.prompts == [Text("a"), Text("b")]
+
+
+def test_what_a_completion_may_not_be():
+    prefix = "Failed to deserialize the JSON body into the target type: "
+    for prompt, text in (
+        ([], "prompt: Empty array detected. Do not use an empty array for the prompt."),
+        ([1, 2], "prompt[0]: invalid type: integer `1`, expected a string"),
+        (5, "prompt: invalid type: integer `5`, expected a sequence"),
+        (None, "prompt: invalid type: null, expected a sequence"),
+    ):
+        assert refused(lambda p=prompt: complete(prompt=p)) == (422, prefix + text)
+    assert refused(lambda: complete(suffix="s")) == (422, {
+        "error": "Suffix is not supported and can be achieved by preprocessing the prompt.",
+        "error_type": "suffix not supported",
+    })  # fmt: skip
+    assert refused(lambda: complete(prompt=["a"] * 5)) == (422, {
+        "error": "Number of prompts exceeds the maximum allowed batch size of 4", "error_type": "batch size exceeded",
+    })  # fmt: skip
+    assert refused(lambda: complete(prompt=["a", ""]))[1]["error"] == "Input validation error: `inputs` cannot be empty"
+    assert complete(suffix="s", stream=True).status == 200
+
+
+def test_completions_come_in_the_order_in_which_they_end():
+    reply = complete(prompt=["a", "b"])
+    reply.request.model = "m"
+    reply.add([Delta(0, "x"), Delta(1, "y"), done(1, "length"), Delta(0, "z"), done(0)])
+    assert reply.body(USAGE) == (
+        b'{"object":"text_completion",' + HEADING + b'"choices":[{"index":1,"text":"y","logprobs":null,'
+        b'"finish_reason":"length"},{"index":0,"text":"xz","logprobs":null,"finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}'
+    )
+    names = [name for name, _ in reply.headers(TIMINGS)]
+    assert b"x-total-time" in names and b"x-compute-time" not in names
+
+
+def test_a_stream_of_completions():
+    reply = complete(stream=True)
+    reply.request.model = "m"
+    assert reply.chunk([Accepted(0, [1] * 5), Delta(0, "x", tokens=[word(7, "x")])]) == (
+        b'data: {"object":"text_completion","id":"","created":1700000000,"choices":[{"index":0,"text":"x",'
+        b'"logprobs":null,"finish_reason":""}],"model":"m","system_fingerprint":"' + F + b'"}\n\n'
+    )
+    assert reply.chunk([Delta(0, "", tokens=[word(2, "</s>", True)]), done()]) == (
+        b'data: {"object":"text_completion",' + HEADING + b'"choices":[{"index":0,"text":"","logprobs":null,'
+        b'"finish_reason":"eos_token"}],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}\n\n'
+    )
+    assert reply.end(USAGE) == b"data: [DONE]\n\n"
+
+
+# -- the envelopes of others
+
+
+def test_one_path_takes_three_kinds_of_bodies():
+    def invoke(**members: Any) -> Any:
+        return generate.invoked(shared.STRICT, json.dumps(members).encode(), HEAD)
+
+    assert isinstance(invoke(inputs="a"), generate.GenerateReply)
+    assert isinstance(invoke(messages=TALK), chat.ChatReply)
+    assert isinstance(invoke(prompt="a"), completions.CompletionReply)
+    assert refused(lambda: invoke(input="a")) == (
+        422, "Failed to deserialize the JSON body into the target type: data did not match any variant of untagged "
+        "enum SagemakerRequest"
+    )  # fmt: skip
+
+
+def instances(*each: Any, rules: shared.Rules = shared.STRICT) -> Any:
+    return vertex.read(rules, json.dumps({"instances": each}).encode(), HEAD)
+
+
+def test_instances_and_their_predictions():
+    short = {"max_new_tokens": 3, "seed": 4}
+    reply = instances(
+        {"inputs": "a", "parameters": {**short, "temperature": 0.1, "stop": ["x"]}},
+        {"messages": TALK, "max_tokens": 3, "seed": 4},
+    )
+    request = reply.request
+    assert request.prompts == [Text("a"), Chat([Message("user", "Hi")])]
+    assert (request.sampling, request.stop) == (Sampling(seed=4), Stop(max_tokens=3, include=True, reserve=1024))
+    reply.add([Delta(1, "two"), Delta(0, "one"), done(1), done(0)])
+    assert reply.body(USAGE) == b'{"predictions":["one","two"]}'
+
+
+def test_what_goes_wrong_with_instances():
+    failed = Answer(500, b'{"error":"Incomplete generation","error_type":"Incomplete generation"}')
+    assert refused(instances) == (
+        422, {"error": "Input validation error", "error_type": "Input validation error"}
+    )  # fmt: skip
+    assert instances({"inputs": ""}) == failed
+    assert instances({"inputs": "a", "parameters": {"max_new_tokens": 0}}) == failed
+    assert instances({"inputs": "a", "parameters": {"seed": 1}}, {"inputs": "a"}) == failed
+    assert instances({"inputs": "a"}).refusal(EngineError("x")) == failed
+    assert instances({"inputs": "a"}, rules=shared.EXTENDED).refusal(EngineError("x")) is None
+    for bad in (b"{}", b'{"instances":null}', b'{"instances":[5]}', b'{"instances":[{}]}'):
+        status, text = refused(lambda b=bad: vertex.read(shared.STRICT, b, HEAD))
+        assert status == 422 and text.startswith("Failed to deserialize")
+
+
+def test_models():
+    assert tokens.models([Card("m", 5, 100)]) == (
+        b'{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"m"}]}'
+    )

@@ -1,0 +1,352 @@
+"""Triton's API as messages: what they are on the wire, that they ask for what HTTP asks for, and what is refused."""
+
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parley.dialects.dialect import Card, Facts, Head, Totals
+from parley.dialects.triton import errors
+from parley.dialects.triton import infer as http
+from parley.dialects.triton.model import INPUTS, OUTPUTS
+from parley.dialects.triton.rpc import control, infer, schema
+from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE
+from parley.dialects.triton.sampling import KNOWN
+from parley.dialects.triton.tensors import FORMATS
+from parley.errors import ParleyError
+from parley.types import Accepted, Delta, Done, Usage
+
+COUNTS = Totals(succeeded=2, failed=1, cancelled=1, last=1.5, whole=2.5, prepared=0.25, queued=0.5, computed=1.75)
+FACTS = Facts("1.2", [Card("m", 5, 64), Card("alias", 5, 64)], True, "ready", COUNTS)
+LOADING = Facts("1.2", [Card("m", 5, None)], False, "loading", Totals())
+
+
+def head(**path: str) -> Head:
+    return Head("0f", 1, "fp", path=path)
+
+
+def request(*inputs: dict[str, Any], raw: tuple[bytes, ...] = (), **members: Any) -> Any:
+    made = infer.REQUEST(model_name="m", **members)
+    for members in inputs:
+        made.inputs.add(**members)
+    made.raw_input_contents.extend(raw)
+    return made
+
+
+def typed(name: str, datatype: str, member: str, *elements: Any, shape: tuple[int, ...] = (1,)) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, "contents": {member: elements}}
+
+
+def texts(*elements: bytes) -> bytes:
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
+TEXT = typed("text_input", "BYTES", "bytes_contents", b"hi")
+
+
+def read(message: Any, *, whole: bool = True) -> infer.Inference:
+    return infer.read(message, head(**infer.path(message)), whole=whole)
+
+
+def refused(message: Any) -> tuple[int, str]:
+    with pytest.raises(ParleyError) as caught:
+        read(message)
+    status, data, _ = errors.error(caught.value)
+    return status, json.loads(data)["error"]
+
+
+# -- the schema
+
+
+def test_a_request_is_what_any_client_sends():
+    wire = b"\x0a\x01m\x1a\x017" + b"\x22\x10" + b"\x0a\x0amax_tokens" + b"\x12\x02\x10\x04"
+    tensor = b"\x0a\x0atext_input\x12\x05BYTES\x1a\x01\x01"
+    wire += b"\x2a" + bytes([len(tensor)]) + tensor + b"\x3a\x06" + texts(b"hi")
+    message = infer.REQUEST.FromString(wire)
+    assert message.SerializeToString(deterministic=True) == wire
+    asked = read(message).request
+    assert (asked.prompts[0].text, asked.stop.max_tokens, asked.model) == ("hi", 4, "m")
+
+
+def test_names_of_types_are_found_in_any_order(tmp_path, monkeypatch):
+    source = (
+        'syntax = "proto3"; package a.b; // why\nmessage M { N n = 1; repeated O.P p = 2; map<string, N> some_of = 3;'
+    )
+    source += " oneof which { bool x = 4; E e = 5; } } message N {} message O { message P { bytes q = 15; } }"
+    source += " enum E { ZERO = 0; ONE = 1; } service S { rpc Do(stream M) returns (N); }"
+    (tmp_path / "x.proto").write_text(source)
+    monkeypatch.setattr(schema, "__file__", str(tmp_path / "schema.py"))
+    made = schema.Schema("x.proto")
+    message = made("M")(p=[{"q": b"1"}], e="ONE", some_of={"k": {}})
+    assert message.SerializeToString() == b"\x12\x03\x7a\x011\x1a\x05\x0a\x01k\x12\x00\x28\x01"
+    assert message.WhichOneof("which") == "e"
+    name, (method,) = made.service("S")
+    assert (name, method.name, method.client_streaming, method.server_streaming) == ("a.b.S", "Do", True, False)
+
+
+def test_every_method_has_its_answer():
+    _, methods = INFERENCE.service("GRPCInferenceService")
+    assert {method.name for method in methods} == {*control.CALLS, "ModelInfer", "ModelStreamInfer"}
+    assert all(method.input_type.full_name == f"inference.{method.name}Request" for method in methods[:-1]
+               if method.name != "ModelStreamInfer")  # fmt: skip
+    assert HEALTH.service("Health")[0] == "grpc.health.v1.Health"
+
+
+# -- what is asked for
+
+
+@pytest.mark.parametrize("datatype", [*FORMATS, "BYTES"])
+def test_a_tensor_is_the_same_typed_and_as_bytes(datatype):
+    """A loose parameter may have any numeric type; the text and the flag show the others."""
+    member = infer.CONTENTS.get(datatype)
+    if datatype == "BYTES":
+        given, raw = (TEXT,), (texts(b"hi"),)
+    elif datatype == "BOOL":
+        given, raw = (TEXT, typed("stream", "BOOL", member, True)), (texts(b"hi"), b"\x01")
+    else:
+        value = 2.0 if datatype.startswith(("FP", "BF")) else 2
+        packed = b"\x00\x40" if datatype == "BF16" else struct.pack(f"<{FORMATS[datatype]}", value)
+        name = "temperature" if isinstance(value, float) else "top_k"
+        given = (TEXT, typed(name, datatype, member or "fp32_contents", value))
+        raw = (texts(b"hi"), packed)
+    bare = [{name: value for name, value in tensor.items() if name != "contents"} for tensor in given]
+    beside = read(request(*bare, raw=raw), whole=False)
+    if member is None:
+        assert "belong in raw_input_contents" in refused(request(*given))[1]
+    else:
+        assert read(request(*given), whole=False).request == beside.request
+    if datatype not in ("BYTES", "BOOL"):
+        assert getattr(beside.request.sampling, name) == 2
+
+
+def test_parameters_are_those_of_http():
+    message = request(TEXT, id="7")
+    for name, kind, value in (("temperature", "double_param", 0.5), ("max_tokens", "int64_param", 9),
+                              ("ignore_eos", "bool_param", True), ("seed", "uint64_param", 2**64 - 1),
+                              ("stop", "string_param", "x"), ("unheard_of", "int64_param", 1)):  # fmt: skip
+        setattr(message.parameters[name], kind, value)
+    document = {
+        "id": "7",
+        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}],
+        "parameters": {"temperature": 0.5, "max_tokens": 9, "ignore_eos": True, "seed": 2**64 - 1, "stop": "x"},
+    }
+    assert read(message).request == http.read(json.dumps(document).encode(), head(model="m")).request
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (request(), "missing required input(s) ['text_input']"),
+        (request(TEXT, raw=(texts(b"hi"),)), "contents field must not be specified when using raw_input_contents for "
+         "'text_input' for model 'm'"),
+        (request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, {"name": "stream", "datatype": "BOOL"},
+                 raw=(texts(b"hi"),)), "raw_input_contents has no entry for input 'stream' for model 'm'"),
+        (request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(texts(b"hi"), b"")),
+         "unexpected additional input data for model 'm'"),
+        (request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(texts(b"hi")[:-1],)),
+         "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'"),
+        (request(typed("text_input", "BYTES", "int_contents", 7)), "datatype 'BYTES' belong in bytes_contents"),
+        (request(typed("text_input", "BYTES", "bytes_contents", b"\xff")), "input 'text_input' is not UTF-8 text"),
+        (request(typed("text_input", "BYTES", "bytes_contents", b"a", b"b")), "does not match true shape"),
+        (request(typed("text_input", "BYTES", "bytes_contents", b"a", shape=(-1,))), "must not be negative"),
+        (request(typed("text_input", "FP8", "fp32_contents", 1)), "data-type is 'FP8', but model 'm' expects 'BYTES'"),
+        (request(TEXT, TEXT), "[request id: <id_unknown>] input 'text_input' already exists in request"),
+        (request(TEXT, parameters={"triton_x": {"bool_param": True}}), "reserved for Triton usage"),
+        (request(TEXT, parameters={infer.EMPTY_FINAL: {"int64_param": 1}}), "must be a bool_param"),
+        (request(TEXT, parameters={"x": {}}), "parameter 'x' has invalid type"),
+        (request(TEXT, parameters={"temperature": {"double_param": -1}}), "'temperature'"),
+        (request(TEXT, parameters={"sequence_id": {"int64_param": 1}}), "Sequences are not available"),
+        (request(TEXT, outputs=[{"name": "nothing"}]), "unexpected inference output 'nothing' for model 'm'"),
+        (request({"name": "text_input", "datatype": "BYTES", "shape": [1],
+                  "parameters": {"shared_memory_region": {"string_param": "r"}}}), "Shared memory is not available"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(message, error):
+    status, sentence = refused(message)
+    assert status == 400 and error in sentence
+
+
+def test_versions():
+    assert read(request(TEXT, model_version="1"))
+    assert refused(request(TEXT, model_version="2")) == (404, "Request for unknown model: 'm' version 2 is not found")
+
+
+# -- what is answered
+
+
+def ended(index: int = 0, tokens: int = 2) -> Done:
+    return Done(index, "length", Usage(3, tokens))
+
+
+def test_one_answer_in_the_order_asked_for():
+    inference = read(request(TEXT, id="7", outputs=[{"name": "num_input_tokens"}, {"name": "text_output"}]))
+    assert inference.answer([Accepted(0, [1, 2, 3]), Delta(0, " a")]) is None
+    answer = inference.answer([Delta(0, "b"), ended()])
+    assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "7")
+    assert [(o.name, o.datatype, list(o.shape)) for o in answer.outputs] == [
+        ("num_input_tokens", "UINT32", []),
+        ("text_output", "BYTES", [1]),
+    ]
+    assert list(answer.raw_output_contents) == [b"\x03\x00\x00\x00", texts(b"hi ab")]
+
+
+def test_a_stream_has_an_answer_for_each_step_and_the_last_says_so():
+    inference = read(request(TEXT, typed("stream", "BOOL", "bool_contents", True)), whole=False)
+    first = infer.streamed(inference.answer([Accepted(0, [1]), Delta(0, "a")]), final=inference.ended)
+    assert first.infer_response.raw_output_contents[0] == texts(b"a")
+    assert inference.answer([]) is None
+    last = infer.streamed(inference.answer([Delta(0, "b"), ended()]), final=inference.ended)
+    flags = [answer.infer_response.parameters[infer.FINAL].bool_param for answer in (first, last)]
+    assert flags == [False, True] and not last.error_message
+    assert last.infer_response.raw_output_contents[0] == texts(b"b")
+
+
+def test_the_same_request_that_wants_no_stream_has_one_answer():
+    for whole in (True, False):
+        inference = read(request(TEXT), whole=whole)
+        assert inference.answer([Accepted(0, [1]), Delta(0, "a")]) is None
+        assert inference.answer([ended()]).raw_output_contents[0] == texts(b"hia")
+
+
+def test_a_failure_names_its_request():
+    told = infer.failed(request(TEXT, id="7"), "It broke.")
+    assert (told.error_message, told.infer_response.id, told.infer_response.model_name) == ("It broke.", "7", "m")
+    assert told.infer_response.parameters[infer.FINAL].bool_param
+
+
+# -- what a server says of itself
+
+
+def ask(name: str, facts: Facts = FACTS, /, **members: Any) -> Any:
+    answer = control.CALLS[name](INFERENCE(f"{name}Request")(**members), head(), facts)
+    assert answer.DESCRIPTOR.full_name == f"inference.{name}Response"
+    return answer
+
+
+def no(name: str, facts: Facts = FACTS, /, **members: Any) -> tuple[int, str]:
+    with pytest.raises(ParleyError) as caught:
+        ask(name, facts, **members)
+    status, data, _ = errors.error(caught.value)
+    return status, json.loads(data)["error"]
+
+
+def test_health():
+    assert ask("ServerLive").live and ask("ServerLive", LOADING).live
+    assert ask("ServerReady").ready and not ask("ServerReady", LOADING).ready
+    assert ask("ModelReady", name="m").ready and ask("ModelReady", name="alias", version="1").ready
+    assert not ask("ModelReady", LOADING, name="m").ready
+    assert no("ModelReady", name="x") == (404, "Request for unknown model: 'x' is not found")
+    for service in ("", "inference.GRPCInferenceService"):
+        question = control.QUESTION(service=service)
+        assert control.check(question, head(), FACTS).status == 1
+        assert control.check(question, head(), LOADING).status == 2
+    with pytest.raises(ParleyError):
+        control.check(control.QUESTION(service="other"), head(), FACTS)
+
+
+def test_metadata_and_configuration():
+    server = ask("ServerMetadata")
+    assert (server.name, server.version, server.extensions[0]) == ("triton", "1.2", "model_repository")
+    model = ask("ModelMetadata", name="m")
+    assert [tensor.name for tensor in model.inputs] == list(INPUTS) and list(model.versions) == ["1"]
+    assert [tensor.name for tensor in model.outputs] == list(OUTPUTS) and list(model.outputs[0].shape) == [-1]
+    config = ask("ModelConfig", name="m", version="1").config
+    assert config.model_transaction_policy.decoupled and config.max_batch_size == 0 and config.backend == "vllm"
+    assert config.input[0].data_type == 13 and not config.input[0].optional and config.input[1].optional
+    assert config.version_policy.latest.num_versions == 1 and config.optimization.input_pinned_memory.enable
+    for name in ("ModelMetadata", "ModelConfig"):
+        assert no(name, name="x")[0] == no(name, name="m", version="2")[0] == 404
+        assert no(name) == (404, "Request for unknown model: '' is not found")
+
+
+def test_statistics():
+    (one,) = ask("ModelStatistics", name="m").model_stats
+    assert (one.name, one.inference_count, one.last_inference) == ("m", 2, 1500)
+    assert (one.inference_stats.success.count, one.inference_stats.success.ns) == (2, 2_500_000_000)
+    assert len(ask("ModelStatistics").model_stats) == 2
+    assert no("ModelStatistics", name="x") == (400, "requested model 'x' is not available")
+
+
+def test_the_repository():
+    (one, _) = ask("RepositoryIndex").models
+    assert (one.name, one.version, one.state, one.reason) == ("m", "1", "READY", "")
+    assert not ask("RepositoryIndex", LOADING, ready=True).models
+    assert no("RepositoryIndex", repository_name="r")[0] == 501
+    ask("RepositoryModelLoad", model_name="m")
+    assert no("RepositoryModelLoad", model_name="m", parameters={"file:1/x": {"bytes_param": b"\xff"}})[0] == 400
+    assert no("RepositoryModelLoad", model_name="x")[1] == "failed to load 'x', failed to poll from model repository"
+    assert no("RepositoryModelUnload", model_name="m")[0] == 503
+
+
+def test_settings():
+    assert ask("TraceSetting").settings["trace_level"].value == ["OFF"]
+    assert ask("TraceSetting", model_name="m", settings={"trace_rate": {"value": ["1000"]}, "trace_level": {}})
+    assert no("TraceSetting", model_name="x")[0] == 404
+    assert no("TraceSetting", settings={"trace_level": {"value": ["TIMESTAMPS"]}})[0] == 400
+    told = ask("LogSettings", settings={"log_info": {"bool_param": True}}).settings
+    assert told["log_info"].bool_param and told["log_format"].string_param == "default"
+    assert told["log_verbose_level"].WhichOneof("parameter_choice") == "uint32_param"
+    assert "log_verbose_level" in no("LogSettings", settings={"log_verbose_level": {"uint32_param": 1}})[1]
+
+
+@pytest.mark.parametrize("kind", ["System", "Cuda"])
+def test_shared_memory(kind):
+    assert not ask(f"{kind}SharedMemoryStatus").regions
+    assert no(f"{kind}SharedMemoryStatus", name="r") == (404, "Unable to find shared memory region: 'r'")
+    assert no(f"{kind}SharedMemoryRegister", name="r", byte_size=8)[0] == 501
+    ask(f"{kind}SharedMemoryUnregister", name="r")
+
+
+# -- anything at all
+
+scalar = st.one_of(
+    st.fixed_dictionaries({"bool_param": st.booleans()}),
+    st.fixed_dictionaries({"int64_param": st.integers(-(2**63), 2**63 - 1)}),
+    st.fixed_dictionaries({"uint64_param": st.integers(0, 2**64 - 1)}),
+    st.fixed_dictionaries({"double_param": st.floats()}),
+    st.fixed_dictionaries({"string_param": st.text(max_size=8)}),
+    st.just({}),
+)
+names = st.sampled_from(sorted({*KNOWN, *INPUTS})) | st.text(max_size=4)
+parameters = st.dictionaries(names | st.sampled_from([infer.EMPTY_FINAL, "shared_memory_region"]), scalar, max_size=3)
+contents = st.fixed_dictionaries(
+    {},
+    optional={
+        "bool_contents": st.lists(st.booleans(), max_size=2),
+        "int_contents": st.lists(st.integers(-(2**31), 2**31 - 1), max_size=2),
+        "uint64_contents": st.lists(st.integers(0, 2**64 - 1), max_size=2),
+        "fp32_contents": st.lists(st.floats(width=32), max_size=2),
+        "bytes_contents": st.lists(st.binary(max_size=6), max_size=2),
+    },
+)
+tensors = st.fixed_dictionaries(
+    {"name": names, "datatype": st.sampled_from([*FORMATS, "BYTES", "", "X"])},
+    optional={
+        "shape": st.lists(st.sampled_from([1, 1, 0, 2, -1, 2**62]), max_size=4),
+        "contents": contents,
+        "parameters": parameters,
+    },
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(tensors | st.just(TEXT), max_size=3),
+    st.lists(st.binary(max_size=9), max_size=2),
+    parameters,
+    st.lists(st.fixed_dictionaries({"name": st.sampled_from(sorted(OUTPUTS)) | names}), max_size=2),
+    st.text(max_size=3),
+)
+def test_no_request_is_too_odd(inputs, raw, parameters, outputs, id):
+    message = request(*inputs, raw=tuple(raw), parameters=parameters, outputs=outputs, id=id)
+    try:
+        inference = read(message, whole=False)
+    except ParleyError as error:
+        assert errors.error(error).status in (400, 404, 500)
+        assert error.message and "0x" not in error.message
+        return
+    events = [Accepted(0, [1]), *(ended(index) for index in range(inference.request.n))]
+    assert inference.answer(events).id == id and inference.ended

@@ -1,0 +1,39 @@
+"""Reads keys and values out of pages, whoever laid them out: a second account of what the kernels agree on."""
+
+from __future__ import annotations
+
+import torch
+
+from parley.core.sequence import BLOCK_SIZE
+from parley.native.pool import Pool
+
+NAN = 0xFF  # a byte that makes every float, and every scale, not a number
+
+
+def spoil(pool: Pool) -> None:
+    """Leave all pages but the last as a stranger might have: full of NaN."""
+    pool.data[:-1].view(torch.uint8).fill_(NAN)
+
+
+def unpack(pool: Pool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as float32 [pages, 16, heads, dim or value_dim]."""
+    layer, data = pool.format.layer, pool.data
+    sizes = (layer.dim, layer.value_dim)
+    int8 = data.dtype == torch.int8
+    if not pool.format.tiled:
+        parts = []
+        for rows, size in zip(data.unbind(1), sizes, strict=True):
+            scale = rows[..., -4:].contiguous().view(torch.float32) if int8 else 1
+            parts.append((rows[..., :size].float() * scale).transpose(1, 2))
+        return parts[0], parts[1]
+    side = 4 if int8 else 2
+    pages, deep, wide = len(data), -(-layer.dim // side), -(-layer.value_dim // BLOCK_SIZE) * BLOCK_SIZE
+    heads = data.view(pages, layer.heads, -1)
+    keys, values, scales = heads.split([deep * BLOCK_SIZE * side, BLOCK_SIZE * wide, 32 * 4 if int8 else 0], -1)
+    keys = keys.reshape(pages, layer.heads, deep, BLOCK_SIZE, side).permute(0, 3, 1, 2, 4).flatten(3)
+    values = values.reshape(pages, layer.heads, -1, wide, side).permute(0, 2, 4, 1, 3).flatten(1, 2)
+    parts = [keys.float(), values.float()]
+    if int8:
+        factors = scales.contiguous().view(torch.float32).view(pages, layer.heads, 2, BLOCK_SIZE).permute(2, 0, 3, 1)
+        parts = [part * factor[..., None] for part, factor in zip(parts, factors, strict=True)]
+    return parts[0][..., : layer.dim], parts[1][..., : layer.value_dim]

@@ -1,0 +1,471 @@
+"""Triton's API over gRPC as a client meets it: calls, streams, keys, limits, and what is left when a client leaves."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from served import HELLO, Served
+from test_routes import value
+from test_start import Process
+
+from parley.dialects.triton.rpc import infer
+from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE
+from parley.server.rpc import Port
+
+KEY = "sk-right-key-0123456789"
+INFER = "/v2/models/tiny/infer"
+BROKEN = b"\xff\xff\xff"  # no message at all
+
+
+class Calls:
+    """A server with its gRPC port, and a channel to it."""
+
+    def __init__(self, served: Served, port: Port, address: str):
+        self.served, self.port, self.address = served, port, address
+        self.channel = grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)])
+
+    def call(self, name: str, /, timeout: float = 20, metadata: Any = (), **members: Any) -> Any:
+        return self.send(name, INFERENCE(f"{name}Request")(**members).SerializeToString(), timeout, metadata)
+
+    def send(self, name: str, data: bytes, /, timeout: float = 20, metadata: Any = ()) -> Any:
+        answer = INFERENCE(f"{name}Response").FromString
+        method = self.channel.unary_unary(f"/inference.GRPCInferenceService/{name}", response_deserializer=answer)
+        return method(data, timeout=timeout, metadata=metadata)
+
+    def infer(self, *, timeout: float = 20, metadata: Any = (), **wish: Any) -> Any:
+        return self.send("ModelInfer", request(**wish).SerializeToString(), timeout, metadata)
+
+    def stream(self, **options: Any) -> Any:
+        path = "/inference.GRPCInferenceService/ModelStreamInfer"
+        return self.channel.stream_stream(path, response_deserializer=infer.STREAMED.FromString)(**options)
+
+    def check(self, service: str = "") -> Any:
+        answer = HEALTH("HealthCheckResponse").FromString
+        method = self.channel.unary_unary("/grpc.health.v1.Health/Check", response_deserializer=answer)
+        return method(HEALTH("HealthCheckRequest")(service=service).SerializeToString())
+
+
+def request(text: str = "a b c", model: str = "tiny", id: str = "", stream: bool = False, **parameters: Any) -> Any:
+    made = infer.REQUEST(model_name=model, id=id)
+    made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
+    made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
+    made.inputs.add(name="exclude_input_in_output", datatype="BOOL", shape=[1], contents={"bool_contents": [True]})
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    for name, given in parameters.items():
+        setattr(made.parameters[name], kinds[type(given)], given)
+    return made
+
+
+def said(answer: Any) -> str:
+    """The text of an answer."""
+    (content,) = answer.raw_output_contents
+    assert struct.unpack_from("<I", content) == (len(content) - 4,)
+    return content[4:].decode()
+
+
+def final(answer: Any) -> bool:
+    return answer.infer_response.parameters[infer.FINAL].bool_param
+
+
+async def refused(call: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code().name, caught.value.details()
+
+
+Dial = Callable[..., Awaitable[Calls]]
+
+
+@pytest.fixture
+async def dial(serve) -> AsyncIterator[Dial]:
+    """Start a server with a gRPC port; the options are those of ``serve``."""
+    begun: list[Calls] = []
+
+    async def begin(**options: Any) -> Calls:
+        served = await serve(**options)
+        port = Port(served.service)
+        begun.append(Calls(served, port, (await port.start([("127.0.0.1", 0)]))[0]))
+        return begun[-1]
+
+    yield begin
+    for calls in begun:
+        await calls.channel.close()
+        await calls.port.stop(0)
+
+
+# -- calls
+
+
+async def test_one_answer_is_the_same_as_over_http(dial):
+    calls = await dial()
+    answer = await calls.infer(id="7", max_tokens=5)
+    entry = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
+    flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]}
+    other = await calls.served.post(INFER, {"id": "7", "inputs": [entry, flag], "parameters": {"max_tokens": 5}})
+    assert (answer.id, answer.model_name, answer.model_version) == ("7", "tiny", "1")
+    assert [said(answer)] == other.json["outputs"][0]["data"] and len(said(answer)) > 3
+    assert not answer.parameters
+    await calls.served.idle()
+
+
+async def test_every_method_that_asks_answers(dial):
+    calls = await dial()
+    _, methods = INFERENCE.service("GRPCInferenceService")
+    for name in (method.name for method in methods):
+        members = {"name": "tiny"} if name in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics") else {}
+        if name == "RepositoryModelLoad":
+            members = {"model_name": "tiny"}
+        if name.startswith("ModelInfer") or name == "ModelStreamInfer":
+            continue
+        if name in ("RepositoryModelUnload", "SystemSharedMemoryRegister", "CudaSharedMemoryRegister"):
+            assert (await refused(calls.call(name)))[0] in ("UNAVAILABLE", "UNIMPLEMENTED")
+        else:
+            assert (await calls.call(name, **members)) is not None
+    assert (await calls.call("ModelMetadata", name="tiny")).inputs[0].name == "text_input"
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "sentence"),
+    [
+        ({"model": "other"}, "NOT_FOUND", "Request for unknown model: 'other' is not found"),
+        ({"model": ""}, "NOT_FOUND", "Request for unknown model: '' is not found"),
+        ({"temperature": -1.0}, "INVALID_ARGUMENT", "'temperature'"),
+        ({"max_tokens": 5000}, "INVALID_ARGUMENT", "maximum context length is 4096"),
+        ({"end_id": 600_000}, "INVALID_ARGUMENT", "not in the vocabulary"),
+        ({"text": ""}, "INVALID_ARGUMENT", "empty"),
+    ],
+)
+async def test_what_is_refused(dial, wish, code, sentence):
+    calls = await dial()
+    given = await refused(calls.infer(**wish))
+    assert given[0] == code and sentence in given[1]
+    await calls.served.idle()
+
+
+async def test_what_is_no_message_and_what_is_no_method(dial):
+    calls = await dial()
+    for name in ("ModelInfer", "ModelConfig"):
+        assert await refused(calls.send(name, BROKEN)) == ("INTERNAL", "The message could not be read.")
+    stream = calls.stream()
+    await stream.write(BROKEN)
+    assert await refused(stream.read()) == ("INTERNAL", "The message could not be read.")
+    method = calls.channel.unary_unary("/inference.GRPCInferenceService/Nothing")
+    assert (await refused(method(b"")))[0] == "UNIMPLEMENTED"
+    assert said(await calls.infer())
+
+
+async def test_a_message_over_the_limit(dial):
+    calls = await dial(body_limit=4096)
+    assert (await refused(calls.infer(text="a" * 5000)))[0] == "RESOURCE_EXHAUSTED"
+    zipped = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    bomb = request(text="a" * (8 << 20)).SerializeToString()
+    assert (await refused(zipped(bomb, compression=grpc.Compression.Gzip)))[0] == "RESOURCE_EXHAUSTED"
+    assert said(await calls.infer())
+
+
+async def test_large_messages_both_ways(dial):
+    text = "a b c " * 20_000
+    calls = await dial(info=big())
+    asked = request(text=text, max_tokens=4)
+    asked.inputs[2].contents.bool_contents[0] = False
+    answer = await calls.send("ModelInfer", asked.SerializeToString())
+    assert said(answer).startswith(text)
+
+
+def big() -> Any:
+    import msgspec
+    from served import INFO
+
+    return msgspec.structs.replace(INFO, max_model_len=1 << 20)
+
+
+async def test_compressed_calls(dial):
+    calls = await dial()
+    method = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    plain = await method(request(max_tokens=9).SerializeToString())
+    for coding in (grpc.Compression.Gzip, grpc.Compression.Deflate):
+        assert await method(request(max_tokens=9).SerializeToString(), compression=coding) == plain
+
+
+# -- streams
+
+
+async def test_a_stream_has_the_text_in_pieces(dial):
+    calls = await dial(tick=0.002)
+    stream = calls.stream()
+    await stream.write(request(id="7", stream=True, max_tokens=8).SerializeToString())
+    await stream.done_writing()
+    answers = [answer async for answer in stream]
+    assert len(answers) > 2 and [final(answer) for answer in answers] == [False] * (len(answers) - 1) + [True]
+    assert {answer.infer_response.id for answer in answers} == {"7"}
+    text = "".join(said(answer.infer_response) for answer in answers)
+    assert text == said(await calls.infer(max_tokens=8))
+    assert await stream.code() == grpc.StatusCode.OK
+
+
+async def test_requests_of_a_stream_run_side_by_side(dial):
+    calls = await dial(tick=0.002)
+    stream = calls.stream()
+    for id in "123":
+        await stream.write(request(id=id, stream=True, max_tokens=12).SerializeToString())
+    await stream.write(request(id="whole", max_tokens=12).SerializeToString())
+    await stream.done_writing()
+    order = [(answer.infer_response.id, final(answer)) async for answer in stream]
+    for id in ("1", "2", "3"):
+        own = [last for given, last in order if given == id]
+        assert len(own) > 2 and own == [False] * (len(own) - 1) + [True]
+    assert [last for given, last in order if given == "whole"] == [True]
+    first = order.index(("1", True))
+    assert {given for given, _ in order[:first]} >= {"1", "2", "3"}, "they came one after another"
+
+
+async def test_a_request_that_fails_leaves_its_stream_open(dial):
+    calls = await dial()
+    stream = calls.stream()
+    for bad in (request(id="x", model="other"), request(id="x", temperature=-1.0), request(id="x", max_tokens=5000)):
+        await stream.write(bad.SerializeToString())
+        answer = await stream.read()
+        assert answer.error_message and answer.infer_response.id == "x" and final(answer)
+        assert not answer.infer_response.outputs
+    await stream.write(request(id="y").SerializeToString())
+    answer = await stream.read()
+    assert not answer.error_message and said(answer.infer_response)
+    await stream.done_writing()
+    assert await stream.read() == grpc.aio.EOF and await stream.code() == grpc.StatusCode.OK
+
+
+async def test_the_first_error_ends_a_stream_that_wants_it_so(dial):
+    calls = await dial(tick=0.01)
+    stream = calls.stream(metadata=(("triton_grpc_error", "true"),))
+    await stream.write(request(id="long", stream=True, max_tokens=1000).SerializeToString())
+    assert not (await stream.read()).error_message
+    await stream.write(request(id="x", model="other").SerializeToString())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while True:
+            assert not (await stream.read()).error_message
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    await calls.served.idle()  # the other request has ended with it
+
+
+async def test_an_engine_that_dies_is_told(dial):
+    calls = await dial(tick=0.01)
+    stream = calls.stream()
+    await stream.write(request(id="7", stream=True, max_tokens=1000).SerializeToString())
+    await stream.read()
+    whole = asyncio.ensure_future(calls.infer(max_tokens=1000))
+    await calls.served.until(lambda: len(calls.served.service.open) == 2)
+    calls.served.engine.crash()
+    while not (answer := await stream.read()).error_message:
+        pass
+    assert final(answer) and answer.infer_response.id == "7"
+    assert (await refused(whole))[0] in ("INTERNAL", "UNAVAILABLE")
+
+
+# -- clients that leave
+
+
+@pytest.mark.parametrize("stage", ["queue", "tokens"])
+async def test_a_cancelled_call_ends_its_generation(dial, stage):
+    calls = await dial(tick=0.005)
+    if stage == "queue":
+        calls.served.engine.gate.clear()
+    call = calls.infer(max_tokens=3000)
+    stream = calls.stream()
+    for _ in range(3):
+        await stream.write(request(stream=True, max_tokens=3000).SerializeToString())
+    if stage == "tokens":
+        await stream.read()
+    await calls.served.until(lambda: len(calls.served.service.open) == 4)
+    call.cancel()
+    stream.cancel()
+    calls.served.engine.gate.set()
+    await calls.served.idle()
+    assert said(await calls.infer())
+
+
+async def test_a_deadline_ends_a_generation(dial):
+    calls = await dial(tick=0.005)
+    assert (await refused(calls.infer(max_tokens=3000, timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
+    stream = calls.stream(timeout=0.2)
+    await stream.write(request(stream=True, max_tokens=3000).SerializeToString())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while True:
+            await stream.read()
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await calls.served.idle()
+
+
+async def test_a_connection_that_is_cut_ends_its_generations(dial):
+    calls = await dial(tick=0.005)
+    stream = calls.stream()
+    await stream.write(request(stream=True, max_tokens=3000).SerializeToString())
+    await stream.read()
+    await calls.channel.close()
+    await calls.served.idle()
+
+
+async def test_a_client_that_does_not_read_is_cut(dial):
+    calls = await dial(write_timeout=0.3)
+    narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # so that little is on its way
+    async with grpc.aio.insecure_channel(calls.address, options=narrow) as calls.channel:
+        stream = calls.stream()
+        for _ in range(200):
+            await stream.write(request(stream=True, max_tokens=4000).SerializeToString())
+        await calls.served.until(lambda: "ABORTED" in statuses(calls.served))
+        await calls.served.idle()
+
+
+def statuses(served: Served) -> str:
+    return "".join(served.service.metrics.calls.lines(""))
+
+
+# -- who may call, and when
+
+
+async def test_keys(dial):
+    calls = await dial(api_keys=(KEY,))
+    for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", KEY),)):
+        for call in (calls.infer(metadata=metadata), calls.call("ModelConfig", name="tiny", metadata=metadata)):
+            code, sentence = await refused(call)
+            assert code == "UNAUTHENTICATED" and "API key" in sentence
+        stream = calls.stream(metadata=metadata)
+        assert (await refused(stream.read()))[0] == "UNAUTHENTICATED"
+    for metadata in ((("authorization", f"Bearer {KEY}"),), (("api-key", KEY),)):
+        assert said(await calls.infer(metadata=metadata))
+    assert (await calls.call("ServerLive")).live and (await calls.call("ServerReady")).ready
+    assert (await calls.check()).status == 1
+    await calls.served.idle()
+
+
+async def test_before_and_after_loading(dial):
+    calls = await dial(load=0.3, wait=False)
+    watched = calls.channel.unary_stream(
+        "/grpc.health.v1.Health/Watch", response_deserializer=HEALTH("HealthCheckResponse").FromString
+    )(b"")
+    assert (await watched.read()).status == 2
+    assert (await calls.call("ServerLive")).live and not (await calls.call("ServerReady")).ready
+    assert not (await calls.call("ModelReady", name="tiny")).ready
+    code, sentence = await refused(calls.infer())
+    assert code == "UNAVAILABLE" and "loading" in sentence
+    await calls.served.until(lambda: calls.served.service.refusal() is None)
+    assert (await watched.read()).status == 1
+    assert (await calls.call("ModelReady", name="tiny")).ready
+    calls.served.service.draining = True
+    assert (await watched.read()).status == 2
+    assert (await calls.check("inference.GRPCInferenceService")).status == 2
+    assert (await refused(calls.infer()))[0] == "UNAVAILABLE"
+    watched.cancel()
+    assert (await refused(calls.check("other")))[0] == "NOT_FOUND"
+    unknown = calls.channel.unary_stream(
+        "/grpc.health.v1.Health/Watch", response_deserializer=HEALTH("HealthCheckResponse").FromString
+    )(HEALTH("HealthCheckRequest")(service="other").SerializeToString())
+    assert (await unknown.read()).status == 3
+    unknown.cancel()
+
+
+async def test_when_all_places_are_taken(dial):
+    calls = await dial(max_batch=1, max_queue=1)
+    calls.served.engine.gate.clear()
+    stream = calls.stream()
+    for _ in range(2):
+        await stream.write(request(stream=True).SerializeToString())
+    await calls.served.until(lambda: len(calls.served.service.open) == 2)
+    code, sentence = await refused(calls.infer())
+    assert code == "UNAVAILABLE" and "Try again later" in sentence
+    calls.served.engine.gate.set()
+    await stream.done_writing()
+    assert sum([final(answer) async for answer in stream]) == 2
+    await calls.served.idle()
+
+
+async def test_many_requests_on_one_stream_wait_for_their_places(dial):
+    """A stream is read no faster than requests end: none of them is turned away."""
+    calls = await dial(max_batch=2, max_queue=2)
+    stream = calls.stream()
+
+    async def write() -> None:
+        for number in range(60):
+            await stream.write(request(id=str(number), max_tokens=3).SerializeToString())
+        await stream.done_writing()
+
+    writing = asyncio.create_task(write())
+    answers = [answer async for answer in stream]
+    await writing
+    assert not [answer.error_message for answer in answers if answer.error_message]
+    assert sorted(int(answer.infer_response.id) for answer in answers) == list(range(60))
+
+
+async def test_what_is_counted(dial):
+    calls = await dial()
+    await calls.infer()
+    await refused(calls.infer(model="other"))
+    stream = calls.stream()
+    await stream.write(request(stream=True).SerializeToString())
+    await stream.done_writing()
+    assert [answer async for answer in stream]
+    await calls.served.post("/v1/chat/completions", HELLO)
+    (counts,) = (await calls.call("ModelStatistics", name="tiny")).model_stats
+    http = (await calls.served.get("/v2/models/tiny/stats")).json["model_stats"][0]
+    assert counts.inference_count == http["inference_count"] == 3
+    assert counts.inference_stats.success.ns == http["inference_stats"]["success"]["ns"] > 0
+    page = (await calls.served.get("/metrics")).body.decode()
+    assert value(page, 'parley:grpc_responses_total{model_name="tiny",engine="0",status="NOT_FOUND"}') == 1
+    assert value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
+
+
+async def test_lines_of_the_log(dial, caplog):
+    calls = await dial(access_log=True)
+    caplog.set_level("INFO", "parley.access")
+    await calls.call("ServerReady")
+    await calls.infer(metadata=(("x-request-id", "mine"),), max_tokens=4)
+    stream = calls.stream()
+    for id in "12":
+        await stream.write(request(id=id, max_tokens=4).SerializeToString())
+    await stream.done_writing()
+    assert [answer async for answer in stream]
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split()[1:3] for line in lines] == [
+        ["gRPC", "/inference.GRPCInferenceService/ModelInfer"],
+        *[["gRPC", "/inference.GRPCInferenceService/ModelStreamInfer"]] * 2,
+    ]
+    assert lines[0].startswith("mine ") and "status=OK" in lines[0] and "out=4" in lines[0]
+
+
+async def test_a_port_that_is_taken(dial):
+    calls = await dial()
+    with pytest.raises(OSError, match="is taken"):
+        await Port(calls.served.service).start([("127.0.0.1", int(calls.address.rpartition(":")[2]))])
+
+
+async def test_a_server_with_both_ports(folder):
+    process = Process(folder, "--grpc-port", "0").ready()
+    address = process.see(r"gRPC +(127\.0\.0\.1:\d+)")[1]
+    async with grpc.aio.insecure_channel(address) as channel:
+        method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        answer = infer.RESPONSE.FromString(await method(request(model=folder.name, max_tokens=4).SerializeToString()))
+        assert said(answer)
+        path = "/inference.GRPCInferenceService/ModelStreamInfer"
+        idle = channel.stream_stream(path)()
+        await idle.write(request(model=folder.name).SerializeToString())
+        await idle.read()
+        taken = Process(folder, "--grpc-port", address.rpartition(":")[2])
+        assert await asyncio.to_thread(taken.end) == 1
+        assert "cannot listen on 127.0.0.1 port" in "".join(taken.lines)
+        process.process.terminate()
+        assert await asyncio.to_thread(process.end) == 0  # a stream in which nothing happens holds nobody up
+        assert (await refused(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
+
+
+async def test_the_control_request_is_the_same_as_ever(dial):
+    calls = await dial()
+    before = await calls.served.control()
+    for _ in range(30):
+        stream = calls.stream()
+        await stream.write(request(stream=True, max_tokens=500).SerializeToString())
+        await stream.read()
+        stream.cancel()
+    await calls.served.idle()
+    assert await calls.served.control() == before
