@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from parley.native import memory, torch_int8, torch_kernels
+from parley.native import memory, torch_int8
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
 from parley.native.torch_int8 import Rows
