@@ -179,8 +179,7 @@ class Loop:
         except Exception:
             log.exception("a step of %d rows failed", len(step.rows))
             return None
-        prefill = sum(row.count for row in step.rows if row.count > 1)
-        self._pace.observe(step.tokens - prefill, prefill, perf_counter() - began)
+        self._pace.observe(perf_counter() - began)
         return results
 
     def _finish(self, row: Row, result: Sampled) -> None:

@@ -7,16 +7,18 @@ bits do not depend on other rows, nor on the number of threads. It knows no file
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from parley.native import memory, torch_int8
+from parley.native import compiled_int4, compiled_int8, memory
+from parley.native.compiled_int4 import Int4Packed
+from parley.native.compiled_int8 import Int8Packed, room
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
+from parley.native.torch_int4 import Grouped
 from parley.native.torch_int8 import Rows
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -24,10 +26,6 @@ ARGUMENTS = {
     "packed_size": [N, N],
     "pack": [P, P, N, N, N],
     "linear": [P, P, P, P, N, N, N, N, N],
-    "packed_size_int8": [N, N],
-    "pack_int8": [P, P, N, N, N],
-    "linear_int8": [P, P, P, P, P, P, P, N, N, N, N, N],
-    "quantise": [P, P, P, P, N, N, N],
     "add_rms_norm": [P, P, P, P, P, P, P, P, N, N, R, N],
     "silu_mul": [P, P, P, P, P, N, N, N],
     "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N, N],
@@ -35,8 +33,10 @@ ARGUMENTS = {
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
+    **compiled_int4.ARGUMENTS,
+    **compiled_int8.ARGUMENTS,
 }
-NUMBERS = ("packed_size", "packed_size_int8", "attend_dim", "page_bytes")  # what gives one
+NUMBERS = ("packed_size", "attend_dim", "page_bytes", *compiled_int4.NUMBERS, *compiled_int8.NUMBERS)  # what gives one
 
 
 @dataclass(frozen=True)
@@ -47,33 +47,6 @@ class Packed:
     bias: torch.Tensor | None
     out: int
     into: int
-
-
-@dataclass(frozen=True)
-class Int8Packed:
-    """The same on int8, in the order that ``int8.cpp`` describes, and the scales of its outputs."""
-
-    weight: torch.Tensor
-    scales: torch.Tensor
-    bias: torch.Tensor | None
-    out: int
-    into: int
-
-
-def _rows(count: int, width: int) -> tuple[Rows, tuple[int, int, int]]:
-    """Room for quantised rows, and where it is."""
-    values = torch.empty(count, width + -width % 4, dtype=torch.int8)
-    scales, excess = torch.empty(count), torch.empty(count, dtype=torch.int32)
-    return Rows(values, scales, excess), (values.data_ptr(), scales.data_ptr(), excess.data_ptr())
-
-
-def _out(shape: Sequence[int], count: int, width: int, int8: bool) -> tuple[torch.Tensor | Rows, tuple[int, ...]]:
-    """Room for the result of a kernel that can quantise it, and the four pointers that say where it is."""
-    if int8:
-        rows, pointers = _rows(count, width)
-        return rows, (0, *pointers)
-    plain = torch.empty(shape, dtype=torch.bfloat16)
-    return plain, (plain.data_ptr(), 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -116,30 +89,28 @@ class Kernels:
     def pack_int8(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Int8Packed:
-        out, into = torch_int8.check(values)
-        values = values.contiguous()
-        packed = memory.mapped(self._c.packed_size_int8(out, into), torch.uint8)
-        self._c.pack_int8(values.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
-        bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
-        return Int8Packed(packed, scales.float().contiguous(), bias, out, into)
+        return compiled_int8.pack(self._c, values, scales, bias)
+
+    def pack_int4(self, weight: Grouped, bias: torch.Tensor | None = None) -> Int4Packed:
+        return compiled_int4.pack(self._c, weight, bias)
 
     def quantise(self, x: torch.Tensor) -> Rows:
-        x = x.contiguous()
-        count, width = x.shape
-        rows, pointers = _rows(count, width)
-        self._c.quantise(x.data_ptr(), *pointers, count, width, torch.get_num_threads())
-        return rows
+        return compiled_int8.quantise(self._c, x)
 
-    def linear(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
+    def linear(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed | Int4Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.bfloat16)
 
-    def logits(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
+    def logits(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed | Int4Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.float32)
 
-    def _multiply(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed, dtype: torch.dtype) -> torch.Tensor:
+    def _multiply(
+        self, x: torch.Tensor | Rows, packed: Packed | Int8Packed | Int4Packed, dtype: torch.dtype
+    ) -> torch.Tensor:
         if isinstance(packed, Int8Packed):
-            return self._multiply_int8(x if isinstance(x, Rows) else self.quantise(x), packed, dtype)
+            return compiled_int8.multiply(self._c, x, packed, dtype)
         assert isinstance(x, torch.Tensor)
+        if isinstance(packed, Int4Packed):
+            return compiled_int4.multiply(self._c, x, packed, dtype)
         into, out = packed.into, packed.out
         if x.shape[-1] != into:
             raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")
@@ -153,27 +124,6 @@ class Kernels:
             y.numel() // max(out, 1),
             out,
             into + into % 2,
-            dtype == torch.float32,
-            torch.get_num_threads(),
-        )
-        return y
-
-    def _multiply_int8(self, rows: Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
-        count, width = rows.values.shape
-        if width != packed.into + -packed.into % 4 or rows.excess is None:
-            raise ValueError(f"rows of {width} numbers for a layer of {packed.into}")
-        y = torch.empty(count, packed.out, dtype=dtype)
-        self._c.linear_int8(
-            rows.values.data_ptr(),
-            rows.scales.data_ptr(),
-            rows.excess.data_ptr(),
-            packed.weight.data_ptr(),
-            packed.scales.data_ptr(),
-            0 if packed.bias is None else packed.bias.data_ptr(),
-            y.data_ptr(),
-            count,
-            packed.out,
-            width,
             dtype == torch.float32,
             torch.get_num_threads(),
         )
@@ -193,7 +143,7 @@ class Kernels:
     ) -> torch.Tensor | Rows:
         width = weight.shape[0]
         count = residual.numel() // width
-        out, pointers = _out(residual.shape, count, width, int8)
+        out, pointers = room(residual.shape, count, width, int8)
         threads = torch.get_num_threads()
         self._c.add_rms_norm(x, residual.data_ptr(), total, weight.data_ptr(), *pointers, count, width, eps, threads)
         return out
@@ -201,7 +151,7 @@ class Kernels:
     def silu_mul(self, gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | Rows:
         gate_up = gate_up.contiguous()
         count, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out, pointers = _out((count, width), count, width, int8)
+        out, pointers = room((count, width), count, width, int8)
         self._c.silu_mul(gate_up.data_ptr(), *pointers, count, width, torch.get_num_threads())
         return out
 

@@ -10,6 +10,8 @@ from served import HELLO
 
 BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # of all tests of this kind together
 ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+VLLM = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations", "/vllm/tokenize", "/vllm/detokenize",
+        "/vllm/generate", "/generate"]  # fmt: skip
 TGI = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
 scalars = st.one_of(
@@ -25,7 +27,10 @@ names = st.sampled_from(
      "echo", "suffix", "tools", "tool_choice", "functions", "function_call", "response_format", "reasoning_effort",
      "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "ignore_eos", "cache_salt",
      "guided_json", "structured_outputs", "modalities", "audio", "user", "return_token_ids", "parallel_tool_calls",
-     "bad_words", "skip_special_tokens", "include_stop_str_in_output", "add_special_tokens", "return_token_strs"]
+     "bad_words", "skip_special_tokens", "include_stop_str_in_output", "add_special_tokens", "return_token_strs",
+     "documents", "truncate_prompt_tokens", "truncation_side", "request_id", "priority", "vllm_xargs", "echo",
+     "kv_transfer_params", "repetition_detection", "stream_interval", "allowed_token_ids",
+     "mm_processor_kwargs", "use_beam_search"]
 )  # fmt: skip
 message = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
@@ -126,6 +131,40 @@ async def test_no_generation_is_too_odd(serve):
     @given(prefix=st.sampled_from(["", "/tgi"]), path=st.sampled_from(TGI), body=generations.map(encode) | raw)
     async def fuzz(prefix, path, body):
         await check_tgi(served, prefix + path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+async def check_vllm(served, path: str, body: bytes) -> None:
+    answer = await served.post(path, body, **{"content-type": "application/json"})
+
+    kind = answer.headers.get("content-type")
+    if path == "/vllm/generate" and answer.status == 500:
+        assert (kind, answer.body) == ("text/plain; charset=utf-8", b"Internal Server Error"), (path, body)
+    elif path == "/generate" and kind and kind.startswith("text/plain"):
+        assert answer.body.startswith(b"Failed to ")
+    elif kind is None:
+        assert all(json.loads(record)["text"] for record in answer.body.splitlines())
+    elif kind.startswith("text/event-stream"):
+        assert all("max allowed" in e["error"]["message"] for e in answer.events if "error" in e), (path, body)
+    elif answer.status == 200:
+        assert answer.json, (path, body)
+    else:
+        assert answer.status in (400, 404), (path, body, answer.body)
+        assert set(answer.error) == {"message", "type", "param", "code"} and answer.error["code"] == answer.status
+        assert 0 < len(answer.error["message"]) < 2000
+
+
+async def test_no_body_is_too_odd_for_vllm(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(VLLM), body=bodies.map(encode) | raw)
+    async def fuzz(path, body):
+        await check_vllm(served, path, body)
 
     await run(fuzz)
     await served.idle()

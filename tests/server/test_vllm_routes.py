@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from openai import APIError, AsyncOpenAI, BadRequestError
 from served import HELLO, request
 
 from parley.errors import EngineError
@@ -94,3 +95,114 @@ async def test_a_reset_that_nobody_answers_ends_with_the_engine(serve):
     served.engine.crash()
     assert (await asked).json == {"success": False}
     assert (await served.post("/reset_prefix_cache")).status == 503
+
+
+# -- its OpenAI server
+
+JSON = {"content-type": "application/json"}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def test_chats_and_texts(served):
+    whole = await served.post("/vllm/v1/chat/completions", HELLO | {"max_tokens": 4096}, **JSON)
+    (choice,) = whole.json["choices"]
+    assert (whole.status, choice["finish_reason"]) == (200, "stop")
+    streamed = (await served.post("/vllm/v1/chat/completions", HELLO | STREAM | {"max_tokens": 4096}, **JSON)).events
+    assert streamed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in streamed[:-1])
+    assert text == choice["message"]["content"]
+    assert streamed[-1]["usage"]["total_tokens"] == whole.json["usage"]["total_tokens"]
+    body = {"prompt": PROMPT, "max_tokens": 4096}
+    text = (await served.post("/vllm/v1/completions", body, **JSON)).json["choices"][0]["text"]
+    assert text == PROMPT
+    told = (await served.post("/vllm/v1/completions", body | {"stream": True}, **JSON)).events
+    assert "".join(chunk["choices"][0]["text"] for chunk in told) == PROMPT
+    assert (await served.post("/vllm/invocations", body, **JSON)).json["object"] == "text_completion"
+    assert (await served.post("/vllm/invocations", HELLO, **JSON)).json["object"] == "chat.completion"
+
+
+async def test_refusals_in_its_own_form(served):
+    async def refused(body, path="/vllm/v1/completions", **headers):
+        answer = await served.post(path, body, **(JSON | headers))
+        return answer.status, answer.json
+
+    status, body = await refused({"prompt": "a", "model": "nope"})
+    assert (status, body["error"]["message"]) == (404, "The model `nope` does not exist. Valid aliases: tiny.")
+    status, body = await refused({"prompt": [5] * 5000})
+    assert status == 400 and "prompt contains at least 5000 input tokens" in body["error"]["message"]
+    assert (await refused({"prompt": [5] * 5000, "stream": True}))[0] == 400
+    assert (await refused({"prompt": [5] * 4095, "max_tokens": 100}))[0] == 200
+    status, body = await refused({"prompt": [9999]})
+    assert (status, body["error"]["param"]) == (400, "prompt")
+    assert (await refused({}, **{"content-type": "text/plain"}))[0] == 400
+    assert await refused({}, "/vllm/v1/embeddings") == (404, {"detail": "Not Found"})
+    assert (await served.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
+    for path in ("/vllm/v1/responses", "/vllm/v1/messages", "/vllm/v1/responses/r/cancel"):
+        status, body = await refused({}, path)
+        assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
+
+
+async def test_the_key_is_missing(serve):
+    served = await serve(api_keys=("sk-0123456789abcdef",))
+    answer = await served.get("/vllm/v1/models")
+    assert (answer.status, answer.body) == (401, b'{"error":"Unauthorized"}')
+
+
+async def test_small_routes(served):
+    assert (await served.get("/vllm/version")).json == {"version": "0.32.0"}
+    assert (await served.get("/vllm/load")).json == {"server_load": 0}
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        answer = await served.call(method, "/vllm" + path)
+        assert (answer.status, answer.body) == (200, b"")
+    (card,) = (await served.get("/vllm/v1/models")).json["data"]
+    assert (card["id"], card["max_model_len"], card["permission"][0]["organization"]) == ("tiny", 4096, "*")
+    assert (await served.get("/vllm/v1/models/tiny")).json == {"detail": "Not Found"}
+    assert b"vllm:num_requests_running" in (await served.get("/vllm/metrics")).body
+    made = (await served.post("/vllm/tokenize", {"prompt": "Zwölf", "return_token_strs": True})).json
+    assert list(made) == ["count", "max_model_len", "tokens", "token_strs"]
+    assert (await served.post("/vllm/detokenize", {"tokens": [*made["tokens"], 9999]})).json == {"prompt": "Zwölf"}
+    chat = (await served.post("/vllm/tokenize", {"messages": HELLO["messages"]})).json
+    assert chat["count"] > 1 and chat["token_strs"] is None
+    answer = await served.post("/vllm/tokenize", {})
+    assert (answer.status, answer.error["param"]) == (400, "body.prompt")
+    assert (await served.get("/vllm/tokenizer_info")).json == {"detail": "Not Found"}
+
+
+async def test_the_official_client_with_all_extras(serve):
+    served = await serve(reply=ending)
+    extras = {
+        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": False, "min_tokens": 1, "priority": 3,
+        "stop_token_ids": [7], "include_stop_str_in_output": True, "return_token_ids": True,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True, "truncate_prompt_tokens": -1, "cache_salt": "tenant", "echo": True,
+        "chat_template_kwargs": {"enable_thinking": False}, "documents": [{"text": "a"}], "prompt_logprobs": 1,
+        "request_id": "mine", "vllm_xargs": {"a": 1}, "add_special_tokens": False, "use_beam_search": False,
+    }  # fmt: skip
+    base = {"model": "tiny", "messages": HELLO["messages"], "extra_body": extras, "logprobs": True, "top_logprobs": 2}
+    async with AsyncOpenAI(base_url=f"{served.url}/vllm/v1", api_key="none", max_retries=0) as client:
+        answer = await client.chat.completions.create(**base)
+        assert answer.id == "chatcmpl-mine"
+        assert answer.prompt_token_ids and answer.choices[0].token_ids and answer.prompt_logprobs[0] is None
+        assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+        stream = await client.chat.completions.create(
+            **base | {"extra_body": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}},
+            stream=True,
+        )
+        chunks = [chunk async for chunk in stream]
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts[0] == 0 and counts == sorted(counts) and counts[-2] == counts[-1] > 5
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == answer.choices[0].message.content
+        assert (await client.models.list()).data[0].owned_by == "vllm"
+        for wish in ({"guided_json": {}}, {"structured_outputs": {"regex": "a"}}, {"bad_words": ["x"]}):
+            with pytest.raises(BadRequestError, match=next(iter(wish))):
+                await client.chat.completions.create(**base | {"extra_body": wish})
+        with pytest.raises(BadRequestError, match="temperature must be in"):
+            await client.completions.create(model="tiny", prompt="a", temperature=3)
+        with pytest.raises(APIError, match="max allowed: 20"):
+            async for _ in await client.completions.create(model="tiny", prompt="a", logprobs=30, stream=True):
+                raise AssertionError("nothing may come")
+    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        shared = await client.chat.completions.create(**base)
+        assert (shared.id, shared.choices[0].token_ids) == ("chatcmpl-mine", answer.choices[0].token_ids)
+        assert shared.prompt_logprobs == answer.prompt_logprobs

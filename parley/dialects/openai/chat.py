@@ -64,7 +64,7 @@ class ChatReply(Reply):
                 skip_special=body.boolean("skip_special_tokens", True),
                 ids=self._ids or self._continuous,
             ),
-            n=shared.choices(body, 1),
+            n=shared.choices(body, 1, self.rules),
             stream=stream,
             salt=more.salt,
             truncate=more.truncate,

@@ -102,7 +102,7 @@ class CompletionReply(Reply):
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
         logprobs = body.integer("logprobs", None, 0, shared.MAX_TOP)
-        n = shared.choices(body, len(prompts))
+        n = shared.choices(body, len(prompts), self.rules)
         usage, self._continuous = shared.include_usage(body, stream)
         self._ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:

@@ -73,6 +73,8 @@ def _options(body: Fields) -> dict[str, Any]:
 
 def _document(item: Fields) -> dict[str, str]:
     """What a template may quote: a title, a text, or whatever it calls them."""
+    if any(len(name) > 64 for name in item.names):
+        raise item.fail("title", "names of a document's members have at most 64 characters.")
     return {name: item.string(name, "") for name in item.names}
 
 

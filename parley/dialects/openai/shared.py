@@ -36,11 +36,12 @@ class Rules:
     """What the servers of this API read differently.
 
     ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
-    behind the prompt; None: all.
+    behind the prompt; None: all. ``best_of``: is it a member?
     """
 
     roles: tuple[str, ...] = ROLES
     reserve: int | None = None
+    best_of: bool = True
 
 
 RULES = Rules()
@@ -67,10 +68,10 @@ def stop(body: Fields, max_tokens: int | None, rules: Rules = RULES) -> Stop:
     )
 
 
-def choices(body: Fields, prompts: int) -> int:
+def choices(body: Fields, prompts: int, rules: Rules = RULES) -> int:
     """``n``, with the features that depend on it refused and n times prompts capped."""
     n = body.integer("n", 1, 1, MAX_N)
-    best_of = body.integer("best_of", n, 1, MAX_N)
+    best_of = body.integer("best_of", n, 1, MAX_N) if rules.best_of else n
     if best_of < n:
         raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
     if best_of > n:

@@ -12,7 +12,7 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, Route
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import control, legacy, shared
+from parley.dialects.vllm import chat, completions, control, legacy, shared
 
 UNBUILT = {
     "/v1/responses": "The Responses API is",
@@ -52,6 +52,9 @@ STRICT = Dialect(
     error=shared.error,
     routes=(
         _generate(legacy.STRICT),
+        Route("POST", "/v1/chat/completions", "generate", read=chat.read),
+        Route("POST", "/v1/completions", "generate", read=completions.read),
+        Route("POST", "/invocations", "generate", read=control.invoked),
         Route("GET", "/v1/models", "ask", read=control.models),
         Route("POST", "/tokenize", "tokenize", read=control.tokenize, write=tokens.tokenized),
         Route("POST", "/detokenize", "detokenize", read=control.detokenize, write=tokens.detokenized),

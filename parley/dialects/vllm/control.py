@@ -6,8 +6,9 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from parley.dialects.dialect import Answer, Card, Detokenize, Facts, Head, Tokenize
+from parley.dialects.fields import decode
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import shared
+from parley.dialects.vllm import chat, completions, requests, shared
 from parley.dialects.vllm.words import FALSE, TRUE, WORDS
 
 
@@ -44,6 +45,15 @@ def _card(card: Card, main: Card, number: int, head: Head) -> dict[str, Any]:
         "max_model_len": card.max_model_len,
         "permission": [permission],
     }
+
+
+def invoked(body: bytes, head: Head) -> chat.ChatReply | completions.CompletionReply | Answer:
+    """A conversation or a plain prompt, whichever the body is. Raises BadRequest."""
+    requests.check_type(head)
+    fields = decode(body, WORDS)
+    if fields.has("messages") or not (fields.has("prompt") or fields.has("prompt_embeds")):
+        return chat.read(body, head)
+    return completions.read(body, head)
 
 
 def tokenize(body: bytes) -> Tokenize:

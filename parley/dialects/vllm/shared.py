@@ -1,4 +1,4 @@
-"""What vLLM's routes have in common: its version, what it says of errors, and the frame of a stream's last record."""
+"""What vLLM's routes have in common: its version, envelopes and usage, and what it says of errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer
+from parley.dialects.dialect import Answer, Head
 from parley.errors import (
     ContextLength,
     EngineError,
@@ -22,12 +22,72 @@ from parley.errors import (
     UnknownModel,
     WrongType,
 )
+from parley.types import Delta, Done, Request, Usage, Want
 
 SPOKEN = "0.32.0"  # the version of the original whose API this is; clients tell from it what they may ask for
 DONE = b"data: [DONE]\n\n"
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
 encode = msgspec.json.Encoder().encode
+
+
+def frame(chunk: Any) -> bytes:
+    """One event of a stream."""
+    return b"data: " + encode(chunk) + b"\n\n"
+
+
+def envelope(id: str, object: str, head: Head, request: Request, choices: list[Any]) -> dict[str, Any]:
+    """What every answer and chunk begins with."""
+    return {"id": id, "object": object, "created": head.created, "model": request.model, "choices": choices}
+
+
+def finish(pieces: list[tuple[Delta | None, Done | None]], done: Done) -> None:
+    """Let a choice's last text tell its end too, if it comes with it; a call's last piece does not."""
+    for place in range(len(pieces) - 1, -1, -1):
+        delta, _ = pieces[place]
+        if delta is not None and delta.index == done.index:
+            if delta.part != "tool":
+                pieces[place] = (delta, done)
+                return
+            break
+    pieces.append((None, done))
+
+
+def scored(want: Want) -> Want:
+    """The same, with log-probabilities of the prompt: as many alternatives as there are for the output."""
+    return msgspec.structs.replace(want, prompt_logprobs=want.logprobs or 0)
+
+
+def usage(total: Usage) -> dict[str, Any]:
+    """The usage of an answer, with nulls for what is not told."""
+    return {
+        "prompt_tokens": total.prompt_tokens,
+        "total_tokens": total.prompt_tokens + total.completion_tokens,
+        "completion_tokens": total.completion_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": total.cached_tokens,
+            "created_cache_tokens": None,
+            "multimodal_tokens": None,
+        },
+        "completion_tokens_details": {"reasoning_tokens": total.reasoning_tokens} if total.reasoning_tokens else None,
+    }
+
+
+def final(total: Usage) -> dict[str, Any]:
+    """The usage at the end of a stream, where nulls are left out."""
+    told = usage(total)
+    told["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """The usage in the middle of a stream."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        "completion_tokens_details": None,
+    }
 
 
 class Unbuilt(ParleyError):

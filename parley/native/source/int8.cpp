@@ -31,15 +31,15 @@ void run(Rows x, const Four* w, const float* scales, const bf16* bias, T* y, lon
 extern "C" {
 
 // Bytes of a weight [N, K] when it is packed.
-int64_t packed_size_int8(int64_t N, int64_t K) { return (N + PANEL - 1) / PANEL * PANEL * ((K + 3) / 4 * 4); }
+int64_t int8_size(int64_t N, int64_t K) { return (N + PANEL - 1) / PANEL * PANEL * ((K + 3) / 4 * 4); }
 
 // w [N, K] -> packed
-void pack_int8(const int8_t* w, uint8_t* packed, int64_t N, int64_t K, int64_t threads) {
+void int8_pack(const int8_t* w, uint8_t* packed, int64_t N, int64_t K, int64_t threads) {
   lay(w, (Four*)packed, N, K, 0x80808080, threads);  // which adds 128 to each byte
 }
 
 // y [M, N] as bf16, or as fp32 if `wide`, of rows x and weights with scales [N]. K is a multiple of 4, bias may be null.
-void linear_int8(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed, const float* scales,
+void int8_linear(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed, const float* scales,
                  const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide, int64_t threads) {
   Rows rows{x, x_scales, excess};
   if (wide) run(rows, (const Four*)packed, scales, bias, (float*)y, M, N, K / 4, threads);

@@ -1,0 +1,132 @@
+"""What vLLM's server refuses, and how it reads what OpenAI's API does not have: rules for its chat and completions.
+
+The members themselves are read where OpenAI's are; here is only what differs, in the words of the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from parley.dialects.dialect import Answer, Head, Reply
+from parley.dialects.fields import Fields, decode
+from parley.dialects.openai.constraints import KINDS
+from parley.dialects.openai.shared import Rules
+from parley.dialects.vllm import shared
+from parley.dialects.vllm.words import SCORES, WORDS, named, unstopped, unsupported_media
+from parley.errors import BadRequest, Invalid, excerpt
+
+MAX_STOPS = 4
+MAX_ID = 128  # characters of an id that a header gives
+GREEDY = 1e-5  # a temperature below it is 0
+RULES = Rules(roles=(), reserve=1, best_of=False)
+UNTRUSTED_TEMPLATE = (
+    "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with "
+    "untrusted chat template."
+)
+UNTRUSTED_MEDIA = (
+    "Per-request {name} are disabled by default because they can change multimodal preprocessing resource usage. Start "
+    "the server with --trust-request-mm-kwargs only when clients are trusted."
+)
+
+R = TypeVar("R", bound=Reply)
+
+
+def read(make: Callable[[Fields, Head], R], body: bytes, head: Head) -> R | Answer:
+    """The reply to a body. What the original's engine refuses is told inside a stream. Raises BadRequest."""
+    check_type(head)
+    fields = decode(body, WORDS)
+    try:
+        return make(fields, head)
+    except Invalid as error:
+        if error.field in SCORES and fields.raw("stream") is True and "max allowed" in error.message:
+            return Answer(200, shared.failure(error), b"text/event-stream; charset=utf-8")
+        raise
+
+
+def check_type(head: Head) -> None:
+    """Only JSON is read. Raises Malformed."""
+    kind = head.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if not (kind.endswith((b"/json", b"+json")) and b"/" in kind):
+        raise unsupported_media()
+
+
+def check(body: Fields, head: Head, *, max_tokens: str = "max_tokens") -> None:
+    """Rules for all that generates; ``max_tokens`` is the member that counts. Raises BadRequest."""
+    fault = next(_faults(body, head, max_tokens), None)
+    if fault is not None:
+        raise fault
+
+
+def _faults(body: Fields, head: Head, counted: str) -> Iterator[BadRequest]:
+    stops = body.raw("stop")
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        yield unstopped(stops, MAX_STOPS)
+    if body.number("top_p", 1.0, 0, 1) == 0:
+        yield named("top_p must be in (0, 1], got 0.0.", "top_p", 0.0)
+    n = body.integer("n", 1)
+    if n > 1 and 0 <= body.number("temperature", 1.0) < GREEDY and not body.boolean("use_beam_search", False):
+        yield Invalid(f"n must be 1 when using greedy sampling, got {n}.")
+    wanted = body.integer(counted, None)
+    if wanted is not None and head.context and wanted > head.context:
+        sentence = f"{counted}={wanted} cannot be greater than max_model_len={head.context}."
+        yield named(f"{sentence} Please request fewer output tokens.", counted, wanted)
+    least = body.integer("min_tokens", 0)
+    if wanted is not None and 0 < wanted < least:
+        yield Invalid(f"min_tokens must be less than or equal to max_tokens={wanted}, got {least}.")
+    if body.has("allowed_token_ids") and not body.raw("allowed_token_ids"):
+        yield body.empty("allowed_token_ids", "array")
+    keys = [key for key in body.free("logit_bias") if not (key.isascii() and key.removeprefix("-").isdigit())][:8]
+    if keys:
+        told = excerpt(keys, 200)
+        sentence = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {told}"
+        yield named(sentence, "logit_bias", keys)
+    if body.boolean("stream", False) and body.boolean("use_beam_search", False):
+        yield Invalid("Streaming is not currently supported with beam search")
+    for name in ("mm_processor_kwargs", "media_io_kwargs"):
+        if body.has(name):
+            yield named(UNTRUSTED_MEDIA.format(name=name), name)
+    yield from _constraints(body)
+
+
+def _constraints(body: Fields) -> Iterator[BadRequest]:
+    wish = body.object("structured_outputs")
+    given = [kind for kind in KINDS if wish is not None and wish.raw(kind)]
+    if len(given) > 1:
+        sentence = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
+        yield named(sentence, "structured_outputs")
+    if wish is not None and not given and not wish.has("json"):
+        told = dict.fromkeys(KINDS)
+        yield Invalid(f"You must use one kind of structured outputs constraint but none are specified: {told}")
+    form = body.object("response_format")
+    if form is not None and form.raw("type") == "json_schema" and not form.has("json_schema"):
+        sentence = "When response_format type is 'json_schema', the 'json_schema' field must be provided."
+        yield named(sentence, "response_format")
+
+
+def check_chat(body: Fields) -> None:
+    """Rules for conversations. Raises Invalid."""
+    if body.has("chat_template"):
+        raise Invalid(UNTRUSTED_TEMPLATE)
+    if body.has("tools") and body.raw("tools") == []:
+        raise Invalid(
+            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
+        )
+    if body.boolean("continue_final_message", False) and body.boolean("add_generation_prompt", False):
+        raise Invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+
+
+def check_prompt(body: Fields) -> None:
+    """Rules for plain prompts. Raises BadRequest."""
+    if not (body.has("prompt") or body.has("prompt_embeds")):
+        raise body.empty("prompt", "string")
+    if body.string("suffix", ""):
+        raise Invalid("suffix is only supported for models with FIM completion rendering")
+
+
+def name(head: Head, own: str) -> str:
+    """What a request is called: as its header says, or else as its body does, or 16 digits."""
+    given = head.headers.get(b"x-request-id", b"").decode("latin-1")
+    if given and len(given) <= MAX_ID and given.isascii() and given.isprintable():
+        return given
+    return own if own != head.id else head.id[:16]

@@ -1,0 +1,534 @@
+"""vLLM's chat and completions: how bodies are read, the words of its refusals, and the exact bytes of answers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Answer, Card, Facts, Head, Totals
+from parley.dialects.vllm import chat, completions, control, shared
+from parley.errors import (
+    BadRequest,
+    ContextLength,
+    EngineError,
+    NotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ParleyError,
+    TooLarge,
+    Unauthorized,
+    UnknownModel,
+)
+from parley.types import Accepted, CallDelta, Delta, Done, Scored, Token, Usage
+
+JSON = {b"content-type": b"application/json; charset=utf-8"}
+HEAD = Head("0123456789abcdef0123456789abcdef", 1700000000, "fp_1", context=256, headers=JSON)
+ID = HEAD.id[:16]
+USER = [{"role": "user", "content": "Hi"}]
+USAGE = Usage(prompt_tokens=11, completion_tokens=3, cached_tokens=4)
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def talk(head: Head = HEAD, **members: Any) -> chat.ChatReply:
+    reply = chat.read(json.dumps({"model": "tiny", "messages": USER} | members).encode(), head)
+    assert isinstance(reply, chat.ChatReply), reply
+    return reply
+
+
+def write(head: Head = HEAD, **members: Any) -> completions.CompletionReply:
+    reply = completions.read(json.dumps({"model": "tiny", "prompt": "Hi"} | members).encode(), head)
+    assert isinstance(reply, completions.CompletionReply), reply
+    return reply
+
+
+READERS = {"chat": talk, "text": write}
+
+
+@pytest.fixture(params=READERS)
+def read(request) -> Any:
+    return READERS[request.param]
+
+
+def told(error: ParleyError) -> dict[str, Any]:
+    return json.loads(shared.error(error).body)["error"]
+
+
+def refused(read, **members) -> dict[str, Any]:
+    with pytest.raises(BadRequest) as caught:
+        read(**members)
+    answer = shared.error(caught.value)
+    assert answer.status == 400
+    return told(caught.value)
+
+
+# -- what is read otherwise than OpenAI's
+
+
+def test_output_is_cut_to_what_fits(read):
+    assert read(max_tokens=250).request.stop.reserve == 1
+    assert read(max_tokens=256).request.stop.max_tokens == 256
+
+
+def test_types_are_lax(read):
+    request = read(n="2", temperature="0.5", top_k=True, seed="7", stream="yes", ignore_eos=1, max_tokens="5.0").request
+    assert (request.n, request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (2, 0.5, 1, 7)
+    assert request.stream and request.stop.ignore_eos and request.stop.max_tokens == 5
+    assert read(top_p=True).request.sampling.top_p == 1.0
+    for members in ({"n": "2x"}, {"n": 1.5}, {"stream": "maybe"}, {"temperature": "1" * 400}, {"n": []}):
+        assert refused(read, **members)["type"] == "Bad Request"
+
+
+def test_old_members_are_ignored(read):
+    assert read(best_of=9, frobnicate=1).request == read().request
+
+
+def test_roles_are_free():
+    (prompt,) = talk(messages=[{"role": "wizard", "content": "a"}]).request.prompts
+    assert prompt.messages[0].role == "wizard"
+
+
+def test_names_of_requests(read):
+    def name(reply):
+        reply.add([Done(0, "stop", USAGE)])
+        return json.loads(reply.body(USAGE))["id"].partition("-")[2]
+
+    def headed(value):
+        return Head(HEAD.id, 1700000000, "fp_1", context=256, headers=JSON | {b"x-request-id": value})
+
+    assert name(read()) == ID
+    assert name(read(request_id="mine")) == "mine"
+    assert name(read(headed(b"abc"), request_id="mine")) == "abc"
+    assert name(read(headed(b"a\tb"))) == ID
+
+
+# -- refusals
+
+SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"temperature": 3}, "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)", "temperature"),
+    ({"temperature": -1}, "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)",
+     "temperature"),
+    ({"top_p": 0}, "top_p must be in (0, 1], got 0.0. (parameter=top_p, value=0.0)", "top_p"),
+    ({"top_p": 1.1}, "top_p must be in (0, 1], got 1.1. (parameter=top_p, value=1.1)", "top_p"),
+    ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2.", None),
+    ({"min_p": 2}, "min_p must be in [0, 1], got 2.0.", None),
+    ({"n": 0}, "n must be at least 1, got 0.", None),
+    ({"n": 2, "temperature": 0}, "n must be 1 when using greedy sampling, got 2.", None),
+    ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0.", None),
+    ({"frequency_penalty": -3}, "frequency_penalty must be in [-2, 2], got -3.0.", None),
+    ({"repetition_penalty": 0}, "repetition_penalty must be greater than zero, got 0.0.", None),
+    ({"max_tokens": -5}, "max_tokens must be at least 1, got -5. (parameter=max_tokens, value=-5)", "max_tokens"),
+    ({"max_tokens": 257}, "max_tokens=257 cannot be greater than max_model_len=256. Please request fewer output "
+     "tokens. "
+     "(parameter=max_tokens, value=257)", "max_tokens"),
+    ({"stop": ""}, "stop cannot contain an empty string.", None),
+    ({"stream_options": {}}, "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+     "stream_options"),
+    ({"prompt_logprobs": 1, "stream": True},
+     "`prompt_logprobs` are not available when `stream=True`. (parameter=prompt_logprobs)", "prompt_logprobs"),
+    ({"mm_processor_kwargs": {}}, "Per-request mm_processor_kwargs are disabled by default because they can change "
+     "multimodal preprocessing resource usage. Start the server with --trust-request-mm-kwargs only when clients are "
+     "trusted. (parameter=mm_processor_kwargs)", "mm_processor_kwargs"),
+    ({"use_beam_search": True, "stream": True}, "Streaming is not currently supported with beam search", None),
+    ({"structured_outputs": {"json": {"a": 1}, "regex": "a"}}, "You can only use one kind of constraints for "
+     "structured "
+     "outputs ('json', 'regex' or 'choice'). (parameter=structured_outputs)", "structured_outputs"),
+    ({"structured_outputs": {}}, "You must use one kind of structured outputs constraint but none are "
+     "specified: {'json': "
+     "None, 'regex': None, 'choice': None, 'grammar': None, 'json_object': None, 'structural_tag': None}", None),
+    ({"response_format": {"type": "json_schema"}}, "When response_format type is 'json_schema', the "
+     "'json_schema' field "
+     "must be provided. (parameter=response_format)", "response_format"),
+    ({"bad_words": [""]}, "bad_words cannot contain an empty string. Got bad_words=['']", None),
+    ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!", None),
+    ({"logit_bias": {"x": 1}}, "logit_bias contains key(s) that cannot be converted to integer token IDs: ['x'] "
+     "(parameter=logit_bias, value=['x'])", "logit_bias"),
+    ({"min_tokens": 5, "max_tokens": 2}, "min_tokens must be less than or equal to max_tokens=2, got 5.", None),
+    ({"logit_bias": {"5": 101}}, "1 validation error:\n  {'type': 'less_than_equal', 'loc': "
+     "'body.logit_bias.5', 'msg': "
+     "'Input should be less than or equal to 100', 'input': 101, 'ctx': {'le': 100}}", "body.logit_bias.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "sentence", "param"), SENTENCES, ids=lambda value: str(value)[:40])
+def test_the_originals_sentences(read, members, sentence, param):
+    error = refused(read, **members)
+    assert error["message"] == sentence
+    assert (error["param"], error["code"]) == (param, 400)
+    assert error["type"] == ("Bad Request" if sentence.startswith("1 ") else "BadRequestError")
+
+
+OF_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"logprobs": True, "top_logprobs": 30},
+     "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=top_logprobs, value=30)",
+     "top_logprobs"),
+    ({"top_logprobs": 2}, "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
+     "top_logprobs"),
+    ({"tools": []},
+     "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", None),
+    ({"tool_choice": "required"}, "When using `tool_choice`, `tools` must be set.", None),
+    ({"chat_template": "x"}, "Chat template is passed with request, but --trust-request-chat-template is not set. "
+     "Refused request with untrusted chat template.", None),
+    ({"continue_final_message": True, "add_generation_prompt": True},
+     "Cannot set both `continue_final_message` and `add_generation_prompt` to True.", None),
+    ({"messages": []}, "Cannot apply chat template to an empty conversation. Provide at least one message.", None),
+    ({"max_completion_tokens": 0},
+     "max_completion_tokens must be at least 1, got 0. (parameter=max_completion_tokens, value=0)",
+     "max_completion_tokens"),
+]  # fmt: skip
+OF_TEXTS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"logprobs": 30}, "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=logprobs, "
+     "value=30)", "logprobs"),
+    ({"prompt": []}, "You must pass at least one prompt", None),
+    ({"prompt": None}, "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
+    ({"suffix": "x"}, "suffix is only supported for models with FIM completion rendering", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "sentence", "param"),
+    [("chat", *case) for case in OF_CHATS] + [("text", *case) for case in OF_TEXTS],
+    ids=lambda value: str(value)[:40],
+)
+def test_the_originals_sentences_of_one_route(kind, members, sentence, param):
+    error = refused(READERS[kind], **members)
+    assert (error["message"], error["param"]) == (sentence, param)
+
+
+SHAPES: list[tuple[bytes, str, str]] = [
+    (b'{"model":"m"}', "{'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': "
+     "'<dict of 1 items>'}", "body.messages"),
+    (b'{"messages":[{"content":"a"}]}', "{'type': 'missing', 'loc': 'body.messages.0.role', 'msg': 'Field required', "
+     "'input': '<dict of 1 items>'}", "body.messages.0.role"),
+    (b'{"messages": tru}', "{'type': 'json_invalid', 'loc': 'body.13', 'msg': 'JSON decode error', 'input': "
+     "'<dict of 0 items>', 'ctx': {'error': 'Expecting value'}}", "body.13"),
+    (b"[]", "{'type': 'model_attributes_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary or object to "
+     "extract fields from', 'input': '<list of 0 items>'}", "body"),
+    (b'{"messages":5}', "{'type': 'list_type', 'loc': 'body.messages', 'msg': 'Input should be a valid list', 'input': "
+     "5}", "body.messages"),
+    (b'{"messages":[{"role":"user","content":"a"}],"n":"x"}', "{'type': 'int_parsing', 'loc': 'body.n', 'msg': 'Input "
+     "should be a valid integer, unable to parse string as an integer', 'input': 'x'}", "body.n"),
+    (b'{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"x"}', "{'type': 'literal_error', 'loc': "
+     "'body.reasoning_effort', 'msg': \"Input should be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or "
+     "'max'\", "
+     "'input': 'x', 'ctx': {'expected': \"'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'\"}}",
+     "body.reasoning_effort"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "entry", "param"), SHAPES, ids=lambda value: str(value)[:40])
+def test_errors_of_shape(body, entry, param):
+    with pytest.raises(BadRequest) as caught:
+        chat.read(body, HEAD)
+    assert told(caught.value) == {
+        "message": f"1 validation error:\n  {entry}", "type": "Bad Request", "param": param, "code": 400
+    }  # fmt: skip
+
+
+def test_too_many_stop_strings_are_two_errors(read):
+    error = refused(read, stop=list("abcde"))
+    first, second, third = error["message"].split("\n")
+    assert first == "2 validation errors:" and "'string_type'" in second and "'too_long'" in third
+    assert "List should have at most 4 items after validation, not 5" in third
+    assert read(stop=list("abcd")).request.stop.strings == list("abcd")
+
+
+def test_only_json_is_read():
+    for kind, good in ((b"text/plain", 0), (b"", 0), (b"application/x+json", 1), (b"Application/JSON;charset=x", 1)):
+        head = Head(HEAD.id, 0, "", context=256, headers={b"content-type": kind})
+        body = json.dumps({"prompt": "a"}).encode()
+        if good:
+            assert isinstance(completions.read(body, head), completions.CompletionReply)
+            continue
+        with pytest.raises(BadRequest) as caught:
+            completions.read(body, head)
+        assert told(caught.value)["message"] == (
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        )
+
+
+def test_what_the_engine_refuses_is_told_in_the_stream():
+    body = json.dumps({"prompt": "a", "logprobs": 30, "stream": True}).encode()
+    answer = completions.read(body, HEAD)
+    assert isinstance(answer, Answer) and answer.status == 200
+    assert answer.type == b"text/event-stream; charset=utf-8"
+    assert answer.body == (
+        b'data: {"error": {"message": "Requested sample logprobs of 30, which is greater than max allowed: 20 '
+        b'(parameter=logprobs, value=30)", "type": "BadRequestError", "param": "logprobs", "code": 400}}\n\n'
+        b"data: [DONE]\n\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "body"),
+    [
+        (Unauthorized("x"), 401, {"error": "Unauthorized"}),
+        (NotFound("x"), 404, {"detail": "Not Found"}),
+        (NotAllowed("x"), 405, {"detail": "Method Not Allowed"}),
+        (UnknownModel("x", name="nope", served=("tiny",), field="model"), 404,
+         {"message": "The model `nope` does not exist. Valid aliases: tiny.", "type": "NotFoundError",
+          "param": "model"}),
+        (TooLarge("big"), 413, {"message": "big", "type": "Request Entity Too Large", "param": None}),
+        (Overloaded("x"), 503, {"message": shared.BUSY, "type": "Service Unavailable", "param": None}),
+        (NotReady("later"), 503, {"message": "later", "type": "Service Unavailable", "param": None}),
+        (EngineError("broken"), 500, {"message": "broken", "type": "InternalServerError", "param": None}),
+        (ParleyError("broken"), 500, {"message": "broken", "type": "InternalServerError", "param": None}),
+        (shared.Unbuilt("no"), 501, {"message": "no", "type": "NotImplementedError", "param": None}),
+        (ContextLength("x", limit=256, prompt=257), 400,
+         {"message": "This model's maximum context length is 256 tokens. However, your prompt contains at least "
+          "257 input "
+          "tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input "
+          "prompt. (parameter=input_tokens, value=257)", "type": "BadRequestError", "param": "input_tokens"}),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)  # fmt: skip
+def test_errors(error, status, body):
+    answer = shared.error(error)
+    got = json.loads(answer.body)
+    if "message" in body:
+        body = {"error": body | {"code": status}}
+    assert (answer.status, got) == (status, body)
+
+
+# -- bytes: chat
+
+CHAT = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":1700000000,"model":"tiny","choices":[' % (
+    ID.encode()
+)
+
+
+def test_bytes_of_a_chat():
+    reply = talk()
+    reply.add([Accepted(0, [1] * 11), Delta(0, "yes"), Done(0, "stop", USAGE)])
+    assert reply.body(USAGE) == (
+        b'{"id":"chatcmpl-%b","object":"chat.completion","created":1700000000,"model":"tiny","choices":[{"index":0,'
+        b'"message":{"role":"assistant","content":"yes","refusal":null,"annotations":null,"audio":null,'
+        b'"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"stop","stop_reason":null,'
+        b'"token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"fp_1","usage":'
+        b'{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4,'
+        b'"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null},'
+        b'"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,'
+        b'"ec_transfer_params":null,"metrics":null}' % ID.encode()
+    )
+
+
+def test_bytes_of_a_chats_stream():
+    reply = talk(stream=True, stream_options={"include_usage": True}, n=2)
+    opening = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
+    nulls = b'"prompt_token_ids":null,"prompt_text":null}\n\n'
+    assert reply.chunk([Accepted(0, [1] * 11)]) == CHAT + opening % 0 + nulls + CHAT + opening % 1 + nulls
+    assert reply.chunk([Delta(0, " cache")]) == CHAT + (
+        b'{"index":0,"delta":{"content":" cache"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+    )
+    assert reply.chunk([Delta(0, "ang"), Delta(1, "x"), Done(0, "length", USAGE)]) == (
+        CHAT + b'{"index":0,"delta":{"content":"ang"},"logprobs":null,"finish_reason":"length","stop_reason":null,'
+        b'"token_ids":null}]}\n\n'
+        + CHAT + b'{"index":1,"delta":{"content":"x"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+    )  # fmt: skip
+    assert reply.chunk([Done(1, "stop", USAGE, stop="END")]) == CHAT + (
+        b'{"index":1,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"END","token_ids":null}]}\n\n'
+    )
+    assert reply.end(USAGE) == (
+        CHAT + b'],"usage":{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,"prompt_tokens_details":'
+        b'{"cached_tokens":4}},"system_fingerprint":"fp_1"}\n\ndata: [DONE]\n\n'
+    )  # fmt: skip
+
+
+def test_bytes_of_a_stream_without_usage():
+    reply = talk(stream=True)
+    assert reply.chunk([Done(0, "stop", USAGE)]) == CHAT + (
+        b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null}],'
+        b'"system_fingerprint":"fp_1"}\n\n'
+    )
+    assert reply.end(USAGE) == b"data: [DONE]\n\n"
+    assert reply.fail(EngineError("gön")) == (
+        b'data: {"error": {"message": "g\\u00f6n", "type": "InternalServerError", "param": null, "code": 500}}\n\n'
+        b"data: [DONE]\n\n"
+    )
+
+
+def chunks(data: bytes) -> list[dict[str, Any]]:
+    return [json.loads(frame.removeprefix("data: ")) for frame in data.decode().split("\n\n") if frame]
+
+
+def test_calls_in_a_stream():
+    reply = talk(stream=True, tools=[TOOL])
+    reply.chunk([Accepted(0, [1])])
+    got = reply.chunk([Delta(0, "Ok "), Delta(0, "", "tool", call=CallDelta(0, "call_0123456789abcdef01234567", "f"))])
+    got += reply.chunk([Delta(0, "", "tool", call=CallDelta(0, arguments='{"x":')), Done(0, "tool", USAGE)])
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(got)]
+    assert deltas == [
+        {"content": "Ok "},
+        {"content": None, "tool_calls": [
+            {"id": "chatcmpl-tool-89abcdef01234567", "type": "function", "index": 0, "function": {"name": "f"}}]},
+        {"content": None, "tool_calls": [{"index": 0, "function": {"arguments": '{"x":'}}]},
+        {},
+    ]  # fmt: skip
+    assert chunks(got)[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_calls_in_an_answer(parallel):
+    reply = talk(tools=[TOOL], parallel_tool_calls=parallel)
+    for index in range(2):
+        reply.add([Delta(0, "", "tool", call=CallDelta(index, "call_" + "0" * 24, "f", "{}"))])
+    reply.add([Done(0, "tool", USAGE)])
+    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    message = choice["message"]
+    assert list(message)[5:8] == ["function_call", "tool_calls", "reasoning"]
+    assert message["content"] is None and choice["finish_reason"] == "tool_calls"
+    assert len(message["tool_calls"]) == (2 if parallel else 1)
+    assert message["tool_calls"][0]["id"] == "chatcmpl-tool-" + "0" * 16
+
+
+def test_reasoning_under_both_names():
+    events = [Delta(0, "hm", "reasoning"), Delta(0, "yes"), Done(0, "stop", USAGE)]
+    reply = talk()
+    reply.add(events)
+    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    assert (choice["message"]["reasoning"], choice["message"]["reasoning_content"]) == ("hm", "hm")
+    silent = talk(include_reasoning=False)
+    silent.add(events)
+    (choice,) = json.loads(silent.body(USAGE))["choices"]
+    assert choice["message"]["reasoning"] is None and "reasoning_content" not in choice["message"]
+    streamed = chunks(talk(stream=True).chunk(events))
+    assert [chunk["choices"][0]["delta"] for chunk in streamed] == [
+        {"reasoning": "hm", "reasoning_content": "hm"},
+        {"content": "yes"},
+    ]
+    assert len(chunks(talk(stream=True, include_reasoning=False).chunk(events))) == 1
+
+
+def test_echo_and_its_scores():
+    messages = [*USER, {"role": "assistant", "content": "Sure"}]
+    reply = talk(messages=messages, echo=True)
+    assert reply.request.want.prompt_logprobs == 0
+    score = Token(7, "b", b"b", -0.5, 1)
+    reply.add([Scored(0, [Token(5, "a", b"a"), score]), Delta(0, "!"), Done(0, "stop", USAGE)])
+    answer = json.loads(reply.body(USAGE))
+    assert answer["choices"][0]["message"]["content"] == "Sure!"
+    assert answer["prompt_logprobs"] == [None, {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}]
+    opening, echoed = chunks(talk(messages=messages, echo=True, stream=True).chunk([Accepted(0, [1])]))
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert echoed["choices"][0] == {
+        "index": 0, "delta": {"content": "Sure"}, "logprobs": None, "finish_reason": None
+    }  # fmt: skip
+
+
+def test_token_ids_and_scores_of_a_chat():
+    other = Token(6, "b", b"b", -2.0, 2)
+    token = Token(5, "a", b"a", -0.5, 1, [other])
+    members = {"return_token_ids": True, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
+    scored = {"content": [{
+        "token": "token_id:5", "logprob": -0.5, "bytes": [97],
+        "top_logprobs": [{"token": "token_id:6", "logprob": -2.0, "bytes": [98]}],
+    }]}  # fmt: skip
+    reply = talk(**members)
+    reply.add([Accepted(0, [1, 2]), Delta(0, "a", tokens=[token]), Done(0, "stop", USAGE)])
+    answer = json.loads(reply.body(USAGE))
+    assert answer["prompt_token_ids"] == [1, 2]
+    assert answer["choices"][0]["token_ids"] == [5] and answer["choices"][0]["logprobs"] == scored
+    reply = talk(stream=True, **members)
+    opening, piece = chunks(reply.chunk([Accepted(0, [1, 2]), Delta(0, "a", tokens=[token])]))
+    assert opening["prompt_token_ids"] == [1, 2]
+    assert piece["choices"][0]["token_ids"] == [5] and piece["choices"][0]["logprobs"] == scored
+
+
+def test_usage_in_every_chunk(read):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    reply = read(stream=True, stream_options=options)
+    token = Token(5, "a", b"a")
+    data = reply.chunk([Accepted(0, [1] * 11)])
+    data += reply.chunk([Delta(0, "a", tokens=[token])]) + reply.chunk([Delta(0, "bc", tokens=[token, token])])
+    data += reply.chunk([Done(0, "stop", USAGE)])
+    got = [chunk["usage"]["completion_tokens"] for chunk in chunks(data)]
+    assert got in ([0, 1, 3, 3], [1, 3, 3])  # a chat has an opening
+    assert list(chunks(data)[-1]["usage"]) == [
+        "prompt_tokens", "total_tokens", "completion_tokens", "completion_tokens_details"
+    ]  # fmt: skip
+
+
+# -- bytes: completions
+
+TEXT = b'data: {"id":"cmpl-%b","object":"text_completion","created":1700000000,"model":"tiny","choices":[' % ID.encode()
+
+
+def test_bytes_of_a_completion():
+    reply = write()
+    reply.add([Accepted(0, [1] * 11), Delta(0, " cache"), Done(0, "stop", USAGE, stop=7)])
+    assert reply.body(USAGE) == (
+        b'{"id":"cmpl-%b","object":"text_completion","created":1700000000,"model":"tiny","choices":[{"index":0,'
+        b'"text":" cache","logprobs":null,"finish_reason":"stop","stop_reason":7,"token_ids":null,'
+        b'"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}],"service_tier":null,'
+        b'"system_fingerprint":"fp_1","usage":{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,'
+        b'"prompt_tokens_details":{"cached_tokens":4,"created_cache_tokens":null,"multimodal_tokens":null},'
+        b'"completion_tokens_details":null},"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}'
+        % ID.encode()
+    )
+
+
+def test_bytes_of_a_completions_stream():
+    reply = write(stream=True, prompt=["a", "b"])
+    tail = b'"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
+    assert reply.chunk([Accepted(0, [1]), Accepted(1, [2])]) == b""
+    assert reply.chunk([Delta(1, " cache")]) == TEXT + b'{"index":1,"text":" cache","logprobs":null,' + tail
+    assert reply.chunk([Delta(0, "x"), Done(0, "length", USAGE)]) == TEXT + (
+        b'{"index":0,"text":"x","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,'
+        b'"token_ids":null}]}\n\n'
+    )
+    assert reply.chunk([Done(1, "stop", USAGE)]) == TEXT + (
+        b'{"index":1,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":null,"prompt_token_ids":null,'
+        b'"token_ids":null}]}\n\n'
+    )
+    assert reply.end(USAGE) == b"data: [DONE]\n\n"
+
+
+def test_scores_and_echo_of_a_completion():
+    token = Token(5, "a", b"a", -0.5, 1, [Token(6, "b", b"b", -2.0, 2)])
+    events = [
+        Accepted(0, [9, 8]),
+        Scored(0, [Token(9, "H", b"H"), Token(8, "i", b"i", -1.0, 1)], "Hi"),
+        Delta(0, "a", tokens=[token]),
+        Done(0, "stop", USAGE),
+    ]
+    lists = {
+        "text_offset": [0, 1, 2], "token_logprobs": [None, -1.0, -0.5], "tokens": ["H", "i", "a"],
+        "top_logprobs": [None, {"i": -1.0}, {"b": -2.0, "a": -0.5}],
+    }  # fmt: skip
+    reply = write(echo=True, logprobs=1, return_token_ids=True, prompt_logprobs=0)
+    reply.add(events)
+    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    assert choice["text"] == "Hia" and choice["logprobs"] == lists and list(choice["logprobs"]) == list(lists)
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([5], [9, 8])
+    assert choice["prompt_logprobs"] == [None, {"8": {"logprob": -1.0, "rank": 1, "decoded_token": "i"}}]
+    first, last = chunks(write(echo=True, logprobs=1, return_token_ids=True, stream=True).chunk(events))
+    assert first["choices"][0]["text"] == "Hi" and first["choices"][0]["token_ids"] == []
+    assert first["choices"][0]["prompt_token_ids"] == [9, 8] and last["choices"][0]["prompt_token_ids"] is None
+    assert last["choices"][0]["token_ids"] == [5] and last["choices"][0]["logprobs"]["text_offset"] == [2]
+
+
+# -- the small routes
+
+
+def test_bytes_of_the_models():
+    facts = Facts("1", [Card("tiny", 5, 256), Card("alias", 5, 256)], True, "ready", Totals())
+    first, second = json.loads(control.models(b"", HEAD, facts).body)["data"]
+    assert json.dumps(first, separators=(",", ":")) == (
+        '{"id":"tiny","object":"model","created":1700000000,"owned_by":"vllm","root":"tiny","parent":null,'
+        f'"max_model_len":256,"permission":[{{"id":"modelperm-{ID}","object":"model_permission","created":1700000000,'
+        '"allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,'
+        '"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]}'
+    )
+    assert (second["id"], second["root"]) == ("alias", "tiny")
+    assert second["permission"][0]["id"] != first["permission"][0]["id"]
+
+
+def test_a_body_without_a_route_of_its_own():
+    for members, kind in (
+        ({"messages": USER}, chat.ChatReply),
+        ({"prompt": "a"}, completions.CompletionReply),
+        ({"messages": USER, "prompt": "a"}, chat.ChatReply),
+    ):
+        assert isinstance(control.invoked(json.dumps(members).encode(), HEAD), kind)
+    with pytest.raises(BadRequest):
+        control.invoked(b"{}", HEAD)
