@@ -65,10 +65,10 @@ class Timed:
     """Steps of at most about ``seconds``.
 
     A row at position p of a prompt is taken to cost ``each * (1 + slope * p)``, for attention looks at all that
-    precedes it, and a decode as much as the first token of a prompt. Both numbers are learnt from recent steps that had
-    prompts in them. What a step costs for itself thus counts as cost of its rows: fewer rows look dearer than they
-    are, never more rows cheaper. The median is a low one: after a single slow step, such as the very first, one
-    normal step is enough.
+    precedes it, and a decode as much as the first token of a prompt. Both numbers are learnt from recent steps that
+    had prompts in them. What a step costs for itself thus counts as cost of its rows: fewer rows look dearer than they
+    are, never more rows cheaper. The median is a low one: after a single slow step, such as the very first, one normal
+    step is enough.
     """
 
     def __init__(self, seconds: float):

@@ -27,6 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
     "wide": WIDE,
     "real": WIDE | {"intermediate_size": 4864, "num_hidden_layers": 4},
 }
+SIZES["int4"] = SIZES["real"]
 SLOTS = 5
 ROOMY = 200  # pages
 
@@ -34,7 +35,8 @@ ROOMY = 200  # pages
 @functools.cache
 def network(architecture: str, size: str = "tiny"):
     folder = models.model(architecture, **SIZES[size])
-    runner, info = load(Settings(model=str(folder), kv_memory=1 << 20), lambda stage, fraction: None)
+    settings = Settings(model=str(folder), kv_memory=1 << 20, quantization="int4" if size == "int4" else "none")
+    runner, info = load(settings, lambda stage, fraction: None)
     return runner.network, info
 
 
@@ -259,10 +261,10 @@ def test_salts_do_not_share():
     assert [engine.outputs[id, 0][0].cached_tokens for id in "abc"] == [0, 0, 48]
 
 
-@pytest.mark.parametrize("size", ["wide", "real"])
+@pytest.mark.parametrize("size", ["wide", "real", "int4"])
 def test_n_choices_are_n_requests_and_the_batch_is_wide(size):
     """At the width of a real model's layers. Torch's own linears keep rows apart up to an inner dimension of 1024."""
-    if size == "real" and library.load() is None:
+    if size != "wide" and library.load() is None:
         pytest.skip("needs the compiled kernels")
     engine = Engine(make_runner("qwen2", 80, size), Random(3, 60), True)
     for i in range(3):
