@@ -54,6 +54,7 @@ format: setup
 
 docs: setup
 	@$(VENV)/bin/python docs/reference.py
+	@$(VENV)/bin/python docs/compatibility.py
 
 bench: setup
 	@$(VENV)/bin/parley bench $(ARGS)

@@ -47,7 +47,7 @@ SERVE: list[Option] = [
     Option(
         "quantization",
         choice("none", "int8", "int4"),
-        "What plain weights become while they are loaded; none leaves them as they are.",
+        "What plain weights become while they are loaded; none leaves them as they are, int4 makes the head int8.",
         "none",
         section="model",
         variable=True,

@@ -186,10 +186,10 @@ class Loop:
         except Exception:
             log.exception("a step of %d rows failed", len(step.rows))
             return None
-        prefill = sum(row.count for row in step.rows if row.count > 1)
         seconds = perf_counter() - began
-        self._last = (step.tokens, prefill, len(step.rows), seconds)
-        self._pace.observe(step.tokens - prefill, prefill, seconds)
+        prompt = sum(row.count for row in step.rows if row.count > 1)
+        self._last = (step.tokens, prompt, len(step.rows), seconds)
+        self._pace.observe(seconds)
         return results
 
     def _finish(self, row: Row, result: Sampled) -> None:

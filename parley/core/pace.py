@@ -2,7 +2,7 @@
 
 A long step stalls everybody who is waiting for a next token. On an accelerator a number of tokens is a good measure of
 that; on a CPU nobody knows the right number, but everybody knows how long a stall may be, so there the measure is
-milliseconds and the number is learnt while serving.
+milliseconds, and what tokens cost is learnt while serving.
 
 Time only ever decides how prompts are cut into chunks, and chunks never change a result.
 """
@@ -10,23 +10,35 @@ Time only ever decides how prompts are cut into chunks, and chunks never change 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median_low
+from math import sqrt
+from statistics import median, median_low
 from typing import Protocol
 
 from parley.core.sequence import BLOCK_SIZE
 
 LEAST = 2 * BLOCK_SIZE  # however slow the machine: prompts must get on
 MOST = 8192
-FIRST = 8 * BLOCK_SIZE  # before anything is known
-MEMORY = 15  # observations; their median ignores pauses that have nothing to do with the step
+FIRST = 2 * BLOCK_SIZE  # before anything is known
+MEMORY = 15  # observations; their medians ignore pauses that have nothing to do with the step
+DEPTH = 1024  # until it is known: a token so far into a prompt costs twice what the first one does
+NEAREST = 128  # and never before this one
+APART = 256  # positions between which a difference in cost is more than noise
 
 
 class Pace(Protocol):
-    def budget(self, decodes: int) -> int:
-        """Prompt tokens that a step with this many decodes may have, at least 1."""
+    """One step after another: ``begin``, then ``room`` and ``take`` for each chunk, then ``observe``."""
 
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        """A step of so many decodes and prompt tokens took so long."""
+    def begin(self, decodes: int) -> None:
+        """A step with so many decodes is planned; what was planned before does not count."""
+
+    def room(self, start: int) -> int:
+        """How many tokens of a prompt, from position ``start`` on, still fit. More than 0 as long as none was taken."""
+
+    def take(self, start: int, count: int) -> None:
+        """The step computes these."""
+
+    def observe(self, seconds: float) -> None:
+        """The step that was planned took so long."""
 
 
 class Fixed:
@@ -34,46 +46,80 @@ class Fixed:
 
     def __init__(self, tokens: int):
         self.tokens = tokens
+        self.left = 0
 
-    def budget(self, decodes: int) -> int:
-        return max(LEAST, whole(self.tokens - decodes))
+    def begin(self, decodes: int) -> None:
+        self.left = max(LEAST, whole(self.tokens - decodes))
 
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
+    def room(self, start: int) -> int:
+        return self.left
+
+    def take(self, start: int, count: int) -> None:
+        self.left -= count
+
+    def observe(self, seconds: float) -> None:
         pass
 
 
 class Timed:
-    """Steps of about ``seconds``. The cost of a step is taken to be that of its decodes plus so much per prompt token.
+    """Steps of at most about ``seconds``.
 
-    The first part is the median of recent steps that only decoded (it holds the fixed cost, too), the second the median
-    of what recent prompt tokens cost beyond it. Attention makes tokens dearer as contexts grow, which a short memory
-    follows. Both medians are low ones: after a single slow step, such as the very first, one normal step is enough.
+    A row at position p of a prompt is taken to cost ``each * (1 + slope * p)``, for attention looks at all that
+    precedes it, and a decode as much as the first token of a prompt. Both numbers are learnt from recent steps that
+    had prompts in them. What a step costs for itself thus counts as cost of its rows: fewer rows look dearer than they
+    are, never more rows cheaper. The median is a low one: after a single slow step, such as the very first, one normal
+    step is enough.
     """
 
     def __init__(self, seconds: float):
         self.seconds = seconds
-        self._decoding: deque[float] = deque(maxlen=MEMORY)  # seconds of steps without prompt tokens
-        self._prefill: deque[tuple[float, int]] = deque(maxlen=MEMORY)  # seconds per prompt token, prompt tokens
+        self._each = 0.0  # seconds; 0: nothing is known
+        self._slope = 1 / DEPTH
+        self._seen: deque[tuple[float, float, int]] = deque(maxlen=MEMORY)  # mean position, seconds per row, tokens
+        self.begin(0)
 
-    def budget(self, decodes: int) -> int:
-        if not self._prefill:
-            return FIRST
-        left = self.seconds - (self._base() if decodes else 0.0)
-        each = median_low(cost for cost, _ in self._prefill)
-        # Never more than twice what was tried: small chunks say little about large ones.
-        tried = max(FIRST, max(count for _, count in self._prefill))
-        return min(MOST, max(LEAST, whole(min(int(left / each), 2 * tried))))
+    def begin(self, decodes: int) -> None:
+        self._decodes = decodes
+        self._tokens = 0
+        self._positions = 0.0  # of the tokens taken, added up
 
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        if prefill == 0:
-            self._decoding.append(seconds)
-        elif prefill >= BLOCK_SIZE:  # less drowns in the fixed cost
-            base = self._base() if decodes else 0.0
-            # At least a quarter is the prompt's own, or one dear decode before would make prompts look free.
-            self._prefill.append((max(seconds - base, seconds / 4, 1e-9) / prefill, prefill))
+    def room(self, start: int) -> int:
+        if self._each:
+            # n tokens cost each * (n * (1 + slope * start) + slope * n * n / 2), solved for n.
+            left = self.seconds / self._each - self._decodes - self._tokens - self._slope * self._positions
+            linear = 1 + self._slope * start
+            fit = 2 * left / (linear + sqrt(linear * linear + 2 * self._slope * left)) if left > 0 else 0.0
+            # Never more than twice what was tried: small chunks say little about large ones.
+            tried = max(FIRST, max(tokens for _, _, tokens in self._seen))
+            fit = min(fit, min(2 * tried, MOST) - self._tokens)
+        else:
+            fit = FIRST - self._tokens
+        return max(whole(int(fit)), 0 if self._tokens else LEAST)
 
-    def _base(self) -> float:
-        return median_low(self._decoding) if self._decoding else 0.0
+    def take(self, start: int, count: int) -> None:
+        self._tokens += count
+        self._positions += count * (start + (count - 1) / 2)
+
+    def observe(self, seconds: float) -> None:
+        if self._tokens >= BLOCK_SIZE:  # less drowns in the fixed cost
+            rows = self._decodes + self._tokens
+            self._seen.append((self._positions / rows, max(seconds, 1e-9) / rows, self._tokens))
+            self._learn()
+
+    def _learn(self) -> None:
+        points = [(position, cost) for position, cost, _ in self._seen]
+        rises = [
+            (cost - other) / (position - before)
+            for position, cost, tokens in self._seen
+            for before, other, count in self._seen
+            # Of like sizes, or a larger share of the fixed cost would pass for a shorter way back.
+            if position - before >= APART and tokens <= 1.5 * count and count <= 1.5 * tokens
+        ]
+        if rises:  # the slope of the line through most of the points, and where it begins (Theil, Sen)
+            rise = max(0.0, median(rises))
+            flat = median(cost - rise * position for position, cost in points)
+            self._slope = min(rise / flat, 1 / NEAREST) if flat > 0 else 1 / NEAREST
+        self._each = median_low([cost / (1 + self._slope * position) for position, cost in points])
 
 
 def whole(tokens: int) -> int:

@@ -29,7 +29,7 @@ The file knows neither outputs nor why a sequence ends.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 from parley.core.blocks import BlockPool, extend, pages
 from parley.core.pace import Pace
@@ -61,6 +61,7 @@ class Scheduler:
         self.running: OrderedDict[Sequence, None] = OrderedDict()
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()
         self._slots = list(reversed(range(slots)))
+        self._filled = False  # the step at hand has a row of a prompt
         self._admit = admit
         self._release = release
 
@@ -81,35 +82,32 @@ class Scheduler:
     def schedule(self) -> Step:
         """The next step. It has rows whenever there are sequences; ``computed`` is advanced as if it had been run."""
         step = Step([])
-        left = self.pace.budget(sum(len(sequence.tokens) - sequence.computed == 1 for sequence in self.running))
-        least = min(BLOCK_SIZE, left)  # scraps of the budget are not worth a row
+        self._filled = False
+        self.pace.begin(sum([len(sequence.tokens) - sequence.computed == 1 for sequence in self.running]))
         for sequence in list(self.running):
             if sequence.status is not Status.RUNNING:
                 break  # an older one needed its pages, and before that those of all that follow
-            distance = len(sequence.tokens) - sequence.computed
-            if distance == 1:
+            if len(sequence.tokens) - sequence.computed == 1:
                 if self._reserve(step, sequence, 1):
                     self._row(step, sequence, 1)
-            elif left >= min(least, distance):
-                self._attach(sequence, self._find(sequence))
-                count = _chunk(sequence.computed, len(sequence.tokens), left)
+                continue
+            found = self._find(sequence)
+            count = self._room(sequence, found)
+            if count:
+                self._attach(sequence, found)
                 if self._reserve(step, sequence, count):
-                    self._row(step, sequence, count)
-                    left -= count
+                    self._chunk(step, sequence, count)
         while self.waiting and self._slots:
             sequence = next(iter(self.waiting))
-            if left < min(least, len(sequence.tokens)):
-                break
             found = self._find(sequence)
-            count = _chunk(len(found) * BLOCK_SIZE, len(sequence.tokens), left)
+            count = self._room(sequence, found)
             need = pages(len(found) * BLOCK_SIZE + count) - len(found) + self.pool.idle(found)
-            if need + len(self.running) > self.pool.free:
+            if not count or need + len(self.running) > self.pool.free:
                 break
             if self._start(sequence):
                 self._attach(sequence, found)
                 self._reserve(step, sequence, count)
-                self._row(step, sequence, count)
-                left -= count
+                self._chunk(step, sequence, count)
         return step
 
     def preempt(self) -> Sequence:
@@ -142,6 +140,25 @@ class Scheduler:
         assert all(sequence.slot == -1 and not sequence.blocks for sequence in self.waiting)
         order = [sequence.order for sequence in (*self.running, *self.waiting)]
         assert order == sorted(order), "a younger sequence runs or waits before an older one"
+
+    def _room(self, sequence: Sequence, found: Sized) -> int:
+        """How many tokens of it this step computes, behind pages that were found: all, or up to a page's end; or none.
+
+        Scraps of what a step may have are not worth a row, unless it has nothing else.
+        """
+        start, total = sequence.computed + len(found) * BLOCK_SIZE, len(sequence.tokens)
+        room = self.pace.room(start)
+        if self._filled and room < min(BLOCK_SIZE, total - start):
+            return 0
+        end = min(total, start + room)
+        boundary = end // BLOCK_SIZE * BLOCK_SIZE
+        return (boundary if start < boundary and end < total else end) - start
+
+    def _chunk(self, step: Step, sequence: Sequence, count: int) -> None:
+        """A row of a prompt's tokens."""
+        self.pace.take(sequence.computed, count)
+        self._filled = True
+        self._row(step, sequence, count)
 
     def _start(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot."""
@@ -224,10 +241,3 @@ class Scheduler:
             for page in range(start // BLOCK_SIZE, end // BLOCK_SIZE):
                 if self.pool.publish(sequence.blocks[page], sequence.hashes[page]):
                     step.hashed.append(sequence.blocks[page])
-
-
-def _chunk(start: int, total: int, budget: int) -> int:
-    """How many tokens to compute from ``start``: all up to ``total``, or else to the end of a page where possible."""
-    end = min(total, start + budget)
-    boundary = end // BLOCK_SIZE * BLOCK_SIZE
-    return (boundary if start < boundary and end < total else end) - start

@@ -21,8 +21,9 @@ class Head:
     """What a dialect is told beside the body.
 
     For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the model: its
-    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on. Of the request: the parts of its
-    path that the route names, decoded, its headers, names in lower case, and what stands behind the path's ``?``.
+    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, and how many tokens its KV cache
+    holds and could hold. Of the request: the parts of its path that the route names, decoded, its headers, names in
+    lower case, and what stands behind the path's ``?``.
     """
 
     id: str
@@ -33,6 +34,8 @@ class Head:
     path: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
     query: bytes = b""
+    cached: int = 0
+    capacity: int = 0
 
 
 @dataclass(frozen=True, slots=True)

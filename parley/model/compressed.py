@@ -44,11 +44,11 @@ Test = Callable[[str], bool]
 class Channels:
     """int8 weights with one scale per output."""
 
-    def tensors(self, linear: Linear) -> list[str]:
+    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
         return [linear.name + ".weight", linear.name + ".weight_scale"]
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
-        weight, scale = self.tensors(linear)
+        weight, scale = self.tensors(checkpoint, linear)
         values = checkpoint.tensor(weight, linear.out, linear.into, dtype=torch.int8)
         sizes = (linear.out,) if len(checkpoint.shape(scale)) == 1 else (linear.out, 1)
         return Int8(values, checkpoint.tensor(scale, *sizes).flatten().float())

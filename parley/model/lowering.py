@@ -58,7 +58,7 @@ def lower(
     for i in range(shape.layers):
         used.update(names.of(i))
     for name in checkpoint.names:
-        if name not in used and not IGNORED.search(name):
+        if name not in used and not IGNORED.search(name) and not names.idle(name):
             raise Unfit(f"it has a tensor {name}")
 
     weights = packs.read(progress) if packs else None
@@ -150,6 +150,12 @@ class _Names:
                 names += self.tensors(linear) + [linear.name + ".bias"] * linear.bias
         return names
 
+    def idle(self, name: str) -> bool:
+        """Whether a tensor is a bias of zeros. Some writers give one to each layer that they quantise."""
+        if not name.endswith(".bias") or name.removesuffix("bias") + "qweight" not in self.checkpoint:
+            return False
+        return not self.checkpoint.tensor(name, *self.checkpoint.shape(name)).any()
+
     @property
     def parameters(self) -> int:
         """Numbers in all weights as the model means them, whatever holds them."""
@@ -163,7 +169,7 @@ class _Names:
         """The names of the tensors that hold a linear's weight."""
         if linear is self.head and self.shape.tied:
             return [EMBEDDING]
-        return self.quantisation.tensors(linear)
+        return self.quantisation.tensors(self.checkpoint, linear)
 
     def read(self, linear: Linear, outputs: torch.Tensor | None = None) -> Weight:
         """A linear's weight as it is computed with, or only some ``outputs`` of it."""
@@ -172,7 +178,8 @@ class _Names:
             weight = Plain(self.checkpoint.tensor(EMBEDDING, linear.out, linear.into))
         else:
             weight = self.quantisation.read(self.checkpoint, linear)
-        return self.quantisation.convert(weight if outputs is None else weight.select(outputs))
+        weight = weight if outputs is None else weight.select(outputs)
+        return self.quantisation.convert(weight, head=linear is self.head)
 
     def copy(self, name: str, *sizes: int) -> torch.Tensor:
         return self.checkpoint.tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
@@ -216,14 +223,13 @@ class _Names:
 
     def _pack(self, parts: list[Linear]) -> native.Packed:
         weights = [self.read(linear) for linear in parts]
-        kind = type(weights[0])
-        if any(type(weight) is not kind for weight in weights):
+        if not all(weights[0].joins(weight) for weight in weights):
             together = ", ".join(linear.name for linear in parts)
             raise LoadError(f"The layers {together} are computed as one, but are not all quantised alike.")
         bias = None
         if parts[0].bias:
             bias = torch.cat([self.copy(linear.name + ".bias", linear.out) for linear in parts])
-        return kind.pack(weights, bias, self.dtype, self.device)
+        return type(weights[0]).pack(weights, bias, self.dtype, self.device)
 
 
 @torch.inference_mode()

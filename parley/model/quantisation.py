@@ -14,18 +14,18 @@ from typing import Any, Protocol
 
 import torch
 
-from parley.model import compressed
+from parley.model import compressed, grouped
 from parley.model.checkpoint import Checkpoint, LoadError
-from parley.model.weights import Int8, Linear, Plain, Weight
+from parley.model.weights import Int4, Int8, Linear, Plain, Weight
 
 KINDS = ("none", "int8", "int4")  # of the setting
-BYTES = {"int8": 1.0}  # that a weight takes at least when it is quantised at load
+BYTES = {"int8": 1.0, "int4": 0.53}  # that a weight takes at least when it is quantised at load
 
 
 class Format(Protocol):
     """How the weight of a linear layer is stored."""
 
-    def tensors(self, linear: Linear) -> list[str]:
+    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
         """The names of the tensors that hold it, without the bias."""
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
@@ -35,7 +35,7 @@ class Format(Protocol):
 class Stored:
     """The usual way: one tensor of floating numbers, [out, in]."""
 
-    def tensors(self, linear: Linear) -> list[str]:
+    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
         return [linear.name + ".weight"]
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
@@ -45,7 +45,10 @@ class Stored:
 # Of each quant_method: the reader of its config. A reader raises LoadError.
 METHODS: dict[str, Callable[[dict[str, Any]], Callable[[str], Format | None]]] = {
     "compressed-tensors": compressed.read,
+    "gptq": grouped.gptq,
+    "awq": grouped.awq,
 }
+HEAD = ("gptq", "awq")  # methods that leave the head plain, for which int4 can be asked: it makes the head int8
 STORED = Stored()
 
 
@@ -60,17 +63,20 @@ class Quantisation:
     def __bool__(self) -> bool:
         return self.method is not None or self.wanted != "none"
 
-    def tensors(self, linear: Linear) -> list[str]:
-        return (self.find(linear.name) or STORED).tensors(linear)
+    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+        return (self.find(linear.name) or STORED).tensors(checkpoint, linear)
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
         return (self.find(linear.name) or STORED).read(checkpoint, linear)
 
-    def convert(self, weight: Weight) -> Weight:
-        """Quantise what is plain, if that was asked for; in a quantised checkpoint layers are plain by intent."""
-        if isinstance(weight, Plain) and self.method is None and self.wanted == "int8":
-            return Int8.of(weight.values)
-        return weight
+    def convert(self, weight: Weight, *, head: bool) -> Weight:
+        """Quantise what is plain, if that was asked for; in a quantised checkpoint layers are plain by intent.
+
+        The head is never made 4 bits: it alone decides between tokens that are nearly as likely.
+        """
+        if not isinstance(weight, Plain) or self.wanted == "none" or (self.method is not None and not head):
+            return weight
+        return Int4.of(weight.values) if self.wanted == "int4" and not head else Int8.of(weight.values)
 
     @property
     def noise(self) -> float:
@@ -95,14 +101,12 @@ def read(config: dict[str, Any], wanted: str) -> Quantisation:
         raise LoadError(f"quantization {wanted} is unknown; it can be {', '.join(KINDS)}.")
     own = config.get("quantization_config")
     if not own:
-        if wanted != "none" and wanted not in BYTES:
-            raise LoadError(f"Quantising to {wanted} while loading is not supported; it can be {', '.join(BYTES)}.")
         return Quantisation(None, wanted, lambda name: None)
     method = own.get("quant_method") if isinstance(own, dict) else None
     if not isinstance(method, str) or method not in METHODS:
         raise LoadError(
-            f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; {', '.join(METHODS)} is."
+            f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; {', '.join(METHODS)} are."
         )
-    if wanted != "none":
+    if wanted != "none" and (wanted != "int4" or method not in HEAD):
         raise LoadError(f"The checkpoint is quantised already ({method}), so quantization must be none, not {wanted}.")
     return Quantisation(method, wanted, METHODS[method](own))

@@ -1,4 +1,4 @@
-"""What the weight of a linear layer can be once it is read: plain numbers, or int8 with one scale per output.
+"""What the weight of a linear layer can be once it is read: plain, int8 with a scale per output, or 4 bits in groups.
 
 Each kind knows three things: what it computes by definition (for the proof), how several that are merged become one
 packed weight for the kernels, and nothing of files. A new kind is a class here and a kernel behind ``native``.
@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from parley import native
-from parley.native import memory
+from parley.native import Grouped, memory
 
+GROUP = 128  # weights of an output that share a scale when they are rounded to 4 bits
 PIECE = 1 << 22  # numbers that are quantised at a time: what is in between is in float32
 
 
@@ -38,6 +39,9 @@ class Weight(Protocol):
     def select(self, outputs: torch.Tensor) -> Self:
         """The layer with only these of its outputs."""
 
+    def joins(self, other: Weight) -> bool:
+        """Whether one packed layer can hold both."""
+
     @classmethod
     def pack(
         cls, parts: Sequence[Self], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
@@ -56,6 +60,9 @@ class Plain:
 
     def select(self, outputs: torch.Tensor) -> Plain:
         return Plain(self.values[outputs])
+
+    def joins(self, other: Weight) -> bool:
+        return isinstance(other, Plain)
 
     @classmethod
     def pack(
@@ -94,9 +101,45 @@ class Int8:
     def select(self, outputs: torch.Tensor) -> Int8:
         return Int8(self.values[outputs], self.scales[outputs])
 
+    def joins(self, other: Weight) -> bool:
+        return isinstance(other, Int8)
+
     @classmethod
     def pack(
         cls, parts: Sequence[Int8], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
     ) -> native.Packed:
         values, scales = (torch.cat(each) for each in zip(*((part.values, part.scales) for part in parts), strict=True))
         return native.pack_int8(values.to(device), scales.to(device), bias, dtype)
+
+
+@dataclass(frozen=True)
+class Int4:
+    """4-bit integers with a scale and a zero point for each group of an output's weights. Rows stay as they are."""
+
+    weight: Grouped
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> Int4:
+        """The nearest 4-bit weight, in groups of GROUP."""
+        return cls(native.round_int4(weight, GROUP))
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, native.widen(self.weight))
+
+    def select(self, outputs: torch.Tensor) -> Int4:
+        values, scales, zeros = (each[outputs] for each in self.weight[:3])
+        return Int4(self.weight._replace(values=values, scales=scales, zeros=zeros))
+
+    def joins(self, other: Weight) -> bool:
+        if not isinstance(other, Int4) or self.weight.group != other.weight.group:
+            return False
+        one, two = self.weight.order, other.weight.order
+        return one is two or (one is not None and two is not None and torch.equal(one, two))
+
+    @classmethod
+    def pack(
+        cls, parts: Sequence[Int4], bias: torch.Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> native.Packed:
+        columns = zip(*(part.weight[:3] for part in parts), strict=True)
+        values, scales, zeros = (torch.cat(each).to(device) for each in columns)
+        return native.pack_int4(parts[0].weight._replace(values=values, scales=scales, zeros=zeros), bias, dtype)

@@ -14,16 +14,19 @@ from typing import Any
 import torch
 
 from parley.native import compiled, library, torch_attention, torch_kernels
+from parley.native.compiled_int4 import Int4Packed
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
+from parley.native.torch_int4 import Grouped, round_int4, widen
 from parley.native.torch_int8 import Int8Packed, Rows
 from parley.native.torch_kernels import embed
 
-Packed = compiled.Packed | torch_kernels.Packed | Int8Packed
+Packed = compiled.Packed | torch_kernels.Packed | Int8Packed | Int4Packed
 Plan = compiled.Cut | list[torch_attention.Group]
 
 __all__ = [
     "Format",
+    "Grouped",
     "Packed",
     "Plan",
     "Pool",
@@ -36,13 +39,16 @@ __all__ = [
     "linear",
     "logits",
     "pack",
+    "pack_int4",
     "pack_int8",
     "places",
     "plan",
     "quantise",
     "rms_norm",
     "rope_write",
+    "round_int4",
     "silu_mul",
+    "widen",
     "write",
 ]
 
@@ -61,7 +67,7 @@ def _form(x: torch.Tensor) -> Any:
 
 def _reader(packed: Packed) -> Any:
     """Where the kernels for such a weight are."""
-    return _compiled() if isinstance(packed, compiled.Packed) else torch_kernels
+    return _compiled() if isinstance(packed, compiled.Packed | Int4Packed) else torch_kernels
 
 
 def identity() -> str | None:
@@ -76,6 +82,11 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
     return torch_kernels.pack_int8(values, scales, bias, dtype)
+
+
+def pack_int4(weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+    kernels = _compiled() if dtype == torch.bfloat16 and weight.values.is_cpu else None
+    return kernels.pack_int4(weight, bias) if kernels else torch_kernels.pack_int4(weight, bias, dtype)
 
 
 def _int8(to: Packed | None) -> bool:

@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from parley.native import memory, torch_kernels
+from parley.native import compiled_int4, memory, torch_kernels
+from parley.native.compiled_int4 import Int4Packed
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
+from parley.native.torch_int4 import Grouped
 from parley.native.torch_int8 import Rows
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -30,8 +32,9 @@ ARGUMENTS = {
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
+    **compiled_int4.ARGUMENTS,
 }
-NUMBERS = ("packed_size", "attend_dim", "page_bytes")  # what gives one
+NUMBERS = ("packed_size", "attend_dim", "page_bytes", *compiled_int4.NUMBERS)  # what gives one
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,18 @@ class Kernels:
         self._c.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
         return Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
 
-    def linear(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    def pack_int4(self, weight: Grouped, bias: torch.Tensor | None = None) -> Int4Packed:
+        return compiled_int4.pack(self._c, weight, bias)
+
+    def linear(self, x: torch.Tensor, packed: Packed | Int4Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.bfloat16)
 
-    def logits(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, packed: Packed | Int4Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.float32)
 
-    def _multiply(self, x: torch.Tensor, packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+    def _multiply(self, x: torch.Tensor, packed: Packed | Int4Packed, dtype: torch.dtype) -> torch.Tensor:
+        if isinstance(packed, Int4Packed):
+            return compiled_int4.multiply(self._c, x, packed, dtype)
         into, out = packed.into, packed.out
         if x.shape[-1] != into:
             raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from parley.native import torch_int8
+from parley.native import torch_int4, torch_int8
 from parley.native.pool import Pool
 from parley.native.torch_attention import store
+from parley.native.torch_int4 import Grouped
 from parley.native.torch_int8 import Int8Packed, Rows, pack_int8, quantise
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "linear",
     "logits",
     "pack",
+    "pack_int4",
     "pack_int8",
     "quantise",
     "rms_norm",
@@ -48,6 +50,11 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and ONEDNN:
         return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
     return Packed(weight, bias, False)
+
+
+def pack_int4(weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+    """Prepare a weight of 4-bit integers for rows of ``dtype``: as what it stands for, which takes more memory."""
+    return pack(torch_int4.widen(weight).to(dtype), bias)
 
 
 def linear(x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:

@@ -128,9 +128,10 @@ class Service:
 
     def head(self, id: str, path: Mapping[str, str], headers: Mapping[bytes, bytes], query: bytes = b"") -> Head:
         """What a dialect is told of a request with this id."""
-        info = self.engine.info
-        context, device = (info.max_model_len, info.device) if info is not None else (0, "")
-        return Head(id, int(time.time()), self.fingerprint, context, device, path, headers, query)
+        info, stats = self.engine.info, self.engine.stats
+        context, device, size = (info.max_model_len, info.device, info.block_size) if info is not None else (0, "", 0)
+        cached, capacity = stats.blocks_used * size, stats.blocks_total * size
+        return Head(id, int(time.time()), self.fingerprint, context, device, path, headers, query, cached, capacity)
 
     def facts(self) -> Facts:
         cards = [self.card(name) for name in self.names]

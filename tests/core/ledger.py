@@ -10,6 +10,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from parley.core.loop import Loop
+from parley.core.pace import Fixed
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
 from parley.types import Output, Score, Settings, Stats, Work
 
@@ -120,19 +121,17 @@ def score(state: int, token: int) -> Score:
     return Score(-float(hash((state, token)) % 1000) / 100, token + 1)
 
 
-class Steady:
+class Steady(Fixed):
     """A pace that follows a list of budgets, over and over."""
 
     def __init__(self, *budgets: int):
+        super().__init__(0)
         self.budgets = list(budgets)
         self.turn = 0
 
-    def budget(self, decodes: int) -> int:
+    def begin(self, decodes: int) -> None:
         self.turn += 1
-        return self.budgets[self.turn % len(self.budgets)]
-
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        pass
+        self.left = self.budgets[self.turn % len(self.budgets)]
 
 
 class Bench:

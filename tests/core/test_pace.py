@@ -1,85 +1,165 @@
-"""The prefill budget: bounds always, convergence on machines of any speed. Seconds here are made up, not measured."""
+"""How much of prompts a step may have: bounds always, steps that keep their time on any machine. Seconds here are made
+up, not measured: a machine is a formula.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.core.pace import FIRST, LEAST, MOST, Fixed, Timed
+from parley.core.pace import FIRST, LEAST, MOST, Fixed, Pace, Timed
 
 
-def serve(pace: Timed, fixed: float, each: float, decodes: int, steps: int = 60) -> tuple[int, float]:
-    """Steps on a machine of that speed, every third without prompts; the last budget and what its step costs."""
-    budget = seconds = 0.0
-    for step in range(steps):
-        if decodes and step % 3 == 0:
-            pace.observe(decodes, 0, fixed + decodes * each)
-        budget = pace.budget(decodes)
-        seconds = fixed + (decodes + budget) * each
-        pace.observe(decodes, int(budget), seconds)
-    return int(budget), seconds
+@dataclass(frozen=True)
+class Machine:
+    """What a step costs in seconds: something for itself, for each row, and for each token that a prompt's row sees."""
+
+    fixed: float
+    each: float
+    pair: float = 0.0
+
+    def cost(self, decodes: int, chunks: list[tuple[int, int]]) -> float:
+        rows = decodes + sum(count for _, count in chunks)
+        pairs = sum(count * (start + (count - 1) / 2) for start, count in chunks)
+        return self.fixed + rows * self.each + pairs * self.pair
+
+
+def step(pace: Pace, machine: Machine, decodes: int, start: int = 0, length: int = 1 << 20) -> tuple[int, float]:
+    """One step with as much of one prompt as there is room for: tokens of it, and what the step cost."""
+    pace.begin(decodes)
+    count = min(pace.room(start), length) if length else 0
+    if count:
+        pace.take(start, count)
+    seconds = machine.cost(decodes, [(start, count)])
+    pace.observe(seconds)
+    return count, seconds
+
+
+def serve(pace: Pace, machine: Machine, decodes: int, steps: int = 60) -> tuple[int, float]:
+    """Steps at the beginnings of prompts, every third without any; the last one."""
+    last = 0, 0.0
+    for number in range(steps):
+        if decodes and number % 3 == 0:
+            step(pace, machine, decodes, length=0)
+        last = step(pace, machine, decodes)
+    return last
+
+
+def budget(pace: Pace, decodes: int = 0, start: int = 0) -> int:
+    pace.begin(decodes)
+    return pace.room(start)
 
 
 @pytest.mark.parametrize("decodes", [0, 1, 8])
 @pytest.mark.parametrize(("fixed", "each"), [(0.001, 0.0001), (0.05, 0.0005), (0.02, 0.002), (0.0, 0.001)])
 def test_steps_come_to_last_what_was_asked(fixed: float, each: float, decodes: int) -> None:
-    budget, seconds = serve(Timed(0.25), fixed, each, decodes)
-    assert 0.18 <= seconds <= 0.27
-    assert budget % 16 == 0
+    count, seconds = serve(Timed(0.25), Machine(fixed, each), decodes)
+    assert 0.16 <= seconds <= 0.26
+    assert count % 16 == 0
 
 
-@pytest.mark.parametrize(("each", "budget"), [(1e-9, MOST), (1.0, LEAST)])
-def test_no_machine_is_too_fast_or_too_slow(each: float, budget: int) -> None:
-    assert serve(Timed(0.25), 0.0, each, 1)[0] == budget
+@settings(deadline=None, max_examples=60)
+@given(
+    st.floats(0, 0.05),
+    st.floats(0.0002, 0.003),
+    st.floats(0, 1 / 1000),
+    st.integers(0, 32),
+    st.integers(0, 10),
+    st.integers(16, 12_000),
+)
+def test_no_step_of_a_long_prompt_stalls_the_others(
+    fixed: float, each: float, depth: float, decodes: int, before: int, length: int
+) -> None:
+    """Whatever the machine and whatever was seen before, down to nothing at all. What must go on goes on: LEAST."""
+    pace, machine = Timed(0.25), Machine(fixed, each, each * depth)
+    for _ in range(before):
+        step(pace, machine, decodes, length=0)
+    start = 0
+    while start < length:
+        count, seconds = step(pace, machine, decodes, start, length - start)
+        least = machine.cost(decodes, [(start, min(count, LEAST))])
+        assert seconds <= max(1.1 * 0.25, least), (start, count, seconds)
+        assert count > 0
+        start += count
+
+
+def test_tokens_far_into_a_prompt_are_dearer() -> None:
+    pace, machine = Timed(0.25), Machine(0.01, 0.0005, 0.0005 / 1000)
+    start, counts = 0, []
+    while start < 8000:
+        count, seconds = step(pace, machine, 4, start)
+        counts.append((count, seconds))
+        start += count
+    assert counts[-1][0] < max(count for count, _ in counts) / 3
+    assert all(0.18 <= seconds <= 0.26 for _, seconds in counts[10:])  # whole pages: of few, one more is much
+
+
+def test_what_was_taken_is_no_longer_there() -> None:
+    pace, machine = Timed(0.25), Machine(0.01, 0.0005, 0.0005 / 4000)
+    serve(pace, machine, 4)
+    pace.begin(4)
+    whole, chunks = pace.room(0), []
+    while room := pace.room(1000):
+        chunks.append((1000, min(room, 64)))
+        pace.take(*chunks[-1])
+    assert 0 < sum(count for _, count in chunks) < whole
+    assert 0.15 <= machine.cost(4, chunks) <= 0.26
+
+
+@pytest.mark.parametrize(("each", "count"), [(1e-9, MOST), (1.0, LEAST)])
+def test_no_machine_is_too_fast_or_too_slow(each: float, count: int) -> None:
+    assert serve(Timed(0.25), Machine(0.0, each), 1)[0] == count
 
 
 def test_it_follows_when_tokens_become_dearer() -> None:
     pace = Timed(0.25)
-    before, _ = serve(pace, 0.02, 0.0005, 1)
-    after, seconds = serve(pace, 0.02, 0.005, 1)
+    before, _ = serve(pace, Machine(0.02, 0.0005), 1)
+    after, seconds = serve(pace, Machine(0.02, 0.005), 1)
     assert after < before / 5 and seconds < 0.3
 
 
 def test_one_slow_step_is_forgiven() -> None:
-    pace = Timed(0.25)
-    pace.observe(0, FIRST, 60.0)
-    assert pace.budget(0) == LEAST
-    pace.observe(0, LEAST, LEAST * 0.001)
-    assert pace.budget(0) > LEAST
-    before, _ = serve(pace, 0.02, 0.001, 1)
-    pace.observe(1, before, 60.0)
-    assert pace.budget(1) >= before * 0.9
+    pace, machine = Timed(0.25), Machine(0.02, 0.001)
+    step(pace, Machine(60.0, 0.0), 0)
+    assert budget(pace) == LEAST
+    step(pace, Machine(0.0, 0.001), 0)
+    assert budget(pace) > LEAST
+    before, _ = serve(pace, machine, 1)
+    step(pace, Machine(60.0, 0.0), 1)
+    assert budget(pace, 1) >= before * 0.9
 
 
 def test_it_never_leaps() -> None:
     """What a small chunk cost says little of a large one: at most twice what was tried."""
     pace = Timed(0.25)
-    assert pace.budget(0) == FIRST
-    pace.observe(0, FIRST, 1e-6)
-    assert pace.budget(0) == 2 * FIRST
-
-
-def test_one_dear_decode_does_not_make_prompts_free() -> None:
-    pace = Timed(0.25)
-    pace.observe(1, 0, 10.0)
-    pace.observe(1, 512, 0.8)
-    assert pace.budget(0) == 640  # 0.25 s at a quarter of 0.8 s for 512 tokens
+    assert budget(pace) == FIRST
+    step(pace, Machine(1e-6, 0.0), 0)
+    assert budget(pace) == 2 * FIRST
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9000), st.floats(0, 1e6)), max_size=40),
+    st.lists(
+        st.tuples(st.integers(0, 300), st.integers(0, 9000), st.integers(0, 30_000), st.floats(0, 1e6)), max_size=40
+    ),
     st.integers(0, 10_000),
+    st.integers(0, 100_000),
     st.floats(0.001, 10),
     st.integers(1, 20_000),
 )
 @settings(deadline=None, max_examples=100)
 def test_bounds_hold_whatever_is_seen(
-    seen: list[tuple[int, int, float]], decodes: int, seconds: float, tokens: int
+    seen: list[tuple[int, int, int, float]], decodes: int, start: int, seconds: float, tokens: int
 ) -> None:
     timed, fixed = Timed(seconds), Fixed(tokens)
-    for observation in seen:
-        timed.observe(*observation)
-        fixed.observe(*observation)
-    assert LEAST <= timed.budget(decodes) <= MOST and timed.budget(decodes) % 16 == 0
-    assert fixed.budget(decodes) == max(LEAST, (tokens - decodes) // 16 * 16)
+    for pace in (timed, fixed):
+        for rows, count, position, cost in seen:
+            pace.begin(rows)
+            if min(count, pace.room(position)):
+                pace.take(position, min(count, pace.room(position)))
+            pace.observe(cost)
+        pace.begin(decodes)
+    assert LEAST <= timed.room(start) <= MOST and timed.room(start) % 16 == 0
+    assert fixed.room(start) == max(LEAST, (tokens - decodes) // 16 * 16)

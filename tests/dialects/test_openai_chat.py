@@ -106,6 +106,26 @@ def test_roles_parts_and_calls():
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
+def test_what_only_describes_is_read_and_changes_nothing_else():
+    described = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    shown = {"type": "function", "function": {name: value for name, value in described.items() if name != "strict"}}
+    for tools in ({"tools": [{"type": "function", "function": described}]}, {"functions": [described]}):
+        assert read(**tools).request.prompts[0].tools == [shown]
+    for wrong in ({"description": 5}, {"strict": "yes"}):
+        for tools in (
+            {"tools": [{"type": "function", "function": described | wrong}]},
+            {"functions": [described | wrong]},
+        ):
+            with pytest.raises(BadRequest, match="Invalid type"):
+                read(**tools)
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}} | wrong}
+        with pytest.raises(BadRequest, match="Invalid type"):
+            read(response_format=schema)
+    assert read(guided_whitespace_pattern=" ?").request == read().request
+    with pytest.raises(BadRequest):
+        read(structured_outputs={"json": {}, "disable_additional_properties": 5})
+
+
 def test_tools_are_shown_unless_forbidden():
     assert read(tools=[TOOL]).request.prompts[0].tools == [TOOL]
     assert read(tools=[TOOL], tool_choice="auto").request.prompts[0].tools == [TOOL]

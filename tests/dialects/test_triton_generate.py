@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import Head, Timings
 from parley.dialects.triton import errors, generate
 from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyError, TooLarge, UnknownModel, Unsupported
 from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage, Want
@@ -277,10 +277,8 @@ SHAPE = "The schema can not convert input 'text_input' to tensor with proper sha
          "limit (100)"),
         (b"[" * 100_000, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
         (b'{"text_input":"a","id":5}', 500, NO_ID),
-        (b'{"text_input":"a","id":null}', 500, NO_ID),
         (b'{"text_input":"a","parameters":[]}', 500, "Expected JSON object for keyword: 'parameters': attempt to "
          "access JSON non-object as object"),
-        (b'{"text_input":"a","x":null}', 400, PARAMETER),
         (b'{"text_input":"a","x":[1]}', 400, PARAMETER),
         (b'{"text_input":"a","x":{}}', 400, PARAMETER),
         (b'{"text_input":"a","parameters":{"x":[]}}', 400, NESTED + PARAMETER),
@@ -288,7 +286,6 @@ SHAPE = "The schema can not convert input 'text_input' to tensor with proper sha
         (b'{"text_input":"a","stream":"false"}', 500, NO_BOOL),
         (b'{"text_input":"a","exclude_input_in_output":1}', 500, NO_BOOL),
         (b'{"text_input":5}', 500, NO_TEXT),
-        (b'{"text_input":null}', 500, NO_TEXT),
         (b'{"text_input":["a",5]}', 500, NO_TEXT),
         (b'{"text_input":["a","b"]}', 400, SHAPE),
         (b'{"text_input":[]}', 400, SHAPE),
@@ -311,6 +308,41 @@ def test_bodies_that_are_refused(body, status, message):
     got = refused(body)
     assert got[0] == status
     assert message is None or got[1] == message
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b'{"text_input":"a","id":null}', 500, NO_ID),
+        (b'{"text_input":"a","x":null}', 400, PARAMETER),
+        (b'{"text_input":"a","stream":null}', 500, NO_BOOL),
+        (b'{"text_input":"a","parameters":{"x":null}}', 400, NESTED + PARAMETER),
+        (b'{"text_input":"a","parameters":null}', 500, "Expected JSON object for keyword: 'parameters': attempt to "
+         "access JSON non-object as object"),
+    ],
+)  # fmt: skip
+def test_null_is_no_value_but_strictly_a_wrong_one(body, status, message):
+    assert refused(body, strict=True) == (status, message)
+    assert raw(body).request == raw(b'{"text_input":"a"}').request
+    assert "missing required input" in refused(b'{"text_input":null}')[1]
+    assert refused(b'{"text_input":null}', strict=True) == (500, NO_TEXT)
+
+
+def test_the_load_is_told_to_those_who_ask():
+    body, timings = b'{"text_input":"a"}', Timings(1, 1, 1, 1)
+    told = {}
+    for form in (b"text", b"JSON", b"xml", b""):
+        headers = {b"endpoint-load-metrics-format": form} if form else {}
+        head = Head("0f", 1, "fp", path=PATH, headers=headers, cached=16, capacity=64)
+        reply = generate.read(body, head, stream=False, strict=False)
+        told[form] = dict(reply.headers(timings)).get(b"endpoint-load-metrics")
+        assert not reply.headers(None)
+    assert told == {
+        b"text": b"TEXT named_metrics.kv_cache_utilization=0.250000, named_metrics.max_token_capacity=64.000000",
+        b"JSON": b'JSON {"named_metrics":{"kv_cache_utilization":0.25,"max_token_capacity":64}}',
+        b"xml": None,
+        b"": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -433,6 +465,12 @@ def test_the_version_in_the_path():
         status, message = refused(body, PATH | {"version": version})
         assert status == 400 and message.startswith("failed to get model version from specified version string '")
         assert len(message) < 500
+
+
+def test_half_precision_has_no_json():
+    status, message = refused(prompt_embedding_table=[0.5])
+    assert status == 400
+    assert message.startswith("receiving FP16 data via JSON is not supported.")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from unpack import spoil
 
 from parley.core.loop import Loop
+from parley.core.pace import Fixed
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
@@ -26,6 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
     "wide": WIDE,
     "real": WIDE | {"intermediate_size": 4864, "num_hidden_layers": 4},
 }
+SIZES["int4"] = SIZES["real"]
 SLOTS = 5
 ROOMY = 200  # pages
 
@@ -33,7 +35,8 @@ ROOMY = 200  # pages
 @functools.cache
 def network(architecture: str, size: str = "tiny"):
     folder = models.model(architecture, **SIZES[size])
-    runner, info = load(Settings(model=str(folder), kv_memory=1 << 20), lambda stage, fraction: None)
+    settings = Settings(model=str(folder), kv_memory=1 << 20, quantization="int4" if size == "int4" else "none")
+    runner, info = load(settings, lambda stage, fraction: None)
     return runner.network, info
 
 
@@ -48,27 +51,22 @@ def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool =
     return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
 
 
-class Random:
+class Random(Fixed):
     """A pace that changes its mind at every step."""
 
     def __init__(self, seed: int, most: int):
+        super().__init__(0)
         self.random, self.most = random.Random(seed), most
 
-    def budget(self, decodes: int) -> int:
-        return self.random.randint(1, self.most)
-
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        pass
+    def begin(self, decodes: int) -> None:
+        self.left = self.random.randint(1, self.most)
 
 
-class Whole:
+class Whole(Fixed):
     """Every prompt in one piece."""
 
-    def budget(self, decodes: int) -> int:
-        return 1 << 20
-
-    def observe(self, decodes: int, prefill: int, seconds: float) -> None:
-        pass
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
 
 
 class Engine:
@@ -263,10 +261,10 @@ def test_salts_do_not_share():
     assert [engine.outputs[id, 0][0].cached_tokens for id in "abc"] == [0, 0, 48]
 
 
-@pytest.mark.parametrize("size", ["wide", "real"])
+@pytest.mark.parametrize("size", ["wide", "real", "int4"])
 def test_n_choices_are_n_requests_and_the_batch_is_wide(size):
     """At the width of a real model's layers. Torch's own linears keep rows apart up to an inner dimension of 1024."""
-    if size == "real" and library.load() is None:
+    if size != "wide" and library.load() is None:
         pytest.skip("needs the compiled kernels")
     engine = Engine(make_runner("qwen2", 80, size), Random(3, 60), True)
     for i in range(3):

@@ -52,7 +52,7 @@ def kept(folder):
     return sorted(path.name for path in (folder / ".parley").glob("packed-*"))
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_the_second_start_reads_what_the_first_packed(folder, packed, quantization):
     first, one = logits(folder, quantization=quantization)
     second, other = logits(folder, quantization=quantization)

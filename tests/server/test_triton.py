@@ -198,6 +198,15 @@ async def test_what_is_counted(serve):
     assert blocks["max"] == blocks["used"] + blocks["free"] > 0 and 0 <= blocks["fraction"] < 1
 
 
+async def test_the_load_comes_as_a_header(serve):
+    served = await serve()
+    answer = await served.post(GENERATE, {"text_input": "a"}, **{"endpoint-load-metrics-format": "json"})
+    named = json.loads(answer.headers["endpoint-load-metrics"].removeprefix("json "))["named_metrics"]
+    assert named["max_token_capacity"] == served.engine.info.kv_blocks * served.engine.info.block_size
+    assert 0 <= named["kv_cache_utilization"] < 1
+    assert "endpoint-load-metrics" not in (await served.post(GENERATE, {"text_input": "a"})).headers
+
+
 async def test_what_waits_is_told(serve):
     served = await serve(max_batch=1, tick=0.005)
     served.engine.gate.clear()

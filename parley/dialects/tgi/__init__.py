@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from parley.dialects.dialect import Dialect, Route
-from parley.dialects.tgi import chat, completions, generate, shared, tokens, vertex
+from parley.dialects.tgi import chat, completions, document, generate, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, Rules
 
 INPUTS = ("inputs",)
@@ -46,6 +46,9 @@ def _common(rules: Rules) -> tuple[Route, ...]:
         Route("GET", "/health", "health"),
         Route("GET", "/ping", "health"),
         Route("GET", "/metrics", "metrics"),
+        Route("GET", "/api-doc/openapi.json", "ask", read=document.openapi),
+        Route("GET", "/docs", "ask", read=partial(document.page, "")),
+        Route("GET", "/docs/", "ask", read=partial(document.page, "../")),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from parley.dialects.fields import Fields
 from parley.dialects.tgi.shared import F32, I32, U32, U64, WORDS, Rules, unavailable
-from parley.errors import Invalid
+from parley.errors import Invalid, Unsupported
 from parley.types import Sampling, Stop
 
 RESERVED = 1024  # of max_new_tokens, how many must fit; the rest is given as long as there is room
@@ -155,10 +155,10 @@ def check(wish: Parameters, rules: Rules, *, empty: bool, stream: bool, context:
         raise Invalid(f"`stop` supports up to {MAX_STOP_CHARACTERS} characters in all.", field="stop")
     if wish.grammar is not None:
         _check_grammar(*wish.grammar)
-        raise Invalid("grammar is not supported", field="grammar")
+        raise Unsupported("grammar is not supported", field="grammar")
     if wish.watermark:
         raise unavailable("watermark")
-    if wish.adapter_id:
+    if wish.adapter_id and (rules.strict or wish.adapter_id != "None"):  # as MindIE writes that there is none
         raise unavailable("adapter_id")
 
 

@@ -3,15 +3,16 @@
 Members of the body, and those of its member ``parameters``, are inputs of the model where it has one of that name, else
 request parameters. Which endpoint it was decides the framing, the input ``stream`` how many responses there are: a
 stream of one response is as good as one of many. What the original refuses is refused if ``strict``: many responses on
-``generate``, which are given as one otherwise, the prompt in a stream, and parameters that are lists or objects.
+``generate``, which are given as one otherwise, the prompt in a stream, members that are null, and parameters that are
+lists or objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, Head, Reply
+from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import Internal, about, body, encode, failure, mistaken, quoted
@@ -24,6 +25,7 @@ from parley.dialects.triton.tensors import Tensor, from_json, to_json
 from parley.errors import BadRequest, EngineError, Invalid, ParleyError
 from parley.types import Delta, Done, Event, Usage
 
+LOAD = b"endpoint-load-metrics"
 MANY = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
@@ -33,11 +35,12 @@ MANY = (
 class GenerateReply(Reply):
     names: ClassVar[Mapping[str, str]] = {"prompt": "text_input", "stop_ids": "stop_token_ids"}
 
-    def __init__(self, asked: Asked, *, stream: bool, strict: bool = False):
+    def __init__(self, asked: Asked, *, stream: bool, strict: bool = False, load: bytes = b""):
         self.request = asked.request
         self.request.stream = stream
         self._asked = asked
         self._strict = strict
+        self._load = load
         self._responses = 0  # that a stream would have had
         self._outputs = Outputs(asked)
 
@@ -68,6 +71,9 @@ class GenerateReply(Reply):
             return body(MANY)  # with status 200: the original has sent it by then
         return encode(self._response())
 
+    def headers(self, timings: Timings | None) -> Headers:
+        return [(LOAD, self._load)] if self._load and timings is not None else ()
+
     def _response(self) -> dict[str, Any]:
         response: dict[str, Any] = {tensor.name: _bare(tensor) for tensor in self._outputs.take()}
         response |= {"model_name": self.request.model, "model_version": VERSION}
@@ -81,43 +87,58 @@ def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateRepl
     versions.check(head.path)
     document = parse(data)
     id = document.pop("id", "")
+    if id is None and not strict:
+        id = ""
     if not isinstance(id, str):
         raise mistaken("string", "'id'")
     values: dict[str, Any] = {}
-    structures = frozenset[str]() if strict else STRUCTURES
     for name, value in document.items():
         if name == "parameters":
-            _nested(values, value, id, structures)
+            _nested(values, value, id, strict)
         else:
-            _take(values, name, value, id, structures)
+            _take(values, name, value, id, strict)
     asked = ask(values, id, head)
     if strict and asked.stream and asked.echo:
         raise Internal(
             "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed.",
             field="exclude_input_in_output",
         )
-    return GenerateReply(asked, stream=stream, strict=strict)
+    return GenerateReply(asked, stream=stream, strict=strict, load=_load(head))
 
 
-def _nested(values: dict[str, Any], parameters: Any, id: str, structures: Set[str]) -> None:
+def _load(head: Head) -> bytes:
+    """How full the KV cache is, in the form of an ORCA report, if the client asks for one."""
+    share = head.cached / head.capacity if head.capacity else 0.0
+    match head.headers.get(LOAD + b"-format", b"").lower():
+        case b"text":
+            form = b"TEXT named_metrics.kv_cache_utilization=%f, named_metrics.max_token_capacity=%f"
+            return form % (share, head.capacity)
+        case b"json":
+            named = {"kv_cache_utilization": share, "max_token_capacity": head.capacity}
+            return b"JSON " + encode({"named_metrics": named})
+    return b""
+
+
+def _nested(values: dict[str, Any], parameters: Any, id: str, strict: bool) -> None:
+    if parameters is None and not strict:
+        return
     if not isinstance(parameters, dict):
         raise Internal("Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object")
     try:
         for name, value in parameters.items():
-            _take(values, name, value, id, structures)
+            _take(values, name, value, id, strict)
     except ParleyError as error:
         error.message = f"Converting keyword: 'parameters': {error.message}"
         raise
 
 
-def _take(values: dict[str, Any], name: str, value: Any, id: str, structures: Set[str]) -> None:
-    """Add a member: as an input of the model, or as a request parameter, of which the last one counts.
-
-    ``structures``: the parameters that may be lists or objects.
-    """
+def _take(values: dict[str, Any], name: str, value: Any, id: str, strict: bool) -> None:
+    """Add a member: as an input of the model, or as a request parameter, of which the last one counts."""
+    if value is None and not strict:
+        return
     tensor = INPUTS.get(name)
     if tensor is None or tensor.loose:
-        structured = name in structures and isinstance(value, list | dict)
+        structured = not strict and name in STRUCTURES and isinstance(value, list | dict)
         if not structured and not isinstance(value, str | int | float):
             raise Invalid(
                 f"parameter {quoted(name)} has invalid type. It should be either 'int', 'bool', or 'string'.",

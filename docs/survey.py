@@ -1,0 +1,202 @@
+"""Which members each route of an API reads, found by running its readers over probing bodies and watching ``Fields``.
+
+Nothing is written down twice: what a reader asks for is a member of its route, with the type and range it asks for. A
+member's own members are found by giving it the ``SHAPES`` below; what is then taken, refused as not available, or wrong
+shows in how the reader ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+from parley.dialects.dialect import Answer, Card, Dialect, Facts, Head, Route, Totals
+from parley.dialects.fields import Fields
+from parley.errors import ParleyError, Unsupported
+
+HEAD = Head("0f", 1, "fp", context=4096, path={"model": "m", "version": "1", "repo": "r", "region": "x"})
+FACTS = Facts("1", [Card("m", 1, 4096)], True, "ready", Totals())
+WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
+    {"messages": [{"role": "user", "content": "a"}]},
+    {"prompt": "a"},
+    {"inputs": "a"},
+    {"tokens": [5]},
+    {"text_input": "a"},
+    {"instances": [{"inputs": "a"}]},
+    {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
+    {},
+]
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+TURN = {"role": "user", "content": "a", "name": "b"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
+    "messages": [
+        [TURN, {"role": "assistant", "content": "a", "tool_calls": [CALL]}],
+        [{"role": "tool", "content": "a", "tool_call_id": "c"}],
+        [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+        [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}],
+    ],
+    "tools": [[{"type": "function", "function": FUNCTION}]],
+    "functions": [[FUNCTION]],
+    "tool_choice": ["auto", "none", {"type": "function", "function": {"name": "f"}}],
+    "response_format": [
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+        {"type": "json_object", "value": {"properties": {}}},
+        {"type": "text"},
+    ],
+    "grammar": [{"type": "json", "value": {"properties": {}}}],
+    "value": [{"schema": {"properties": {}}}],
+    "stream_options": [{"include_usage": True}],
+    "documents": [[{"title": "t"}]],
+    "parameters": [{}, {"max_new_tokens": 1}],
+    "stop": ["a", ["a"]],
+    "prompt_embedding_table": [[0.5]],
+    "lora_weights": [[0.5]],
+    "modalities": [["text"], ["audio"]],
+}  # fmt: skip
+VALUES: dict[str, list[Any]] = {  # by the type that a reader asks for
+    "boolean": [True, False],
+    "integer": [1, 2, 5, 0],
+    "number": [0.5, 1, 2],
+    "string": ["a", "1"],
+    "strings": [["a"], "a"],
+    "integers": [[1]],
+    "array": [["a"], [1]],
+    "objects": [[{}]],
+    "object": [{}],
+    "free": [{"a": 1}],
+    "weights": [{"1": 1.0}],
+    "raw": [True, 1, "a", ["a"], {"a": 1}],
+}
+TYPES = {"strings": "string or array of strings", "integers": "array of integers", "objects": "array of objects",
+         "free": "object", "weights": "object of numbers by token id", "raw": "any"}  # fmt: skip
+ALONE = "not alone"  # whatever the value, this member by itself makes no good body
+COUNTED = re.compile(r"\[\d+\]")
+
+
+@dataclass
+class Member:
+    """A member of a body as its reader asks for it; ``how`` is the name of the method of ``Fields``."""
+
+    path: str
+    how: str = "raw"
+    low: float | None = None
+    high: float | None = None
+    allowed: tuple[str, ...] = ()
+    outcomes: set[str] = field(default_factory=set)  # taken, unavailable, wrong
+
+    @property
+    def type(self) -> str:
+        return TYPES.get(self.how, self.how)
+
+    @property
+    def state(self) -> str:
+        """In one word."""
+        if "taken" not in self.outcomes:
+            return "refused" if "unavailable" in self.outcomes else ALONE
+        return "in part" if "unavailable" in self.outcomes else "yes"
+
+    @property
+    def range(self) -> str:
+        low = "" if self.low is None or self.low < -(2**31) else f"{self.low:g}"
+        high = "" if self.high is None or self.high >= 2**31 - 1 else f"{self.high:g}"
+        return f"{low}..{high}" if low or high else ""
+
+
+Members = dict[str, Member]
+
+
+@contextmanager
+def watched(found: Members) -> Iterator[None]:
+    """While it is open, every member that a reader asks for is put down."""
+
+    def watch(how: str) -> Any:
+        method = getattr(Fields, how)
+
+        @functools.wraps(method)
+        def asking(self: Fields, name: str, *args: Any, **kwargs: Any) -> Any:
+            path = COUNTED.sub("[]", self.path(name))
+            member = found.setdefault(path, Member(path))
+            if member.how in ("raw", "array") and how not in ("has", "null", "raw"):
+                member.how = how
+                low, high = (*args[1:3], None, None)[:2] if how in ("integer", "number") else (None, None)
+                member.low, member.high = kwargs.get("low", low), kwargs.get("high", high)
+                member.allowed = tuple(kwargs.get("allowed", ()))
+            return method(self, name, *args, **kwargs)
+
+        return asking
+
+    with mock.patch.multiple(Fields, **{how: watch(how) for how in (*VALUES, "has", "null")}):
+        yield
+
+
+def ending(route: Route, body: dict[str, Any]) -> str:
+    """How a reader ends: taken, unavailable, wrong."""
+    arguments = {"generate": (HEAD,), "ask": (HEAD, FACTS)}.get(route.kind, ())
+    assert route.read is not None
+    try:
+        read = route.read(json.dumps(body).encode(), *arguments)
+    except Unsupported:
+        return "unavailable"
+    except ParleyError:
+        return "wrong"
+    if isinstance(read, Answer) and route.kind == "generate":
+        return "unavailable" if b"not available" in read.body or b"not supported" in read.body else "wrong"
+    return "taken"
+
+
+def members(route: Route) -> Members:
+    """The members that a route reads, in the order in which it asks for them."""
+    found: Members = {}
+    if route.read is None or route.method != "POST" or route.kind == "reset" or route.path.endswith("/infer"):
+        return found  # the members of an inference are tensors: the inputs of the model, which generate has as members
+    base = next((body for body in WANTED if ending(route, body) == "taken"), {})
+    with watched(found):
+        ending(route, base)
+        done: list[str] = []
+        while fresh := [path for path in found if path not in done]:
+            for path in fresh:
+                _probe(route, base, found[path])
+            done += fresh
+    for path, member in found.items():  # what can only be refused inside is refused
+        inside = {each.state for each in found.values() if each.path.startswith(path + ".")}
+        if member.state == ALONE and "refused" in inside and not inside & {"yes", "in part"}:
+            member.outcomes.add("unavailable")
+    return found
+
+
+def _probe(route: Route, base: dict[str, Any], member: Member) -> None:
+    """Give the member one value after another, and see how the reader ends."""
+    *parents, name = member.path.split(".")
+    values = [*SHAPES.get(name, []), *member.allowed, *VALUES[member.how]]
+    if member.how == "integer" and member.low is not None:
+        values.append(int(member.low))
+    for value in values:
+        body = json.loads(json.dumps(base))
+        inner: Any = body
+        for parent, child in pairwise((*parents, name)):
+            if parent.endswith("[]"):
+                member.outcomes.add("taken")  # in a list: SHAPES led here, and the reader went on
+                return
+            inner = inner.setdefault(parent, _holding(parent, child))
+        if isinstance(inner, dict):
+            inner[name] = value
+            member.outcomes.add(ending(route, body))
+
+
+def _holding(parent: str, child: str) -> dict[str, Any]:
+    """An object that may have this member."""
+    shapes = (shape for shape in SHAPES.get(parent, []) if isinstance(shape, dict))
+    return json.loads(json.dumps(next((shape for shape in shapes if child in shape), {})))
+
+
+def survey(dialect: Dialect) -> dict[tuple[str, str], Members]:
+    """Method and path of every route with its members."""
+    return {(route.method, route.path): members(route) for route in dialect.routes}

@@ -1,0 +1,177 @@
+"""Reads checkpoints whose linear layers have 4-bit weights with a scale and a zero point for each group: GPTQ and AWQ.
+
+Eight numbers are packed into an int32. GPTQ packs along the inputs, first number lowest: ``qweight`` [in / 8, out],
+``qzeros`` [groups, out / 8], ``scales`` [groups, out], and ``g_idx`` [in] says to which group an input belongs. Its
+first format holds zero points less one, taken from the packed integers as a whole; ``gptq_v2`` holds them as they are.
+AWQ (gemm) packs along the outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7: ``qweight`` [in, out / 8], the rest alike
+and without ``g_idx``. Other layouts are refused with the field that is different.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parley.model.checkpoint import Checkpoint, LoadError
+from parley.model.weights import Int4, Linear, Weight
+from parley.native import Grouped
+
+EIGHT = 8  # numbers in an int32
+ONES = 0x11111111
+PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where in an AWQ integer the numbers 0 to 7 are
+UNIT = 8  # numbers that a group must be a multiple of
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """``group`` None: all inputs are one group. ``less``: zero points are stored less one."""
+
+    group: int | None
+    less: bool
+
+    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+        names = [f"{linear.name}.{part}" for part in ("qweight", "qzeros", "scales")]
+        index = linear.name + ".g_idx"
+        return names + [index] * (index in checkpoint)
+
+    def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
+        group = self.group or linear.into
+        groups = -(-linear.into // group)
+        words, zeros, scales = self.tensors(checkpoint, linear)[:3]
+        packed = checkpoint.tensor(words, linear.into // EIGHT, linear.out, dtype=torch.int32)
+        points = checkpoint.tensor(zeros, groups, linear.out // EIGHT, dtype=torch.int32)
+        order = self._order(checkpoint, linear, group)
+        values = _numbers(packed.t())
+        if order is not None:
+            values = values[:, order]
+        return Int4(
+            Grouped(
+                values,
+                checkpoint.tensor(scales, groups, linear.out).float().t().contiguous(),
+                _numbers(points + ONES if self.less else points).t().contiguous(),
+                group,
+                order,
+            )
+        )
+
+    def _order(self, checkpoint: Checkpoint, linear: Linear, group: int) -> torch.Tensor | None:
+        """The inputs group by group, or None where they come so."""
+        name = linear.name + ".g_idx"
+        if name not in checkpoint:
+            return None
+        index = checkpoint.tensor(name, linear.into, dtype=torch.int32)
+        plain = torch.arange(linear.into, dtype=torch.int32) // group
+        if torch.equal(index, plain) or not index.any():  # some writers leave zeros where nothing was reordered
+            return None
+        order = index.argsort(stable=True)
+        if not torch.equal(index[order], plain):
+            raise LoadError(f"Tensor {name} does not put {group} inputs into each group, so the weight cannot be read.")
+        return order
+
+
+@dataclass(frozen=True)
+class Awq:
+    """``group`` None: all inputs are one group."""
+
+    group: int | None
+
+    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+        return [f"{linear.name}.{part}" for part in ("qweight", "qzeros", "scales")]
+
+    def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
+        group = self.group or linear.into
+        groups = -(-linear.into // group)
+        words, zeros, scales = self.tensors(checkpoint, linear)
+        values, points = (
+            _numbers(checkpoint.tensor(name, count, linear.out // EIGHT, dtype=torch.int32), PLACES).t().contiguous()
+            for name, count in ((words, linear.into), (zeros, groups))
+        )
+        return Int4(
+            Grouped(values, checkpoint.tensor(scales, groups, linear.out).float().t().contiguous(), points, group)
+        )
+
+
+def _numbers(words: torch.Tensor, places: list[int] | None = None) -> torch.Tensor:
+    """The eight numbers of each int32 [n, m], lowest bits first or from these places: uint8 [n, 8 * m]."""
+    parts = words.contiguous().view(torch.uint8)
+    numbers = torch.stack((parts & 15, parts >> 4), -1).view(*words.shape, EIGHT)
+    return (numbers if places is None else numbers[..., places]).view(words.shape[0], -1)
+
+
+def gptq(config: dict[str, Any]) -> Callable[[str], Gptq | None]:
+    """The format of each layer under a ``quantization_config``. Raises LoadError."""
+    _known(config, ("bits",), 4)
+    _known(config, ("pack_dtype",), "int32", None)
+    _known(config, ("is_marlin_format",), False, None)
+    layout = _known(config, ("checkpoint_format", "format"), "gptq", "gptq_v2", None)
+    form = Gptq(_group(config, "group_size"), layout != "gptq_v2")
+    skipped: list[re.Pattern[str]] = []
+    overrides = config.get("dynamic") or {}
+    for rule in overrides if isinstance(overrides, dict) else [str(overrides)]:
+        if not rule.startswith("-:"):
+            raise _unsupported("dynamic", rule, "rules that begin with -:")
+        try:
+            skipped.append(re.compile(rule.removeprefix("-:")))
+        except re.error:
+            raise _unsupported("dynamic", rule, "a pattern") from None
+    blocks = config.get("modules_in_block_to_quantize") or []
+    inner = tuple("." + name for name in _names(blocks, "modules_in_block_to_quantize"))
+    head = config.get("lm_head") is True
+
+    def find(name: str) -> Gptq | None:
+        if any(rule.match(name) for rule in skipped):
+            return None
+        if "layers." not in name:
+            return form if head else None
+        return form if not inner or name.endswith(inner) else None
+
+    return find
+
+
+def awq(config: dict[str, Any]) -> Callable[[str], Awq | None]:
+    """The format of each layer under a ``quantization_config``. Raises LoadError."""
+    _known(config, ("bits", "w_bit"), 4)
+    _known(config, ("zero_point",), True)
+    _known(config, ("version", "format"), "gemm", None)
+    form = Awq(_group(config, "group_size", "q_group_size"))
+    skipped = _names(config.get("modules_to_not_convert") or [], "modules_to_not_convert")
+
+    def find(name: str) -> Awq | None:
+        return None if "layers." not in name or any(part in name for part in skipped) else form
+
+    return find
+
+
+def _names(entries: Any, field: str) -> list[str]:
+    """A list of names, or of lists of them."""
+    if isinstance(entries, str):
+        return [entries]
+    if not isinstance(entries, list):
+        raise _unsupported(field, entries, "a list of names")
+    return [name for entry in entries for name in _names(entry, field)]
+
+
+def _group(config: dict[str, Any], *fields: str) -> int | None:
+    field = next((field for field in fields if field in config), fields[0])
+    value = config.get(field)
+    if type(value) is not int or (value != -1 and (value < UNIT or value % UNIT)):
+        raise _unsupported(field, value, f"-1 or a multiple of {UNIT}")
+    return None if value == -1 else value
+
+
+def _known(config: dict[str, Any], fields: tuple[str, ...], *allowed: Any) -> Any:
+    """The value of the first of these fields that is there, which must be one of those allowed. Raises LoadError."""
+    field = next((field for field in fields if field in config), fields[0])
+    value = config.get(field)
+    value = value.lower() if isinstance(value, str) else value
+    if not any(type(value) is type(each) and value == each for each in allowed):
+        raise _unsupported(field, value, " or ".join(str(each) for each in allowed if each is not None))
+    return value
+
+
+def _unsupported(field: str, value: Any, wanted: str) -> LoadError:
+    return LoadError(f"The checkpoint's quantization_config.{field} is {value}; only {wanted} is supported.")

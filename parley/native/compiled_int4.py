@@ -1,0 +1,82 @@
+"""How ``int4.cpp`` is called: linear layers on 4-bit weights and rows of bfloat16."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from parley.native import memory
+from parley.native.torch_int4 import Grouped
+
+P, N = ctypes.c_void_p, ctypes.c_int64
+ARGUMENTS = {
+    "int4_size": [N, N, N],
+    "int4_pack": [P, P, P, P, N, N, N, N],
+    "int4_linear": [P, P, P, P, N, N, N, N, N, N],
+}
+NUMBERS = ("int4_size",)  # what gives one
+UNIT = 8  # numbers in a word of weights: groups and rows are multiples of it
+
+
+@dataclass(frozen=True)
+class Int4Packed:
+    """A linear layer's weight in the order that ``int4.cpp`` describes, for rows of ``into`` numbers.
+
+    ``order`` int64 [into]: which of a row's numbers the packed weight wants first, second and so on; None: in order.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    order: torch.Tensor | None
+    group: int
+    out: int
+    into: int
+
+
+def pack(library: ctypes.CDLL, weight: Grouped, bias: torch.Tensor | None) -> Int4Packed:
+    """A group is a multiple of 8, or all there is. A scale keeps 20 of 24 bits: more than bfloat16 and float16 have."""
+    out, into = weight.values.shape
+    group = min(weight.group, into + -into % UNIT)
+    if group % UNIT:
+        raise ValueError(f"groups of {group} numbers; only multiples of {UNIT} can be packed")
+    values, zeros, scales = weight.values.contiguous(), weight.zeros.contiguous(), weight.scales.float().contiguous()
+    packed = memory.mapped(library.int4_size(out, into, group), torch.int32)
+    library.int4_pack(
+        values.data_ptr(),
+        scales.data_ptr(),
+        zeros.data_ptr(),
+        packed.data_ptr(),
+        out,
+        into,
+        group,
+        torch.get_num_threads(),
+    )
+    bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+    return Int4Packed(packed, bias, weight.order, group, out, into)
+
+
+def multiply(library: ctypes.CDLL, x: torch.Tensor, packed: Int4Packed, dtype: torch.dtype) -> torch.Tensor:
+    """bfloat16 rows x [..., into] times the packed weight, plus bias: [..., out] of bfloat16 or float32."""
+    into, out = packed.into, packed.out
+    if x.shape[-1] != into:
+        raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")
+    if packed.order is not None:
+        x = x.index_select(-1, packed.order)
+    rows = F.pad(x, (0, -into % UNIT)) if into % UNIT else x.contiguous()
+    y = torch.empty(*x.shape[:-1], out, dtype=dtype)
+    library.int4_linear(
+        rows.data_ptr(),
+        packed.weight.data_ptr(),
+        0 if packed.bias is None else packed.bias.data_ptr(),
+        y.data_ptr(),
+        y.numel() // max(out, 1),
+        out,
+        into + -into % UNIT,
+        packed.group,
+        dtype == torch.float32,
+        torch.get_num_threads(),
+    )
+    return y

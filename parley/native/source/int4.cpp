@@ -1,0 +1,256 @@
+// Linear layers whose weights are 4-bit integers: y = x W^T + bias with W[n][k] = scale (q - zero), where scale and zero
+// belong to an output and a group of neighbours in K. Inputs stay bf16: what is saved is the reading of weights.
+//
+// One output element is: for each group, from first to last, one chain of x (q - 8) over the group's pairs, from zero;
+// from it the group's sum of x times (zero - 8) is taken; the rest times the scale is added to the element. q - 8 is exact
+// in bf16. For a few rows weights become bf16 in registers, for more of them once in a buffer that all tiles of rows
+// then read: the same numbers in the same chains, so the number of rows cannot change a bit.
+//
+// Packed weights are [panels][groups] of: BLOCK words of scale and zero, then [pairs of the group / 4][BLOCK] words of
+// weights. A panel is BLOCK outputs. A word of weights holds four pairs of neighbours in K: bits 4 j of its low half the
+// first of pair j, of its high half the second. A word of scale and zero is a float whose last four bits are the zero.
+#include <omp.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "tile.h"
+
+namespace {
+
+constexpr int VECTORS = 4;                // of a panel: fewer chains side by side would wait for each other
+constexpr int BLOCK = VECTORS * LANES;    // columns of a panel
+constexpr int FEW = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
+constexpr long PASS = 256;                // rows whose sums are kept at once
+constexpr long WORD = 4;                  // pairs in a word
+// Rows up to which weights are unpacked again for each tile, which then costs less than a buffer
+constexpr long NARROW = LANES == 16 ? 48 : 2;
+
+#if defined(__AVX512BF16__)
+typedef Bits Pairs;  // of weights, a pair for each lane: as bf16
+
+// Pair j of each lane's word
+static inline Pairs unpack(Bits words, int j) {
+  alignas(64) static const bf16 table[32] = {  // a number has four bits and the look-up takes five, so it is there twice
+      0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+      0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
+  return (Bits)_mm512_permutexvar_epi16((__m512i)(words >> 4 * j), _mm512_load_si512(table));
+}
+
+static inline Vec multiply(Vec sum, Bits x, Pairs weights) { return dot(sum, x, weights); }
+#else
+struct Pairs {  // as two floats
+  Vec first, second;
+};
+
+static inline Pairs unpack(Bits words, int j) {
+  typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+  Ints first = (Ints)(words << (28 - 4 * j)) >> 28, second = (Ints)(words << (12 - 4 * j)) >> 28;
+  return {__builtin_convertvector(first, Vec), __builtin_convertvector(second, Vec)};
+}
+
+static inline Vec multiply(Vec sum, Bits x, Pairs weights) {
+  return fma((Vec)(x & 0xffff0000), weights.second, fma((Vec)(x << 16), weights.first, sum));
+}
+#endif
+
+// Pairs of K that are unpacked at once: they stay in the first cache while tiles pass
+constexpr long STRETCH = 16384 / VECTORS / sizeof(Pairs);
+
+// A panel's part of a group as it is packed: vector i of pair k + j
+struct Narrow {
+  const uint32_t* words;
+  Pairs operator()(long k, int j, int i) const {
+    const uint32_t* from = words + k / WORD * BLOCK + i * LANES;
+    if (j == 0 && i * LANES % 16 == 0) __builtin_prefetch((const char*)from + AHEAD);
+    return unpack(read<Bits>(from), j);
+  }
+};
+
+// The same when it has been unpacked
+struct Wide {
+  const Pairs* pairs;
+  Pairs operator()(long k, int j, int i) const { return pairs[(k + j) * VECTORS + i]; }
+};
+
+// What a tile adds up: chains that rest in `rest` between stretches of a group, and are added to totals after the last.
+struct Sums {
+  float *rest, *totals;  // [rows][BLOCK]
+  const float* x;        // the group's sum of each row, `groups` apart
+  const uint32_t* scales;
+  long groups;
+  bool first, last;
+};
+
+// WIDTH vectors of a panel for ROWS rows of x, `stride` apart, over one stretch of a group
+template <int ROWS, int WIDTH, class Weights> void tile(const Pair* x, long stride, Weights weights, long steps, Sums sums) {
+  Vec acc[ROWS][WIDTH];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < WIDTH; i++) acc[r][i] = sums.first ? Vec{} : read<Vec>(sums.rest + r * BLOCK + i * LANES);
+  const Pair* rows[(ROWS + 2) / 3];  // a pointer for three rows: more would not fit the registers
+#pragma GCC unroll 16
+  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
+  for (long k = 0; k < steps; k += WORD)
+#pragma GCC unroll 4
+    for (int j = 0; j < WORD; j++) {
+      Pairs each[WIDTH];
+#pragma GCC unroll 4
+      for (int i = 0; i < WIDTH; i++) each[i] = weights(k, j, i);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++) {
+        Bits pair = fill(rows[r / 3][r % 3 * stride + k + j]);
+#pragma GCC unroll 4
+        for (int i = 0; i < WIDTH; i++) acc[r][i] = multiply(acc[r][i], pair, each[i]);
+      }
+    }
+#pragma GCC unroll 4
+  for (int i = 0; i < WIDTH; i++) {
+    Bits word = read<Bits>(sums.scales + i * LANES);
+    Vec scale = (Vec)(word & ~15u), zero = 8.f - __builtin_convertvector(word & 15, Vec);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      long at = r * BLOCK + i * LANES;
+      if (!sums.last) {
+        put(sums.rest + at, acc[r][i]);
+        continue;
+      }
+      Vec group = fma(zero, fill(sums.x[r * sums.groups]), acc[r][i]);
+      put(sums.totals + at, fma(group, scale, read<Vec>(sums.totals + at)));
+    }
+  }
+}
+
+template <class Weights> using Run = void (*)(const Pair*, long, Weights, long, Sums);
+
+// The tile for so many rows, 1 to ROWS
+template <int ROWS, int WIDTH, class Weights> Run<Weights> pick(long rows) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return pick<ROWS - 1, WIDTH, Weights>(rows);
+  return tile<ROWS, WIDTH, Weights>;
+}
+
+// One stretch for all rows, MOST at a time
+template <int MOST, int WIDTH, class Weights>
+void tiles(const Pair* x, long stride, Weights weights, long steps, Sums sums, long rows) {
+  long count = (rows + MOST - 1) / MOST;
+  for (long t = 0; t < count; t++) {
+    long first = rows * t / count, end = rows * (t + 1) / count;
+    Sums part = sums;
+    part.rest += first * BLOCK, part.totals += first * BLOCK, part.x += first * sums.groups;
+    pick<MOST, WIDTH, Weights>(end - first)(x + first * stride, stride, weights, steps, part);
+  }
+}
+
+// totals [rows][BLOCK] += one group
+void add(const Pair* x, long stride, const uint32_t* words, long steps, Sums sums, long rows) {
+  if (rows <= NARROW) return tiles<FEW, VECTORS>(x, stride, Narrow{words}, steps, sums, rows);
+  Pairs wide[STRETCH * VECTORS];
+  for (long k = 0; k < steps; k += STRETCH) {
+    long count = std::min(STRETCH, steps - k);
+    Narrow from = {words + k / WORD * BLOCK};
+    for (long s = 0; s < count; s += WORD)
+      for (int i = 0; i < VECTORS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < WORD; j++) wide[(s + j) * VECTORS + i] = from(s, j, i);
+    for (int i = 0; i < VECTORS; i += 2) {
+      Sums half = sums;
+      half.rest += i * LANES, half.totals += i * LANES, half.scales += i * LANES;
+      half.first = k == 0, half.last = k + count == steps;
+      tiles<TILE, 2>(x + k, stride, Wide{wide + i}, count, half, rows);
+    }
+  }
+}
+
+// How K is cut: into groups of `group` numbers, a multiple of 8, the last one shorter and filled up to such a multiple.
+struct Cut {
+  long pairs, group, groups;  // pairs of K and of a group
+  Cut(long K, long size) : pairs((K + 7) / 8 * WORD), group(size / 2), groups(group ? (pairs + group - 1) / group : 0) {}
+  long words() const { return (groups + pairs / WORD) * BLOCK; }                          // of a panel
+  long at(long g) const { return (g + g * group / WORD) * BLOCK; }                        // where a group begins
+  long steps(long g) const { return std::min(group, pairs - g * group); }
+};
+
+template <class T>
+void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, long M, long N, Cut cut, int threads) {
+  long panels = (N + BLOCK - 1) / BLOCK;
+  if (!M || !panels) return;
+  long parts = std::max((M + PASS - 1) / PASS, std::min((M + TILE - 1) / TILE, (threads + panels - 1) / panels));
+  long tasks = parts * panels;
+  std::unique_ptr<float[]> sums(new float[M * cut.groups]);
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp for
+    for (long m = 0; m < M; m++)
+      for (long g = 0; g < cut.groups; g++) {
+        const bf16* from = (const bf16*)(x + m * cut.pairs + g * cut.group);
+        Vec v = {};
+        for (long i = 0, count = 2 * cut.steps(g); i < count; i += LANES) v += load(from + i, count - i);
+        sums[m * cut.groups + g] = sum(v);
+      }
+    alignas(64) float totals[PASS * BLOCK], rest[PASS * BLOCK];
+    long me = omp_get_thread_num(), team = omp_get_num_threads();
+    for (long task = tasks * me / team; task < tasks * (me + 1) / team; task++) {
+      long part = task / panels, n = task % panels * BLOCK;
+      long first = M * part / parts, rows = M * (part + 1) / parts - first;
+      const uint32_t* panel = packed + task % panels * cut.words();
+      std::fill(totals, totals + rows * BLOCK, 0.f);
+      for (long g = 0; g < cut.groups; g++) {
+        const uint32_t* group = panel + cut.at(g);
+        Sums each = {rest, totals, sums.get() + first * cut.groups + g, group, cut.groups, true, true};
+        add(x + first * cut.pairs + g * cut.group, cut.pairs, group + BLOCK, cut.steps(g), each, rows);
+      }
+      for (long r = 0; r < rows; r++)
+        for (long i = 0; i < BLOCK && n + i < N; i += LANES) {
+          Vec v = read<Vec>(totals + r * BLOCK + i);
+          if (bias) v += load(bias + n + i, N - n - i);
+          store(y + (first + r) * N + n + i, v, N - n - i);
+        }
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// Words of a weight [N, K] when it is packed in groups of `group`, a multiple of 8.
+int64_t int4_size(int64_t N, int64_t K, int64_t group) { return (N + BLOCK - 1) / BLOCK * Cut(K, group).words(); }
+
+// q [N, K] of 0..15, scales [N, groups], zeros [N, groups] of 0..15 -> packed
+void int4_pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint32_t* packed, int64_t N, int64_t K,
+               int64_t group, int64_t threads) {
+  Cut cut(K, group);
+#pragma omp parallel for num_threads(threads)
+  for (long p = 0; p < (N + BLOCK - 1) / BLOCK; p++)
+    for (long g = 0; g < cut.groups; g++) {
+      uint32_t *to = packed + p * cut.words() + cut.at(g), *words = to + BLOCK;
+      for (long j = 0; j < BLOCK; j++) {
+        long n = p * BLOCK + j;
+        uint32_t bits = 8;
+        if (n < N) {
+          memcpy(&bits, scales + n * cut.groups + g, sizeof bits);
+          bits = ((bits + 8) & ~15u) | zeros[n * cut.groups + g];
+        }
+        to[j] = bits;
+        for (long s = 0; s < cut.steps(g); s += WORD) {
+          uint32_t word = 0;
+          for (long i = 0; i < 2 * WORD; i++) {
+            long k = 2 * (g * cut.group + s) + i;
+            uint32_t value = n < N && k < K ? q[n * K + k] ^ 8 : 0;
+            word |= value << (4 * (i / 2) + 16 * (i % 2));
+          }
+          words[s / WORD * BLOCK + j] = word;
+        }
+      }
+    }
+}
+
+// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is a multiple of 8, bias may be null.
+void int4_linear(const bf16* x, const uint32_t* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K,
+                 int64_t group, int64_t wide, int64_t threads) {
+  if (wide) run((const Pair*)x, packed, bias, (float*)y, M, N, Cut(K, group), threads);
+  else run((const Pair*)x, packed, bias, (bf16*)y, M, N, Cut(K, group), threads);
+}
+
+}  // extern "C"

@@ -1,0 +1,54 @@
+"""Weights of 4-bit integers in torch operators: what they stand for, and how to make them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+PIECE = 1 << 18  # numbers that are rounded at a time: what is in between stays in the cache
+
+
+class Grouped(NamedTuple):
+    """A weight [out, in] as scale * (value - zero), where scale and zero belong to an output and a group of columns.
+
+    ``values`` uint8 [out, in] and ``zeros`` uint8 [out, groups] are 0 to 15; ``scales`` [out, groups] are floating.
+    Group g has the columns from g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i
+    belongs to number ``order[i]`` of a row; None: as they come.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    group: int
+    order: torch.Tensor | None = None
+
+
+def round_int4(weight: torch.Tensor, group: int) -> Grouped:
+    """The nearest 4-bit weight: of each group the range from its smallest number to its largest, and zero is in it."""
+    parts = [_round(rows, group) for rows in weight.split(max(1, PIECE // max(weight.shape[1], 1)))]
+    values, scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
+    return Grouped(values, scales, zeros, group)
+
+
+def _round(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    out, into = weight.shape
+    groups = -(-into // group)
+    parts = F.pad(weight.float(), (0, groups * group - into)).view(out, groups, group)
+    low, high = parts.amin(-1).clamp_max_(0), parts.amax(-1).clamp_min_(0)
+    scales = (high - low) / 15
+    inverse = scales.reciprocal().nan_to_num_(0, 0, 0)
+    zeros = (-low * inverse).round_().nan_to_num_(0)
+    values = parts.mul(inverse[..., None]).round_().add_(zeros[..., None]).nan_to_num_(0).clamp_(0, 15)
+    return values.view(out, groups * group)[:, :into].to(torch.uint8), scales, zeros.to(torch.uint8)
+
+
+def widen(weight: Grouped) -> torch.Tensor:
+    """What the weight stands for, with its columns as rows have them: float32 [out, in]."""
+    into = weight.values.shape[1]
+    scales, zeros = (
+        each.float().repeat_interleave(weight.group, 1)[:, :into] for each in (weight.scales, weight.zeros)
+    )
+    wide = weight.values.float().sub_(zeros).mul_(scales)
+    return wide if weight.order is None else wide[:, weight.order.argsort()]
