@@ -319,7 +319,7 @@ async def test_a_client_that_does_not_read_is_cut(dial):
 
 
 def statuses(served: Served) -> str:
-    return "".join(served.service.metrics.calls.lines(""))
+    return " ".join(served.service.metrics.calls.counts)
 
 
 # -- who may call, and when
@@ -364,6 +364,24 @@ async def test_before_and_after_loading(dial):
     )(HEALTH("HealthCheckRequest")(service="other").SerializeToString())
     assert (await unknown.read()).status == 3
     unknown.cancel()
+
+
+@pytest.mark.parametrize("patience", [20.0, 0.05])
+async def test_a_server_that_ends_lets_streams_end(dial, patience):
+    calls = await dial(tick=0.005, drain=patience)
+    stream = calls.stream()
+    await stream.write(request(id="7", stream=True, max_tokens=100).SerializeToString())
+    await stream.read()
+    draining = asyncio.create_task(calls.served.service.drain())
+    await calls.served.until(lambda: calls.served.service.draining)
+    assert (await refused(calls.infer()))[0] == "UNAVAILABLE"
+    while not final(answer := await stream.read()):
+        assert not answer.error_message
+    assert ("shutting down" in answer.error_message) is (patience < 1)
+    await stream.done_writing()
+    await draining
+    await calls.port.stop(5)
+    assert await stream.code() == grpc.StatusCode.OK
 
 
 async def test_when_all_places_are_taken(dial):
@@ -412,7 +430,7 @@ async def test_what_is_counted(dial):
     assert counts.inference_count == http["inference_count"] == 3
     assert counts.inference_stats.success.ns == http["inference_stats"]["success"]["ns"] > 0
     page = (await calls.served.get("/metrics")).body.decode()
-    assert value(page, 'parley:grpc_responses_total{model_name="tiny",engine="0",status="NOT_FOUND"}') == 1
+    assert value(page, 'parley:grpc_responses_total{model_name="tiny",status="NOT_FOUND"}') == 1
     assert value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
 
 
@@ -453,7 +471,7 @@ async def test_a_server_with_both_ports(folder):
         await idle.read()
         taken = Process(folder, "--grpc-port", address.rpartition(":")[2])
         assert await asyncio.to_thread(taken.end) == 1
-        assert "cannot listen on 127.0.0.1 port" in "".join(taken.lines)
+        assert "".join(taken.lines).startswith("parley: cannot listen on 127.0.0.1 port")
         process.process.terminate()
         assert await asyncio.to_thread(process.end) == 0  # a stream in which nothing happens holds nobody up
         assert (await refused(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
