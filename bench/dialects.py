@@ -2,34 +2,36 @@
 
     python bench/dialects.py [MODEL] [--requests 400] [--tokens 64] [--rounds 5]
 
-The whole server runs in this process over the scripted engine and is called as an ASGI application, without sockets, on
-one thread. Dialects take turns within a round, so that what else the machine does hits all alike; medians over the
-rounds. Per request: an answer in one piece of one token. Per token: what a stream of more tokens costs beyond one of a
-single token. The engine's own share is in both, and the same for all. Markdown on standard output.
+The whole server runs over the scripted engine in a thread whose processor time is read; a client asks it over a socket,
+one request at a time. Dialects take turns within a round, so that what else the machine does hits all alike; medians
+over the rounds. Per request: an answer in one piece of one token. Per token: what a stream of more tokens costs beyond
+one of a single token. Sockets and the scripted engine are in both, the same for all. Markdown on standard output.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
 import logging
 import statistics
+import threading
 import time
 from typing import Any
 
-from starlette.types import ASGIApp
+import msgspec
 
 from parley import hub
 from parley.engine.fake import FAKE, FakeEngine
+from parley.server import start
 from parley.server.app import build
 from parley.server.options import ServerOptions
 from parley.server.service import Service
-from parley.types import Settings
+from parley.types import Settings, Work
 
 TEXT = "time year people way day man thing woman life child world school state family student group country problem"
 TALK = [{"role": "user", "content": TEXT}]
-LONG = 1 << 20
 
 
 def openai(prompt: dict[str, Any], tokens: int, stream: bool) -> dict[str, Any]:
@@ -69,52 +71,70 @@ DIALECTS = {
 }
 
 
-async def call(app: ASGIApp, path: str, body: bytes) -> int:
-    """One request. Its status; what is sent goes nowhere."""
-    given = [{"type": "http.request", "body": body, "more_body": False}]
-    status = 0
+class Thread(threading.Thread):
+    """A server with its event loop. ``seconds``: the processor time it has had."""
 
-    async def receive() -> Any:
-        return given.pop() if given else await asyncio.Event().wait()
+    def __init__(self, folder: str):
+        super().__init__(daemon=True)
+        engine = FakeEngine(answer, info=msgspec.structs.replace(FAKE, vocab_size=1 << 20))
+        options = ServerOptions(port=0, access_log=False)
+        self.service = Service(options, Settings(model=folder), engine)
+        self._sock = start.listen(options.host, 0)
+        self.port = self._sock.getsockname()[1]
+        self._server = start.Server(start.http(options, build(self.service)))
+        self._ready = threading.Event()
+        self.start()
+        self._ready.wait()
 
-    async def send(message: Any) -> None:
-        nonlocal status
-        status = message.get("status", status)
+    def run(self) -> None:
+        asyncio.run(self._live())
 
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-             "headers": headers, "http_version": "1.1", "scheme": "http", "client": ("127.0.0.1", 1),
-             "server": ("127.0.0.1", 80), "root_path": ""}  # fmt: skip
-    await app(scope, receive, send)
-    return status
+    async def _live(self) -> None:
+        await self.service.load()
+        self._ready.set()
+        await self._server.serve(sockets=[self._sock])
+
+    @property
+    def seconds(self) -> float:
+        assert self.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self.join()
 
 
-async def cost(app: ASGIApp, path: str, body: dict[str, Any], requests: int) -> float:
-    """Seconds of processor time per request."""
+def answer(work: Work, index: int) -> list[int]:
+    return [70 + n % 50 for n in range(work.max_tokens)]
+
+
+def cost(server: Thread, path: str, body: dict[str, Any], requests: int) -> float:
+    """Seconds of the server's processor time per request."""
     data = json.dumps(body).encode()
-    began = time.process_time()
+    client = http.client.HTTPConnection("127.0.0.1", server.port)
+    began = server.seconds
     for _ in range(requests):
-        status = await call(app, path, data)
-        assert status == 200, (path, status)
-    return (time.process_time() - began) / requests
+        client.request("POST", path, data, {"content-type": "application/json"})
+        got = client.getresponse()
+        got.read()
+        assert got.status == 200, (path, got.status)
+    spent = server.seconds - began
+    client.close()
+    return spent / requests
 
 
-async def measure(options: argparse.Namespace) -> None:
-    folder = str(hub.resolve(options.model))
-    info = FAKE.__class__(**{name: getattr(FAKE, name) for name in FAKE.__struct_fields__} | {"vocab_size": LONG})
-    engine = FakeEngine(reply=lambda work, index: [70 + n % 50 for n in range(work.max_tokens)], info=info)
-    service = Service(ServerOptions(access_log=False), Settings(model=folder), engine)
-    await service.load()
-    app = build(service)
+def measure(options: argparse.Namespace) -> None:
+    server = Thread(str(hub.resolve(options.model)))
+    model = server.service.names[0]
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in DIALECTS}
     for _ in range(options.rounds):
         for name, (whole, stream, body) in DIALECTS.items():
-            whole, stream = whole.format(service.names[0]), stream.format(service.names[0])
-            request = await cost(app, whole, body(1, False), options.requests)
-            short = await cost(app, stream, body(1, True), options.requests // 4)
-            long = await cost(app, stream, body(1 + options.tokens, True), options.requests // 4)
+            whole, stream = whole.format(model), stream.format(model)
+            request = cost(server, whole, body(1, False), options.requests)
+            short = cost(server, stream, body(1, True), options.requests // 4)
+            long = cost(server, stream, body(1 + options.tokens, True), options.requests // 4)
             seen[name].append((request, (long - short) / options.tokens))
-    await engine.close()
+    server.stop()
     print("| Dialect | µs per request | of OpenAI's | µs per streamed token | of OpenAI's |\n|---|---|---|---|---|")
     base = [statistics.median(column) for column in zip(*seen["OpenAI chat"], strict=True)]
     for name, rounds in seen.items():
@@ -129,7 +149,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     logging.disable(logging.WARNING)
-    asyncio.run(measure(parser.parse_args()))
+    measure(parser.parse_args())
 
 
 if __name__ == "__main__":
