@@ -6,7 +6,9 @@
 # make lint    formatter, linter and type checker
 # make sanitize the kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs g++)
 # make format and make docs rewrite what make lint and the tests would complain about
-# make bench   measure a server that runs                         ARGS="--concurrency 1,8,32"
+# make bench   parley and other servers, turn by turn, into docs/performance.md (an hour)      ARGS="--turns 3"
+# make bench-peers installs those other servers in .peers (20 minutes, 6 GB)
+# make load    measure a server that runs                         ARGS="--concurrency 1,8,32"
 
 VENV := .venv
 LOCKS := requirements.lock requirements-dev.lock
@@ -56,7 +58,16 @@ docs: setup
 	@$(VENV)/bin/python docs/reference.py
 	@$(VENV)/bin/python docs/compatibility.py
 
+# What failed is in the tables as missing; they are written all the same.
 bench: setup
+	-@$(VENV)/bin/python bench/compare.py $(ARGS)
+	-@$(VENV)/bin/python bench/quality.py
+	@$(VENV)/bin/python bench/report.py
+
+bench-peers: setup
+	@$(VENV)/bin/python bench/install.py $(ARGS)
+
+load: setup
 	@$(VENV)/bin/parley bench $(ARGS)
 
 # Python itself is not instrumented, so the sanitizer has to be there first; what Python never frees is no leak of ours.

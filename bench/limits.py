@@ -1,36 +1,33 @@
-"""What this machine can do at best, measured the moment before a load is: the denominators of every ratio.
+"""What this machine can do at best, measured the moment before a load is, and what that would allow a model.
 
-Rates with all of torch's threads: bytes read from memory per second, and bf16 operations per second of a large matrix
-product. Both change within minutes on a shared machine, so they are measured beside what they are compared with.
+Rates with all of torch's threads: bytes read from memory per second, and operations per second of a large matrix
+product in bf16 and in int8. They change within minutes on a shared machine, so they are measured beside what they are
+compared with. The bounds are arithmetic: time = max(bytes / bandwidth, operations / rate).
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 BYTES = 1 << 30  # far beyond any cache
 SIDE = 2048  # of the matrices
+GROUP = 128  # weights that share a scale of int4
 
 
 @dataclass
 class Limits:
-    """``bandwidth`` in bytes/s, ``compute`` in operations/s (a multiplication with its addition counts as two)."""
+    """``bandwidth`` in bytes/s; ``bf16`` and ``int8`` in operations/s (a multiplication with its addition are two)."""
 
     bandwidth: float
-    compute: float
-
-    def decode(self, weights: int, kv: int, operations: float) -> float:
-        """Seconds of a decode step that reads so many bytes and needs so many operations."""
-        return max((weights + kv) / self.bandwidth, operations / self.compute)
-
-    def prefill(self, operations: float) -> float:
-        """Seconds of a prefill of so many operations."""
-        return operations / self.compute
+    bf16: float
+    int8: float
 
 
 def measure() -> Limits:
@@ -39,8 +36,10 @@ def measure() -> Limits:
     bandwidth = BYTES / _median(memory.max, 5)
     del memory
     a, b = (torch.ones(SIDE, SIDE, dtype=torch.bfloat16) for _ in range(2))
-    compute = 2 * SIDE**3 / _median(lambda: a @ b, 15)
-    return Limits(bandwidth, compute)
+    bf16 = 2 * SIDE**3 / _median(lambda: a @ b, 9)
+    c, d = (torch.ones(SIDE, SIDE, dtype=torch.int8) for _ in range(2))
+    int8 = 2 * SIDE**3 / _median(lambda: torch._int_mm(c, d.t()), 9)
+    return Limits(bandwidth, bf16, int8)
 
 
 def _median(action: Callable[[], object], runs: int) -> float:
@@ -53,6 +52,49 @@ def _median(action: Callable[[], object], runs: int) -> float:
     return statistics.median(times)
 
 
+@dataclass(frozen=True)
+class Size:
+    """A Llama-shaped model with a tied head. ``body``: weights of its linear layers; ``head``: those of the head."""
+
+    body: int
+    head: int
+    hidden: int
+    layers: int
+    kv: int  # bytes per token, bf16
+
+    @classmethod
+    def read(cls, folder: Path) -> Size:
+        """From a folder's config.json."""
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+        width = config.get("head_dim") or hidden // config["num_attention_heads"]
+        queries, keys = config["num_attention_heads"] * width, config["num_key_value_heads"] * width
+        layer = hidden * (2 * queries + 2 * keys + 3 * inner)
+        return cls(layers * layer, hidden * config["vocab_size"], queries, layers, 4 * layers * keys)
+
+    def bytes(self, kind: str) -> float:
+        """Of the weights that a step reads: ``bf16``, ``int8`` or ``int4`` linear layers, a head in bf16."""
+        return self.body * {"bf16": 2, "int8": 1, "int4": 0.5 + 2 / GROUP}[kind] + 2 * self.head
+
+    def decode(self, limits: Limits, kind: str, batch: int, context: float) -> float:
+        """Seconds of a step of one token for each of ``batch`` sequences of so many tokens."""
+        read = (self.bytes(kind) + batch * context * self.kv) / limits.bandwidth
+        return max(read, batch * (self._linear(limits, kind) + self._rest(limits, context)))
+
+    def prefill(self, limits: Limits, kind: str, tokens: int, before: int = 0) -> float:
+        """Seconds of a prompt of which ``before`` tokens are known; only its last token needs the head."""
+        attention = tokens * 4 * self.hidden * self.layers * (before + tokens / 2) / limits.bf16
+        operations = tokens * self._linear(limits, kind) + attention + 2 * self.head / limits.bf16
+        return max(self.bytes(kind) / limits.bandwidth, operations)
+
+    def _linear(self, limits: Limits, kind: str) -> float:
+        return 2 * self.body / (limits.int8 if kind == "int8" else limits.bf16)
+
+    def _rest(self, limits: Limits, context: float) -> float:
+        return (2 * self.head + 4 * self.hidden * self.layers * context) / limits.bf16
+
+
 if __name__ == "__main__":
     found = measure()
-    print(f"memory {found.bandwidth / 1e9:.0f} GB/s, bf16 products {found.compute / 1e9:.0f} GFLOP/s")
+    print(f"memory {found.bandwidth / 1e9:.0f} GB/s, ", end="")
+    print(f"products of bf16 {found.bf16 / 1e9:.0f} and of int8 {found.int8 / 1e9:.0f} GOP/s")

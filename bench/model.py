@@ -1,66 +1,63 @@
-"""Write a random-weight model of Qwen2.5-0.5B's shape, to measure with what cannot be downloaded everywhere.
+"""Write a random-weight model to measure with, where nothing can be downloaded.
 
-    python bench/model.py FOLDER
+    python bench/model.py FOLDER [0.5b | tiny]        bf16
+    python bench/model.py FOLDER --int8 SOURCE        the same weights as a compressed-tensors checkpoint (W8A8)
 
-It has the built-in model's tokenizer. Embeddings of ids that the tokenizer does not know are zero, so that greedy
-decoding stays among real tokens; what it says is noise. 494 M parameters, 988 MB in bf16.
+``0.5b`` has the shape of Qwen2.5-0.5B (494 M parameters, 988 MB), ``tiny`` 10 M parameters. Both have the built-in
+model's tokenizer. Embeddings of ids that the tokenizer does not know are zero, so that greedy decoding stays among
+real tokens; what it says is noise. Nothing here knows who reads these models.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from parley import demo
 
-HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, VOCAB = 896, 4864, 24, 14, 2, 151936
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+# Readers that do not know tokenizer.json want these, and only they.
+OLDER = ("vocab.json", "merges.txt")
 
 
-def write(folder: Path, seed: int = 0) -> None:
+@dataclass(frozen=True)
+class Shape:
+    """The members of a Qwen2 config that decide its size."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+
+
+SHAPES = {
+    "0.5b": Shape(896, 4864, 24, 14, 2, 151936),
+    "tiny": Shape(256, 768, 8, 4, 2, 16384),
+}
+
+
+def write(folder: Path, shape: Shape = SHAPES["0.5b"], seed: int = 0) -> None:
     """Make the folder; what is there is overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     source = demo.folder()
-    for name in TOKENIZER:
+    for name in (*TOKENIZER, *OLDER):
         shutil.copy(source / name, folder / name)
     known = len(json.loads((source / "tokenizer.json").read_text())["model"]["vocab"])
-    generator = torch.Generator().manual_seed(seed)
-
-    def weights(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator) * 0.02).bfloat16()
-
-    embedding = weights(VOCAB, HIDDEN)
-    embedding[known:] = 0
-    tensors = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(HIDDEN).bfloat16()}
-    head = HIDDEN // HEADS
-    for i in range(LAYERS):
-        layer = f"model.layers.{i}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{layer}{norm}.weight"] = torch.ones(HIDDEN).bfloat16()
-        for name, size in (("q", HEADS * head), ("k", KV_HEADS * head), ("v", KV_HEADS * head)):
-            tensors[f"{layer}self_attn.{name}_proj.weight"] = weights(size, HIDDEN)
-            tensors[f"{layer}self_attn.{name}_proj.bias"] = weights(size)
-        tensors[f"{layer}self_attn.o_proj.weight"] = weights(HIDDEN, HEADS * head)
-        for name in ("gate", "up"):
-            tensors[f"{layer}mlp.{name}_proj.weight"] = weights(INTERMEDIATE, HIDDEN)
-        tensors[f"{layer}mlp.down_proj.weight"] = weights(HIDDEN, INTERMEDIATE)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     special = json.loads((source / "config.json").read_text())
+    save_file(_tensors(shape, known, seed), folder / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "vocab_size": VOCAB,
+        **asdict(shape),
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
@@ -73,7 +70,73 @@ def write(folder: Path, seed: int = 0) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
+def _tensors(shape: Shape, known: int, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden, head = shape.hidden_size, shape.hidden_size // shape.num_attention_heads
+
+    def weights(*size: int) -> torch.Tensor:
+        return (torch.randn(*size, generator=generator) * 0.02).bfloat16()
+
+    embedding = weights(shape.vocab_size, hidden)
+    embedding[known:] = 0
+    tensors = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(hidden).bfloat16()}
+    kv = shape.num_key_value_heads * head
+    for i in range(shape.num_hidden_layers):
+        layer = f"model.layers.{i}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{layer}{norm}.weight"] = torch.ones(hidden).bfloat16()
+        for name, size in (("q", hidden), ("k", kv), ("v", kv)):
+            tensors[f"{layer}self_attn.{name}_proj.weight"] = weights(size, hidden)
+            tensors[f"{layer}self_attn.{name}_proj.bias"] = weights(size)
+        tensors[f"{layer}self_attn.o_proj.weight"] = weights(hidden, hidden)
+        for name in ("gate", "up"):
+            tensors[f"{layer}mlp.{name}_proj.weight"] = weights(shape.intermediate_size, hidden)
+        tensors[f"{layer}mlp.down_proj.weight"] = weights(hidden, shape.intermediate_size)
+    return tensors
+
+
+def write_int8(source: Path, folder: Path) -> None:
+    """The linear layers of a model in int8, one scale per output channel, activations to be quantised per token.
+
+    Head and embedding stay bf16. The layout is that of compressed-tensors 0.17, format ``int-quantized``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            scale = (weight.float().abs().amax(1, keepdim=True) / 127).bfloat16()
+            tensors[name] = (weight.float() / scale.float()).round().clamp(-127, 127).to(torch.int8)
+            tensors[f"{name}_scale"] = scale
+        else:
+            tensors[name] = weight
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in (*TOKENIZER, *OLDER):
+        shutil.copy(source / name, folder / name)
+    number = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**number, "strategy": "channel", "dynamic": False, "observer": "minmax"},
+        "input_activations": {**number, "strategy": "token", "dynamic": True},
+        "output_activations": None,
+    }
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    write(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("shape", nargs="?", choices=SHAPES, default="0.5b")
+    parser.add_argument("--int8", type=Path, metavar="SOURCE", help="a folder that this script made")
+    options = parser.parse_args()
+    if options.int8:
+        write_int8(options.int8, options.folder)
+    else:
+        write(options.folder, SHAPES[options.shape])

@@ -7,7 +7,7 @@ tokens up to the length and, where it can be asked, not to end before.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,23 @@ class Seen:
     error: str = ""
 
 
+Stamped = tuple[float, bytes]  # with the time at which it came
+
+
+def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
+    """The data of each event of a stream, with the time at which its line was complete."""
+    rest = b""
+    for when, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield when, line[5:].strip()
+
+
 @dataclass(frozen=True)
 class Api:
-    """``path`` may name ``{model}``. ``see`` reads an event's data; ValueError, TypeError, AttributeError: no event.
-
-    ``talks``: a prompt is a conversation's only turn.
+    """``path`` may name ``{model}``. ``events`` finds events in the bytes of an answer, and ``see`` reads the data of one:
+    ValueError, TypeError, AttributeError, if it is none. ``talks``: a prompt is a conversation's only turn.
     """
 
     path: str
@@ -50,6 +62,7 @@ class Api:
     see: Callable[[bytes], Seen]
     ids: bool = True
     talks: bool = False
+    events: Callable[[Sequence[Stamped]], Iterator[Stamped]] = events
 
 
 def _openai(shape: Shape) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -41,7 +41,7 @@ class Sample:
     def read(self, api: Api) -> None:
         """Turn the stamped bytes into times, counts and, if it did not end well, an error."""
         complete = False
-        for when, data in _events(self.pieces):
+        for when, data in api.events(self.pieces):
             try:
                 seen = api.see(data)
             except (ValueError, AttributeError, TypeError):
@@ -68,16 +68,6 @@ class Sample:
             return reason(json.loads(body)) or "no reason given"
         except ValueError:
             return "no reason given"
-
-
-def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The data of each event, with the time at which its line was complete."""
-    rest = b""
-    for when, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield when, line[5:].strip()
 
 
 class Connection(asyncio.Protocol):
@@ -147,11 +137,12 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """A server under load."""
+    """A server under load. ``keep``: whether a connection is used again, which some servers end after a stream."""
 
-    def __init__(self, address: Address, key: str | None, shape: Shape):
+    def __init__(self, address: Address, key: str | None, shape: Shape, keep: bool = True):
         self.address = address
         self.shape = shape
+        self.keep = keep
         self.api = APIS[shape.api]
         path = address.path + self.api.path.format(model=quote(shape.model, safe=""))
         self._head = (f"POST {path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n") + (
@@ -163,10 +154,15 @@ class Load:
         body = json.dumps(self.api.body(self.shape, prompt)).encode()
         return f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
-    async def run(self, prompts: Sequence[Sequence[int] | str], concurrency: int) -> tuple[list[Sample], float]:
-        """Send every prompt, ``concurrency`` at a time; what each saw, and how many seconds all took."""
+    async def run(
+        self, prompts: Sequence[Sequence[int] | str], concurrency: int, samples: list[Sample] | None = None
+    ) -> tuple[list[Sample], float]:
+        """Send every prompt, ``concurrency`` at a time; what each saw, and how many seconds all took.
+
+        ``samples`` is the list to fill, for who wants to look on meanwhile.
+        """
         queue = deque(map(self.request, prompts))
-        samples: list[Sample] = []
+        samples = [] if samples is None else samples
         begin = time.perf_counter()
         await asyncio.gather(*(self._client(queue, samples) for _ in range(min(concurrency, len(prompts)))))
         wall = time.perf_counter() - begin
@@ -188,7 +184,7 @@ class Load:
                 sample.error = f"no complete answer within {self.shape.timeout:g} s"
             except OSError as error:
                 sample.error = f"cannot connect ({type(error).__name__})"
-            if sample.error and connection is not None:
+            if connection is not None and (sample.error or not self.keep):
                 connection.close()
         if connection is not None and connection.open:
             connection.close()

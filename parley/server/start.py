@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -197,6 +198,8 @@ class Instance:
                     info = loading.result()
                 except FAILURES as error:
                     return str(error)
+                gc.collect()
+                gc.freeze()  # what is there now stays; requests would wait while it is looked through for garbage
                 banner.say(banner.ready(info, time.monotonic() - started))
                 await asyncio.wait({stop, watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             return watching.result() if watching.done() else ""

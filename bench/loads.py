@@ -1,0 +1,139 @@
+"""The loads: how many clients send how many prompts of which lengths, and what they see over HTTP.
+
+Prompts are random ids of whole words, the same for everybody in the same turn. ``openvino_worker.py`` carries out the
+same loads without HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from parley.commands.apis import APIS, Api, Shape
+from parley.commands.client import Address
+from parley.commands.load import Load, Sample, percentile, summary
+
+Prompts = list[list[int]]
+
+TIMEOUT = 300.0  # seconds for one request
+
+
+@dataclass(frozen=True)
+class Mix:
+    """``shared`` tokens at the start of every prompt, ``own`` ones after, ``output`` generated.
+
+    ``warm`` requests are sent before, with other prompts. ``visitor``: tokens of one more prompt, which arrives when
+    all the others stream. ``seconds`` is a guess, for the estimate of a run.
+    """
+
+    title: str
+    clients: int
+    requests: int
+    own: int
+    output: int
+    shared: int = 0
+    stream: bool = True
+    warm: int = 0
+    visitor: int = 0
+    seconds: float = 3
+
+
+LOADS = {
+    "c1": Mix("1 client, 256 tokens in, 64 out", 1, 6, 256, 64, seconds=18),
+    "c8": Mix("8 clients, 256 in, 64 out", 8, 24, 256, 64, seconds=20),
+    "c32": Mix("32 clients, 256 in, 64 out", 32, 64, 256, 64, seconds=45),
+    "prefix": Mix("8 clients, 1,024 shared + 32 in, 16 out", 8, 32, 32, 16, shared=1024, seconds=10),
+    "prefix32": Mix("32 clients, 1,024 shared + 32 in, 16 out", 32, 32, 32, 16, shared=1024, seconds=8),
+    "prefill": Mix("1 client, 2,048 in, 1 out", 1, 3, 2048, 1, seconds=12),
+    "stall": Mix("8 clients stream while a prompt of 4,000 arrives", 8, 8, 256, 128, visitor=4000, seconds=30),
+    "api": Mix("64 clients, 8 in, 1 out, not streamed", 64, 3000, 8, 1, stream=False, warm=256),
+    "stream": Mix("64 clients, 8 in, 64 out", 64, 256, 8, 64, warm=64, seconds=5),
+}
+START = Mix("after a start, not counted", 8, 8, 256, 64)
+
+
+def vocabulary(model: Path) -> list[int]:
+    """Ids of tokens that are a space and a word, in order."""
+    tokens = json.loads((model / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    return sorted(token for text, token in tokens.items() if text[0] == "Ġ" and len(text) > 3 and text[1:].isalpha())
+
+
+def prompts(mix: Mix, pool: list[int], seed: str) -> tuple[Prompts, Prompts]:
+    """Those that warm up, and those that count."""
+    rng = random.Random(seed)
+    warm = [rng.choices(pool, k=mix.shared + mix.own) for _ in range(mix.warm)]
+    shared = rng.choices(pool, k=mix.shared)
+    return warm, [shared + rng.choices(pool, k=mix.own) for _ in range(mix.requests)]
+
+
+def _whole_body(shape: Shape, ids: Any) -> dict[str, Any]:
+    body = {**APIS["openai"].body(shape, ids), "stream": False}
+    del body["stream_options"]
+    return body
+
+
+def _whole(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    if pieces:
+        yield pieces[-1][0], b"".join(piece for _, piece in pieces)
+        yield pieces[-1][0], b"[DONE]"
+
+
+APIS["openai, not streamed"] = Api("/v1/completions", _whole_body, APIS["openai"].see, events=_whole)
+
+
+class Driver:
+    """Sends loads to the server at a port."""
+
+    def __init__(self, port: int):
+        self.address = Address("http", "127.0.0.1", port, "")
+
+    def _load(self, mix: Mix, output: int = 0) -> Load:
+        api = "openai" if mix.stream else "openai, not streamed"
+        return Load(self.address, None, Shape("m", output or mix.output, TIMEOUT, api), keep=not mix.stream)
+
+    def run(self, mix: Mix, pool: list[int], seed: str) -> dict[str, Any]:
+        """Carry out a load: its summary."""
+        warm, counted = prompts(mix, pool, seed)
+        load = self._load(mix)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            if warm:
+                runner.run(load.run(warm, mix.clients))
+            if mix.visitor:
+                visitor = random.Random(f"{seed} visitor").choices(pool, k=mix.visitor)
+                return runner.run(self._visited(mix, counted, visitor))
+            samples, wall = runner.run(load.run(counted, mix.clients))
+        return summary(samples, wall, mix.clients, load.shape)
+
+    async def _visited(self, mix: Mix, counted: Prompts, prompt: list[int]) -> dict[str, Any]:
+        """Once all streams flow, send one more prompt. Adds the gaps of the streams until its first token came."""
+        streams: list[Sample] = []
+        load, other = self._load(mix), self._load(mix, 1)
+        running = asyncio.create_task(load.run(counted, mix.clients, streams))
+        while len(streams) < mix.clients or not all(len(sample.pieces) > 2 for sample in streams):
+            await asyncio.sleep(0.01)
+            if running.done():
+                break
+        (visitor,), _ = await other.run([prompt], 1)
+        samples, wall = await running
+        first = visitor.arrivals[0] if visitor.arrivals else visitor.end
+        gaps = [
+            later - sooner
+            for sample in samples
+            for sooner, later in zip(sample.arrivals, sample.arrivals[1:], strict=False)
+            if later > visitor.start and sooner < first
+        ]
+        result = summary(samples, wall, mix.clients, load.shape)
+        result["errors"] += bool(visitor.error)
+        result["visitor"] = {
+            "ttft_ms": (first - visitor.start) * 1e3,
+            "gaps": len(gaps),
+            **{f"p{share * 100:g}_ms": (percentile(gaps, share) or 0) * 1e3 for share in (0.5, 0.99, 1)},
+        }
+        return result

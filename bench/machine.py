@@ -1,0 +1,100 @@
+"""What goes on in this machine beside a measurement: processor time of others, memory of a tree of processes (Linux).
+
+Machines are shared. A load that ran while others computed is not comparable, so one waits until they do little, and
+what they used meanwhile is written down beside the result.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TICK = os.sysconf("SC_CLK_TCK")
+QUIET = 0.06  # of one core
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all below it that are alive."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return [pid]
+    return [pid, *(below for child in children for below in tree(child))]
+
+
+def memory(pid: int) -> int:
+    """Bytes of a tree of processes, pages that several share counted once (PSS)."""
+    total = 0
+    for process in tree(pid):
+        try:
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+@dataclass
+class Clock:
+    """Seconds of processor time so far: of everybody, of us, and those that the host took away."""
+
+    wall: float
+    busy: float
+    ours: float
+    stolen: float
+
+    @classmethod
+    def read(cls, pid: int | None) -> Clock:
+        """``pid``: the tree that is ours too, beside this process and its finished children."""
+        user, nice, system, _, _, irq, softirq, stolen, *_ = (
+            Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        )
+        busy = sum(map(int, (user, nice, system, irq, softirq))) / TICK
+        mine = os.times()
+        ours = mine.user + mine.system + mine.children_user + mine.children_system
+        for process in tree(pid) if pid else []:
+            try:
+                fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ours += sum(map(int, fields[11:15])) / TICK  # user, system, and those of finished children
+        return cls(time.perf_counter(), busy, ours, int(stolen) / TICK)
+
+    def others(self, later: Clock) -> float:
+        """Cores that others used from this reading to the later one."""
+        return (later.busy - self.busy - later.ours + self.ours) / (later.wall - self.wall)
+
+    def taken(self, later: Clock) -> float:
+        """Cores that the host gave to somebody else."""
+        return (later.stolen - self.stolen) / (later.wall - self.wall)
+
+
+def wait_quiet(pid: int | None, patience: float, interval: float = 1.0) -> float:
+    """Return once others use less than ``QUIET`` cores or after ``patience`` seconds: the cores that they used last."""
+    end = time.perf_counter() + patience
+    while True:
+        before = Clock.read(pid)
+        time.sleep(interval)
+        used = before.others(Clock.read(pid))
+        if used < QUIET or time.perf_counter() >= end:
+            return used
+
+
+def describe() -> dict[str, str | int]:
+    """What a reader wants to know of the machine."""
+    lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    found = {key.strip(): value.strip() for key, value in lines}
+    flags = found.get("flags", "").split()
+    wide = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8") if flag in flags]
+    return {
+        "cpu": found.get("model name", platform.machine()),
+        "family": f"{found.get('cpu family', '?')}/{found.get('model', '?')}",
+        "cores": os.cpu_count() or 1,
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "instructions": " ".join(wide),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,153 @@
+"""What weights and KV of fewer bits cost in quality, against bf16: lines for ``report.py`` in ``.peers/results.jsonl``.
+
+The built-in model answers its held-out evaluation (``parley/demo/evaluate.py``): an answer is exact when each of its
+tokens is the most likely one; stories, of which many are right, are generated and matched with their grammar. Both
+models, the built-in one and one of random weights, generate greedily; and tokens that bf16 chose are forced on both,
+to compare their log-probabilities. Of random weights no token is much more likely than the next, so agreement there
+says little; the differences of log-probabilities do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from install import MODELS, ROOT
+from loads import vocabulary
+from results import append
+from tokenizers import Tokenizer
+
+from parley import demo
+from parley.demo import corpus
+from parley.demo.evaluate import STORY_TOKENS, is_story, prompt_and_answer
+from parley.demo.tokenizer import END_OF_TURN
+from parley.llm import LLM
+
+BUILT_IN, SHAPE = "built-in", "0.5B shape, random weights"
+VARIANTS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "int8 KV cache": {"kv_dtype": "int8"},
+    "int8 and int8 KV cache": {"quantization": "int8", "kv_dtype": "int8"},
+}
+GREEDY = 64  # tokens
+Ids = list[int]
+
+
+@dataclass
+class Case:
+    """A prompt, and the answer that is expected after it; ``story``: another may be as right."""
+
+    prompt: Ids
+    wanted: Ids
+    story: str = ""
+
+
+@dataclass
+class Seen:
+    """What a variant made of the cases: greedy tokens of each, and log-probabilities and ranks of forced tokens."""
+
+    greedy: list[Ids]
+    logprobs: list[list[float]]
+    right: int
+
+
+def held_out(count: int) -> list[Case]:
+    """``count`` questions of every task of the built-in model."""
+    tokenizer = Tokenizer.from_file(str(demo.folder() / "tokenizer.json"))
+    cases = []
+    for task in corpus.TASKS:
+        for sample in corpus.draw_held_out(task, count):
+            prompt, answer = prompt_and_answer(sample)
+            story = answer.removesuffix(END_OF_TURN) if task == "story" else ""
+            cases.append(Case(tokenizer.encode(prompt).ids, tokenizer.encode(answer).ids, story))
+    return cases
+
+
+def noise(count: int) -> list[Case]:
+    """Random prompts; nothing is expected."""
+    pool, rng = vocabulary(MODELS / "0.5b"), random.Random("quality")
+    return [Case(rng.choices(pool, k=64), []) for _ in range(count)]
+
+
+def look(llm: LLM, cases: Sequence[Case], forced: Sequence[Ids]) -> Seen:
+    """Greedy continuations, and one pass over prompts with the forced tokens after them."""
+    prompts = [case.prompt for case in cases]
+    answers = llm.generate(prompts, max_tokens=GREEDY, temperature=0, logprobs=0)
+    greedy = [[token.id for token in answer.completions[0].tokens] for answer in answers]
+    forced = forced or [case.wanted or ids for case, ids in zip(cases, greedy, strict=True)]
+    texts = [prompt + ids for prompt, ids in zip(prompts, forced, strict=True)]
+    scored = [
+        answer.prompt[len(prompt) :]
+        for answer, prompt in zip(llm.generate(texts, max_tokens=1, prompt_logprobs=0), prompts, strict=True)
+    ]
+    right = sum(
+        all(token.rank == 1 for token in tokens)
+        for case, tokens in zip(cases, scored, strict=True)
+        if case.wanted and not case.story
+    )
+    for case in cases:
+        if case.story:
+            told = llm.generate(case.prompt, max_tokens=STORY_TOKENS, temperature=0).completions[0]
+            right += told.finish == "stop" and is_story(told.text, case.story)
+    return Seen(greedy, [[token.logprob for token in tokens] for tokens in scored], right)
+
+
+def compare(before: Seen, after: Seen) -> dict[str, float]:
+    """Shares of greedy tokens that are the same, and of those before the first other one; logprob differences."""
+    pairs = list(zip(before.greedy, after.greedy, strict=True))
+    tokens = sum(len(a) for a, _ in pairs)
+    same = sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
+    prefix = sum(
+        next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(map(len, (a, b)))) for a, b in pairs
+    )
+    gaps = [abs(x - y) for a, b in zip(before.logprobs, after.logprobs, strict=True) for x, y in zip(a, b, strict=True)]
+    return {
+        "tokens": tokens,
+        "agreement": same / tokens,
+        "prefix": prefix / tokens,
+        "difference": sum(gaps) / len(gaps),
+        "worst": max(gaps),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--questions", type=int, default=10, help="of each task of the built-in model")
+    parser.add_argument("--prompts", type=int, default=16, help="for the random model")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--out", type=Path, default=ROOT / "results.jsonl")
+    options = parser.parse_args()
+    failed = 0
+    for model, folder, cases in (
+        (BUILT_IN, None, held_out(options.questions)),
+        (SHAPE, str(MODELS / "0.5b"), noise(options.prompts)),
+    ):
+        base: Seen | None = None
+        forced: list[Ids] = []
+        for variant in dict.fromkeys(["bf16", *options.only]):
+            try:
+                with LLM(folder, kv_memory=1 << 30, **VARIANTS[variant]) as llm:
+                    seen = look(llm, cases, forced)
+            except Exception as error:  # one variant that does not work here leaves the others
+                failed += 1
+                print(f"{model}, {variant} is left out: {error}", file=sys.stderr)
+                continue
+            base = base or seen
+            forced = forced or [case.wanted or ids for case, ids in zip(cases, base.greedy, strict=True)]
+            asked = sum(bool(case.wanted) for case in cases)
+            exact = {"exact": seen.right / asked, "asked": asked} if asked else {}
+            record = {"kind": "quality", "model": model, "variant": variant, **exact, **compare(base, seen)}
+            append(options.out, record)
+            print(record, flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""What was measured, as lines of JSON that are only ever appended: reading them, what is still to do, medians.
+
+A line has a ``kind``: ``machine``, ``ready``, ``load``, ``end``, ``failed`` or ``quality``. A run that was interrupted
+goes on where its lines end. Knows nothing of servers.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def read(path: Path) -> list[Record]:
+    """All whole lines; the last one may have been cut off."""
+    records = []
+    for line in path.read_text("utf-8").splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def append(path: Path, record: Record) -> None:
+    """Add a line, on the disk when this returns; a line that was cut off before is closed first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(record).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One start of one contestant, and the loads that it still owes."""
+
+    number: int
+    peer: str
+    loads: tuple[str, ...]
+
+
+def plan(records: Sequence[Record], wanted: Mapping[str, Sequence[str]], turns: int) -> list[Turn]:
+    """What is still to do, in order. Every turn begins at another place of the list, so nobody is always last."""
+    done = {(r["turn"], r["peer"], r["load"]) for r in records if r["kind"] == "load" and not r["result"]["errors"]}
+    names = list(wanted)
+    todo = []
+    for turn in range(turns):
+        start = turn * len(names) // turns
+        for name in names[start:] + names[:start]:
+            loads = tuple(load for load in wanted[name] if (turn, name, load) not in done)
+            if loads:
+                todo.append(Turn(turn, name, loads))
+    return todo
+
+
+class Results:
+    """Medians over the turns. Failed loads do not count. A path such as ``ttft_ms.p50`` names a number of a result."""
+
+    def __init__(self, records: Sequence[Record]):
+        self.records = records
+        self.loads = [r for r in records if r["kind"] == "load" and not r["result"]["errors"]]
+
+    def runs(self, peer: str, load: str) -> list[Record]:
+        """The last result of every turn."""
+        return list({r["turn"]: r for r in self.loads if (r["peer"], r["load"]) == (peer, load)}.values())
+
+    def values(self, peer: str, load: str, path: str) -> list[float]:
+        found = [dig(run["result"], path) for run in self.runs(peer, load)]
+        return [value for value in found if value is not None]
+
+    def median(self, peer: str, load: str, path: str) -> float | None:
+        return middle(self.values(peer, load, path))
+
+    def of(self, kind: str, peer: str, key: str) -> float | None:
+        """The median of a number beside the loads, such as the seconds of ``ready``."""
+        return middle([r[key] for r in self.records if r["kind"] == kind and r["peer"] == peer])
+
+    def limits(self, runs: Sequence[Record]) -> dict[str, float] | None:
+        """The machine around these runs: medians of what was measured before and after each."""
+        around = [limits for run in runs for limits in (run["before"], run["after"])]
+        return {key: statistics.median(limits[key] for limits in around) for key in around[0]} if around else None
+
+
+def dig(result: Record, path: str) -> float | None:
+    """A number inside nested objects, or None."""
+    value: Any = result
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def middle(values: Sequence[float]) -> float | None:
+    """The median, or None of nothing."""
+    return statistics.median(values) if values else None
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    """a / b where both were measured."""
+    return a / b if a is not None and b else None

@@ -1,0 +1,173 @@
+"""The targets and how each is judged from the medians; and the bounds that the machine's limits set, computed.
+
+A target compares medians of the same load on the same machine. Knows nothing of how they were measured or are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from limits import Limits, Size
+from loads import LOADS, Mix
+from peers import KV
+from results import Results, ratio
+
+RATE, TOKENS, TPOT, TTFT = "requests_per_second", "output_tokens_per_second", "tpot_ms.p50", "ttft_ms.p50"
+# What a load is there for.
+METER = {
+    **dict.fromkeys(("c8", "c32", "prefix", "prefix32", "api"), RATE),
+    "stream": TOKENS,
+    "prefill": TTFT,
+    "stall": "visitor.p99_ms",
+}
+STEP_MS = 250  # parley's default of --step-ms
+PLAIN_TORCH_MS = 3446.0  # a prefill of 2,048 tokens in eager torch with packed weights, measured on another machine
+
+
+@dataclass(frozen=True)
+class Target:
+    """``value`` is None where something of it was not measured. ``least``: at least, or at most, the goal."""
+
+    what: str
+    goal: float
+    least: bool
+    value: Callable[[Results], float | None]
+    unit: str = ""
+    limit: Callable[[Results], float | None] = lambda results: None
+
+    def met(self, value: float) -> bool:
+        return value >= self.goal if self.least else value <= self.goal
+
+
+def bound(results: Results, size: Size, peer: str, load: str, path: str, kind: str) -> float | None:
+    """The best possible value of a number of a load, by the limits measured around these runs."""
+    around = results.limits(results.runs(peer, load))
+    if around is None:
+        return None
+    limits, mix = Limits(**around), LOADS[load]
+    context = mix.shared + mix.own + mix.output / 2
+    if path == TPOT:
+        return 1e3 * size.decode(limits, kind, mix.clients, context) if mix.clients == 1 else None
+    if path == TTFT:
+        return 1e3 * size.prefill(limits, kind, mix.own) if mix.clients == 1 else None
+    if path == RATE and load in ("c1", "c8", "c32", "prefix", "prefix32"):
+        return _rate(size, limits, kind, mix, context)
+    return None
+
+
+def _rate(size: Size, limits: Limits, kind: str, mix: Mix, context: float) -> float:
+    """Requests per second when prompts are read one after another and steps have all clients in them."""
+    prefill = mix.requests * size.prefill(limits, kind, mix.own, mix.shared)
+    if mix.shared:
+        prefill += size.prefill(limits, kind, mix.shared)
+    steps = mix.requests / mix.clients * (mix.output - 1)
+    return mix.requests / (prefill + steps * size.decode(limits, kind, mix.clients, context))
+
+
+def targets(sizes: Mapping[str, Size]) -> list[Target]:
+    """All targets. ``sizes``: of the folders that the 0.5B peers read."""
+
+    def against(ours: str, theirs: str, load: str, path: str) -> Callable[[Results], float | None]:
+        return lambda results: ratio(results.median(ours, load, path), results.median(theirs, load, path))
+
+    def at_best(ours: str, theirs: str, load: str, path: str, kind: str) -> Callable[[Results], float | None]:
+        size = sizes["0.5b"]
+        return lambda results: ratio(bound(results, size, ours, load, path, kind), results.median(theirs, load, path))
+
+    found = []
+
+    def compare(what: str, ours: str, theirs: str, load: str, path: str, goal: float, least: bool) -> None:
+        kind = ours.removeprefix("parley-")
+        limit = at_best(ours, theirs, load, path, kind) if kind != "tiny" else lambda results: None
+        found.append(Target(what, goal, least, against(ours, theirs, load, path), limit=limit))
+
+    for kind, theirs, name, goals in (
+        ("bf16", "vllm-bf16", "vLLM bf16", (1.15, 1.3, 0.9, 0.95, 1.2)),
+        ("int8", "vllm-w8a8", "vLLM W8A8", (1.35, 1.5, 0.65, 0.85, 1.3)),
+    ):
+        ours, (c32, c8, tpot, ttft, prefix) = f"parley-{kind}", goals
+        compare(f"c32 req/s, {kind} over {name}", ours, theirs, "c32", RATE, c32, True)
+        compare(f"c8 req/s, {kind} over {name}", ours, theirs, "c8", RATE, c8, True)
+        compare(f"c1 TPOT, {kind} over {name}", ours, theirs, "c1", TPOT, tpot, False)
+        other, title = ("llama-bf16", "llama.cpp bf16") if kind == "bf16" else ("openvino-int8", "OpenVINO int8")
+        compare(f"c1 TPOT, {kind} over {title}", ours, other, "c1", TPOT, 1.0, False)
+        compare(f"c1 TTFT, {kind} over {name}", ours, theirs, "c1", TTFT, ttft, False)
+        share = 0.6 if kind == "bf16" else 0.36
+        found.append(
+            Target(
+                f"prefill of 2,048, {kind}, of plain torch's 3,446 ms (another machine)",
+                share,
+                False,
+                lambda results, ours=ours: ratio(results.median(ours, "prefill", TTFT), PLAIN_TORCH_MS),
+                limit=lambda results, ours=ours, kind=kind: ratio(
+                    bound(results, sizes["0.5b"], ours, "prefill", TTFT, kind), PLAIN_TORCH_MS
+                ),
+            )
+        )
+        compare(f"prefill of 2,048, {kind} over torch forms bf16", ours, "torch-bf16", "prefill", TTFT, share, False)
+        for load, clients in (("prefix", 8), ("prefix32", 32)):
+            what = f"1,024 shared, {clients} at once, req/s, {kind} over {name}"
+            compare(what, ours, theirs, load, RATE, prefix, True)
+    compare("c1 TPOT, int4 over llama.cpp Q4_0", "parley-int4", "llama-q4", "c1", TPOT, 0.7, False)
+    for theirs, name in (("vllm-tiny", "vLLM"), ("llama-tiny", "llama.cpp")):
+        compare(f"10M model, 1-token replies, req/s over {name}", "parley-tiny", theirs, "api", RATE, 2.0, True)
+    compare("10M model, 64-token streams, tokens/s over vLLM", "parley-tiny", "vllm-tiny", "stream", TOKENS, 2.0, True)
+    found.append(
+        Target("ready with the 0.5B model, bf16", 4.0, False, lambda r: r.of("ready", "parley-bf16", "seconds"), "s")
+    )
+    found.append(
+        Target(
+            "vLLM's start over parley's, bf16",
+            12.0,
+            True,
+            lambda r: ratio(r.of("ready", "vllm-bf16", "seconds"), r.of("ready", "parley-bf16", "seconds")),
+        )
+    )
+    for kind in ("bf16", "int8"):
+        peer = f"parley-{kind}"
+        found.append(
+            Target(
+                f"memory beyond weights and KV, {kind}",
+                600.0,
+                False,
+                lambda r, peer=peer, kind=kind: megabytes(beyond(r, peer, sizes["0.5b"], kind)),
+                "MB",
+            )
+        )
+        found.append(
+            Target(
+                f"ITL p99 at c8 while 4,000 tokens arrive, {kind}: --step-ms + a decode step",
+                1.0,
+                False,
+                lambda r, peer=peer: ratio(r.median(peer, "stall", "visitor.p99_ms"), allowed(r, peer)),
+            )
+        )
+    return found
+
+
+def allowed(results: Results, peer: str) -> float | None:
+    """Milliseconds that a stream may wait while a prompt is read: the step's limit and one decode step."""
+    step = results.median(peer, "c8", "itl_ms.p50")
+    return None if step is None else STEP_MS + step
+
+
+def beyond(results: Results, peer: str, size: Size, kind: str) -> float | None:
+    """Bytes beyond weights and KV cache: at the start, when no KV was written yet, or at the end, whichever is more.
+
+    At the end the cache holds what all loads wrote, at most what was asked for.
+    """
+    start, end = (results.of(when, peer, "memory") for when in ("ready", "end"))
+    if start is None or end is None:
+        return None
+    last: dict[str, dict[str, Any]] = {}
+    for record in results.loads:
+        if record["peer"] == peer and record["turn"] == 0:
+            last[record["load"]] = record["result"]
+    written = sum(r["prompt_tokens"] - r["cached_tokens"] + r["output_tokens"] for r in last.values())
+    return max(start, end - min(written * size.kv, KV)) - size.bytes(kind)
+
+
+def megabytes(count: float | None) -> float | None:
+    return None if count is None else count / 1e6

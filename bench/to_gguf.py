@@ -1,0 +1,28 @@
+"""Convert a model of ``model.py`` to GGUF with llama.cpp's own converter.
+
+    python bench/to_gguf.py LLAMA_CPP MODEL OUT
+
+Two things the converter cannot find out. It knows how a tokenizer splits text by what that makes of one sentence, so a
+vocabulary of our own is unknown to it: ours splits as Qwen2's does. And it wants the sentencepiece library just to see
+that the model has no file for it.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+
+def missing(*_: object) -> None:
+    raise FileNotFoundError("the vocabulary is in tokenizer.json")
+
+
+if __name__ == "__main__":
+    source, model, out = sys.argv[1:]
+    sys.path[:0] = [source, f"{source}/gguf-py"]
+    from conversion.base import TextModel  # type: ignore[import-not-found]
+
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
+    TextModel._set_vocab_sentencepiece = missing
+    sys.argv = ["convert_hf_to_gguf.py", model, "--outtype", "bf16", "--outfile", out]
+    runpy.run_path(f"{source}/convert_hf_to_gguf.py", run_name="__main__")
