@@ -174,6 +174,7 @@ class Instance:
         """Listen for gRPC as well, if that is wanted: the addresses. Raises OSError."""
         if not self.options.grpc:
             return []
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
         from parley.server.rpc import Port  # needs packages that nothing else needs
 
         self._rpc = Port(self.service)
