@@ -420,6 +420,7 @@ async def test_what_is_counted(dial):
     calls = await dial()
     await calls.infer()
     await refused(calls.infer(model="other"))
+    await refused(calls.infer(temperature=-1.0))
     stream = calls.stream()
     await stream.write(request(stream=True).SerializeToString())
     await stream.done_writing()
@@ -432,6 +433,7 @@ async def test_what_is_counted(dial):
     page = (await calls.served.get("/metrics")).body.decode()
     assert value(page, 'parley:grpc_responses_total{model_name="tiny",status="NOT_FOUND"}') == 1
     assert value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
+    assert value(page, 'tgi_request_failure{err="validation"}') == 1
 
 
 async def test_lines_of_the_log(dial, caplog):
