@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import msgspec
+
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai.constraints import KINDS
@@ -15,9 +17,11 @@ from parley.dialects.openai.shared import Rules
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import SCORES, WORDS, named, unstopped, unsupported_media
 from parley.errors import BadRequest, Invalid, excerpt
+from parley.types import Stop
 
 MAX_STOPS = 4
 MAX_ID = 128  # characters of an id that a header gives
+CAP = "max_new_tokens"  # of a model's advice, what is no default of a member
 GREEDY = 1e-5  # a temperature below it is 0
 RULES = Rules(roles=(), reserve=1, best_of=False)
 UNTRUSTED_TEMPLATE = (
@@ -35,7 +39,8 @@ R = TypeVar("R", bound=Reply)
 def read(make: Callable[[Fields, Head], R], body: bytes, head: Head) -> R | Answer:
     """The reply to a body. What the original's engine refuses is told inside a stream. Raises BadRequest."""
     check_type(head)
-    fields = decode(body, WORDS)
+    advice = {name: value for name, value in head.advice.items() if name != CAP}
+    fields = decode(body, WORDS).over(advice)
     try:
         return make(fields, head)
     except Invalid as error:
@@ -122,6 +127,14 @@ def check_prompt(body: Fields) -> None:
         raise body.empty("prompt", "string")
     if body.string("suffix", ""):
         raise Invalid("suffix is only supported for models with FIM completion rendering")
+
+
+def cap(stop: Stop, head: Head) -> Stop:
+    """No more tokens than the model's makers would generate."""
+    most = head.advice.get(CAP)
+    if most is None or most < 1 or (stop.max_tokens is not None and stop.max_tokens <= most):
+        return stop
+    return msgspec.structs.replace(stop, max_tokens=max(int(most), stop.min_tokens))
 
 
 def name(head: Head, own: str) -> str:
