@@ -36,7 +36,7 @@ class Plan:
     seed: int
     way: Way
     logprobs: int
-    edit: Edit
+    edit: Edit | None
 
 
 class Sampler:
@@ -63,7 +63,7 @@ class Sampler:
             way = "typical"
         elif top_k > 0 or sampling.top_p < 1.0:
             way = "cut"
-        edit = Edit(sequence, self.vocab_size)
+        edit = Edit(sequence, self.vocab_size) if Edit.wanted(sequence.work) else None
         self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
@@ -93,7 +93,8 @@ class Sampler:
                 tokens[torch.tensor(rows, device=self.device)] = drawn
         chosen = tokens.tolist()
         for plan, token in zip(plans, chosen, strict=True):
-            plan.edit.append(token)
+            if plan.edit is not None:
+                plan.edit.append(token)
         return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
 
     def _plan(self, slot: int) -> Plan:
@@ -103,11 +104,15 @@ class Sampler:
 
     def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
         """The logits after bias, min_tokens and penalties; the same tensor when no row has any."""
-        rows = [row for row, plan in enumerate(plans) if plan.edit.changes(positions[row])]
-        if rows:
+        edits = [
+            (row, plan.edit)
+            for row, plan in enumerate(plans)
+            if plan.edit is not None and plan.edit.changes(positions[row])
+        ]
+        if edits:
             logits = logits.clone()
-        for row in rows:
-            plans[row].edit.apply(logits[row], positions[row])
+        for row, edit in edits:
+            edit.apply(logits[row], positions[row])
         return logits
 
     def _draw(

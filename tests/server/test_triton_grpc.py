@@ -366,6 +366,24 @@ async def test_before_and_after_loading(dial):
     unknown.cancel()
 
 
+@pytest.mark.parametrize("patience", [20.0, 0.05])
+async def test_a_server_that_ends_lets_streams_end(dial, patience):
+    calls = await dial(tick=0.005, drain=patience)
+    stream = calls.stream()
+    await stream.write(request(id="7", stream=True, max_tokens=100).SerializeToString())
+    await stream.read()
+    draining = asyncio.create_task(calls.served.service.drain())
+    await calls.served.until(lambda: calls.served.service.draining)
+    assert (await refused(calls.infer()))[0] == "UNAVAILABLE"
+    while not final(answer := await stream.read()):
+        assert not answer.error_message
+    assert ("shutting down" in answer.error_message) is (patience < 1)
+    await stream.done_writing()
+    await draining
+    await calls.port.stop(5)
+    assert await stream.code() == grpc.StatusCode.OK
+
+
 async def test_when_all_places_are_taken(dial):
     calls = await dial(max_batch=1, max_queue=1)
     calls.served.engine.gate.clear()
@@ -453,7 +471,7 @@ async def test_a_server_with_both_ports(folder):
         await idle.read()
         taken = Process(folder, "--grpc-port", address.rpartition(":")[2])
         assert await asyncio.to_thread(taken.end) == 1
-        assert "cannot listen on 127.0.0.1 port" in "".join(taken.lines)
+        assert "".join(taken.lines).startswith("parley: cannot listen on 127.0.0.1 port")
         process.process.terminate()
         assert await asyncio.to_thread(process.end) == 0  # a stream in which nothing happens holds nobody up
         assert (await refused(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
