@@ -30,7 +30,7 @@ class ChatReply(chat.ChatReply):
 
     def __init__(self, body: Fields, head: Head):
         counted = "max_completion_tokens" if body.has("max_completion_tokens") else "max_tokens"
-        requests.check(body, head, max_tokens=counted)
+        requests.check(body, head, counted=counted, least=1)
         requests.check_chat(body)
         super().__init__(body, head)
         self.request.stop = requests.cap(self.request.stop, head)
