@@ -53,8 +53,8 @@ def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
 
 @dataclass(frozen=True)
 class Api:
-    """``path`` may name ``{model}``. ``events`` finds events in the bytes of an answer, and ``see`` reads the data of one:
-    ValueError, TypeError, AttributeError, if it is none. ``talks``: a prompt is a conversation's only turn.
+    """``path`` may name ``{model}``. ``events`` finds events in the bytes of an answer, and ``see`` reads the data of
+    one: ValueError, TypeError, AttributeError, if it is none. ``talks``: a prompt is a conversation's only turn.
     """
 
     path: str
