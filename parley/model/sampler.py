@@ -16,8 +16,9 @@ from typing import Literal, get_args
 
 import torch
 
+from parley import native
 from parley.core.sequence import Sequence
-from parley.model.draw import best, draw, draw_cut, draw_typical, uniform
+from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
 from parley.model.score import score
 from parley.types import Score
@@ -86,7 +87,7 @@ class Sampler:
         edited = self._edit(logits, plans, positions)
         ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
         greedy = ways.pop("greedy")
-        tokens = best(edited) if greedy else torch.zeros(len(plans), dtype=torch.int64, device=self.device)
+        tokens = native.argmax(edited)[1] if greedy else torch.zeros(len(plans), dtype=torch.int64, device=self.device)
         for way, rows in ways.items():
             if rows:
                 drawn = self._draw(edited, rows, plans, slots, positions, way)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from parley.native import compiled, library, torch_attention, torch_kernels
+from parley.native import compiled, library, torch_attention, torch_kernels, torch_vocabulary
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.layout import LayerKV, Span
@@ -34,6 +34,7 @@ __all__ = [
     "Pool",
     "Rows",
     "add_rms_norm",
+    "argmax",
     "attend",
     "embed",
     "format",
@@ -50,6 +51,7 @@ __all__ = [
     "rope_write",
     "round_int4",
     "silu_mul",
+    "top_k",
     "widen",
     "write",
 ]
@@ -199,3 +201,15 @@ def attend(
 ) -> torch.Tensor:
     form: Any = _tiled(pool) or torch_attention
     return form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
+
+
+def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _vocabulary(logits).argmax(logits)
+
+
+def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return _vocabulary(logits).top_k(logits, count)
+
+
+def _vocabulary(logits: torch.Tensor) -> Any:
+    return (_compiled() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_vocabulary

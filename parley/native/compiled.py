@@ -30,6 +30,8 @@ ARGUMENTS = {
     "silu_mul": [P, P, P, P, P, N, N, N],
     "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N, N],
     "write": [P, P, P, P, N, N, N, N, N, N],
+    "argmax": [P, P, P, N, N, N],
+    "top_k": [P, P, P, N, N, N, N],
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
@@ -247,3 +249,19 @@ class Kernels:
             torch.get_num_threads(),
         )
         return out.to(dtype)
+
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, (rows, vocab) = logits.contiguous(), logits.shape
+        values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        threads = torch.get_num_threads()
+        self._c.argmax(logits.data_ptr(), values.data_ptr(), ids.data_ptr(), rows, vocab, threads)
+        return values, ids
+
+    def top_k(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of equal logits those with the lowest ids come, and come first."""
+        logits, (rows, vocab) = logits.contiguous(), logits.shape
+        count = min(count, vocab)
+        values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        threads = torch.get_num_threads()
+        self._c.top_k(logits.data_ptr(), values.data_ptr(), ids.data_ptr(), rows, vocab, count, threads)
+        return values, ids

@@ -7,7 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from served import HELLO, Served
+from test_fuzz import BODIES, run
 from test_routes import value
 from test_start import Process
 
@@ -54,8 +57,8 @@ def request(text: str = "a b c", model: str = "tiny", id: str = "", stream: bool
     made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
     made.inputs.add(name="exclude_input_in_output", datatype="BOOL", shape=[1], contents={"bool_contents": [True]})
     kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-    for name, given in parameters.items():
-        setattr(made.parameters[name], kinds[type(given)], given)
+    for name, setting in parameters.items():
+        setattr(made.parameters[name], kinds[type(setting)], setting)
     return made
 
 
@@ -420,6 +423,7 @@ async def test_what_is_counted(dial):
     calls = await dial()
     await calls.infer()
     await refused(calls.infer(model="other"))
+    await refused(calls.infer(temperature=-1.0))
     stream = calls.stream()
     await stream.write(request(stream=True).SerializeToString())
     await stream.done_writing()
@@ -432,6 +436,7 @@ async def test_what_is_counted(dial):
     page = (await calls.served.get("/metrics")).body.decode()
     assert value(page, 'parley:grpc_responses_total{model_name="tiny",status="NOT_FOUND"}') == 1
     assert value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
+    assert value(page, 'tgi_request_failure{err="validation"}') == 1
 
 
 async def test_lines_of_the_log(dial, caplog):
@@ -475,6 +480,62 @@ async def test_a_server_with_both_ports(folder):
         process.process.terminate()
         assert await asyncio.to_thread(process.end) == 0  # a stream in which nothing happens holds nobody up
         assert (await refused(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
+
+
+ODD = "INVALID_ARGUMENT", "NOT_FOUND", "INTERNAL"
+TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
+PIECES = [  # bytes of messages behind one another are a message with the members of all
+    infer.REQUEST(**members).SerializeToString()
+    for members in (
+        {"model_name": "tiny"},
+        {"id": "7"},
+        {"model_version": "1"},
+        {"inputs": [TENSOR]},
+        {"inputs": [TENSOR | {"contents": {"bytes_contents": [b"a"]}}]},
+        {"inputs": [{"name": "stream", "datatype": "BOOL", "shape": [1]}]},
+        {"raw_input_contents": [b"\x01\x00\x00\x00a"]},
+        {"raw_input_contents": [b"\x01"]},
+        {"outputs": [{"name": "text_output"}]},
+        {"parameters": {"max_tokens": {}}},
+        {"parameters": {"top_k": {"int64_param": -1}}},
+        {"parameters": {"n": {"bool_param": True}}},
+    )
+]
+
+
+async def test_no_bytes_are_too_odd(dial):
+    calls = await dial(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await calls.served.control()
+
+    @settings(max_examples=BODIES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(parts=st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=7))
+    async def send(parts):
+        try:
+            await calls.send("ModelInfer", b"".join(parts))
+        except grpc.aio.AioRpcError as error:
+            assert error.code().name in ODD, (parts, error)
+            assert error.details() and "server had an error" not in error.details(), parts
+
+    await run(send)
+    await calls.served.idle()
+    assert await calls.served.control() == before
+
+
+async def test_what_is_huge_is_refused_at_once(dial):
+    calls = await dial()
+    long = "\u9ad4" * 100_000
+    asked = [request(id=long, temperature=-1.0), request(model=long), request(**{long: 1, "temperature": -1.0})]
+    for name, shape in ((long, [1]), ("text_input", [2**40, 2**40]), ("text_input", [1] * 100_000)):
+        asked.append(infer.REQUEST(model_name="tiny"))
+        contents = {"bytes_contents": [b"a"]}
+        asked[-1].inputs.add(name=name, datatype="BYTES", shape=shape, contents=contents)
+    asked.append(request(stop="x" * 100_000))
+    asked.append(request())
+    asked[-1].model_version = "9" * 100_000
+    for message in asked:
+        code, sentence = await refused(calls.send("ModelInfer", message.SerializeToString()))
+        assert code in ("INVALID_ARGUMENT", "NOT_FOUND") and len(sentence) < 1000
+    assert said(await calls.infer())
 
 
 async def test_the_control_request_is_the_same_as_ever(dial):

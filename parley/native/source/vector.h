@@ -129,6 +129,16 @@ template <class V> static inline auto sum(V v) {
   return lanes[0];
 }
 
+static inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+static inline float largest(Vec v) {
+  float lanes[LANES];
+  put(lanes, v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+  return lanes[0];
+}
+
 // e^x to about 2e-7 of it; below -87 it stays what it is there, above 88 it is infinite
 static inline Vec exp(Vec x) {
   const Vec round = fill(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
