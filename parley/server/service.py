@@ -131,7 +131,10 @@ class Service:
         info, stats = self.engine.info, self.engine.stats
         context, device, size = (info.max_model_len, info.device, info.block_size) if info is not None else (0, "", 0)
         cached, capacity = stats.blocks_used * size, stats.blocks_total * size
-        return Head(id, int(time.time()), self.fingerprint, context, device, path, headers, query, cached, capacity)
+        advice = self._language.advice if self._language is not None else {}
+        return Head(
+            id, int(time.time()), self.fingerprint, context, device, path, headers, query, cached, capacity, advice
+        )
 
     def facts(self) -> Facts:
         cards = [self.card(name) for name in self.names]
