@@ -21,14 +21,8 @@ from parley.dialects.dialect import Answer, Card, Dialect, Facts, Head, Route, T
 from parley.dialects.fields import Fields
 from parley.errors import ParleyError, Unsupported
 
-HEAD = Head(
-    "0f",
-    1,
-    "fp",
-    context=4096,
-    path={"model": "m", "version": "1", "repo": "r", "region": "x"},
-    headers={b"content-type": b"application/json"},
-)
+PATH = {"model": "m", "version": "1", "repo": "r", "region": "x"}
+HEAD = Head("0f", 1, "fp", context=4096, path=PATH, headers={b"content-type": b"application/json"})
 FACTS = Facts("1", [Card("m", 1, 4096)], True, "ready", Totals())
 WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
     {"messages": [{"role": "user", "content": "a"}]},

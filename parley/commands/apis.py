@@ -53,8 +53,10 @@ def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
 
 @dataclass(frozen=True)
 class Api:
-    """``path`` may name ``{model}``. ``events`` finds events in the bytes of an answer, and ``see`` reads the data of
-    one: ValueError, TypeError, AttributeError, if it is none. ``talks``: a prompt is a conversation's only turn.
+    """How one API is asked and read. ``path`` may name ``{model}``.
+
+    ``events`` finds events in the bytes of an answer. ``see`` reads the data of one; ValueError, TypeError or
+    AttributeError: it is none. ``talks``: a prompt is a conversation's only turn.
     """
 
     path: str
