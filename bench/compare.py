@@ -20,8 +20,10 @@ from install import MODELS, ROOT
 from limits import measure
 from loads import LOADS, START, Mix, vocabulary
 from machine import Clock, describe, wait_quiet
-from peers import PEERS
+from peers import PEERS, tcmalloc
 from results import Turn, append, plan, read
+
+from parley.native import library
 
 AROUND = 3.5  # seconds of measuring the machine and waiting, for each load; a guess
 
@@ -98,6 +100,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), metavar="LOAD", help=", ".join(LOADS))
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further server after so many")
     parser.add_argument("--patience", type=float, default=30, help="seconds to wait for a quiet machine, each time")
     parser.add_argument("--few", type=int, help="at most so many requests of each load: a rehearsal")
     parser.add_argument("--out", type=Path, default=ROOT / "results.jsonl")
@@ -111,10 +114,16 @@ def main() -> int:
     todo = plan(read(options.out), present, options.turns)
     print(f"{len(todo)} starts, about {estimate(todo) / 60:.0f} minutes", flush=True)
     if todo:
-        append(options.out, {"kind": "machine", **describe(), "parley": commit(), "when": time.strftime("%Y-%m-%d")})
+        with_what = {"parley": commit(), "tcmalloc": bool(tcmalloc()), "when": time.strftime("%Y-%m-%d")}
+        append(options.out, {"kind": "machine", **describe(), **with_what})
     run = Run(options.out, options.patience, options.few)
+    library.load()  # compiled now if it has to be, and not while a start is timed
     failed = 0
+    end = time.monotonic() + options.minutes * 60
     for number, turn in enumerate(todo):
+        if time.monotonic() > end:
+            print(f"{len(todo) - number} starts are left for the next run.", file=sys.stderr)
+            break
         left = estimate(todo[number:]) / 60
         print(f"turn {turn.number + 1}, {turn.peer} ({left:.0f} minutes left)", flush=True)
         failed += not run.take(turn)

@@ -21,7 +21,8 @@ from loads import Driver, Mix, prompts
 from machine import memory
 from peers import Peer
 
-from parley.commands.load import Sample, Shape, summary
+from parley.commands.apis import Shape
+from parley.commands.load import Sample, summary
 
 STARTING = 900.0  # seconds; a busy machine compiles slowly
 

@@ -9,6 +9,7 @@ CPU time of the loop's thread, so run it with one thread. Decode steps; the last
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import socket
 import threading
@@ -40,6 +41,7 @@ class Engine:
 
     def __init__(self, settings: Settings):
         self.runner, _ = load(settings, lambda stage, fraction: None)
+        gc.freeze()  # as the engine process does
         near, far = socket.socketpair()
         threading.Thread(target=_swallow, args=(far,), daemon=True).start()
         self.loop = Loop(

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from parley.commands.apis import APIS, Api, Shape
 from parley.commands.client import Address
-from parley.commands.load import APIS, Api, Load, Sample, Shape, percentile, summary
+from parley.commands.load import Load, Sample, percentile, summary
 
 Prompts = list[list[int]]
 
@@ -78,13 +79,13 @@ def _whole_body(shape: Shape, ids: Any) -> dict[str, Any]:
     return body
 
 
-def _whole(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+def _whole(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
     if pieces:
         yield pieces[-1][0], b"".join(piece for _, piece in pieces)
         yield pieces[-1][0], b"[DONE]"
 
 
-APIS["openai, not streamed"] = Api("/v1/completions", _whole_body, APIS["openai"].see, b"[DONE]", _whole)
+APIS["openai, not streamed"] = Api("/v1/completions", _whole_body, APIS["openai"].see, events=_whole)
 
 
 class Driver:

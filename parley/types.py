@@ -193,7 +193,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):
-    """The engine's gauges and counters, sent with every batch of outputs. Counters only grow."""
+    """The engine's gauges and counters, sent with every batch of outputs, one for each step. Counters only grow."""
 
     running: int = 0
     waiting: int = 0
@@ -205,6 +205,11 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
+    # of the last step, all 0 if these numbers come without one
+    step_tokens: int = 0
+    step_prompt: int = 0  # of those, tokens of prompts
+    step_rows: int = 0
+    step_seconds: float = 0.0
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):

@@ -73,10 +73,10 @@ def test_medians_are_over_turns_and_leave_failures_out():
 
 def test_bounds_are_the_larger_of_bytes_and_operations():
     limits = Limits(**LIMITS)
-    assert SIZE.bytes("bf16") == 2200 and SIZE.bytes("int8") == 1200
+    assert SIZE.bytes("bf16") == 2200 and SIZE.bytes("w8a8") == 1200
     assert SIZE.decode(limits, "bf16", 1, 0) == pytest.approx(2.2)  # bytes
     assert SIZE.decode(limits, "bf16", 100, 0) == pytest.approx(100 * 2200 / 4000)  # operations
-    assert SIZE.prefill(limits, "int8", 100) < SIZE.prefill(limits, "bf16", 100)
+    assert SIZE.prefill(limits, "w8a8", 100) < SIZE.prefill(limits, "bf16", 100)
     assert SIZE.prefill(limits, "bf16", 1) >= 2.2
     results = Results([line("p", load="c1"), line("p", load="c32")])
     assert bound(results, SIZE, "p", "c1", TPOT, "bf16") == pytest.approx(1e3 * SIZE.decode(limits, "bf16", 1, 288))

@@ -1,6 +1,6 @@
 """``parley bench``: measure what clients of a running server see. The load itself is in ``load``.
 
-Prompts are random token ids of exact length, taken from what the server's own ``/tokenize`` gives for a text, and
+Prompts are random tokens of exact length, taken from what the server's own ``/tokenize`` gives for a text, and
 differ in every request, so that a prefix cache finds only what ``--shared-prefix`` puts there.
 """
 
@@ -10,8 +10,10 @@ import json
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from parley.commands.apis import APIS, Api, Shape
 from parley.commands.client import Client, ClientError, connect
 from parley.config import CLIENT
 from parley.kinds import choice, duration, integer, switch, text
@@ -20,11 +22,11 @@ from parley.options import Config, ConfigError, Option, nearest
 USAGE = """\
 usage: parley bench [options]
 
-Sends streaming completions to a running server and prints how long tokens took. Exit code 1 if any request failed."""
+Sends streaming requests to a running server and prints how long tokens took. Exit code 1 if any request failed."""
 
 OPTIONS = [
     Option("model", text("NAME"), "Which of the server's models.", unset="its first", section="load"),
-    Option("api", choice("openai"), "API to speak.", "openai", section="load"),
+    Option("api", choice(*APIS), "API to speak.", "openai", section="load"),
     Option(
         "concurrency", integer(1, 10_000), "Requests at once; a list, as 1,8,32.", [1, 8], section="load", many=True
     ),
@@ -46,6 +48,7 @@ WORDS = (
     "father power hour game line end member law car city community name president team minute idea body information "
     "back parent face others level office door health person art war history party result change morning reason"
 )
+BEGINS = ("Ġ", "▁")  # what stands for the space before a word in vocabularies
 WARM_OUTPUT = 8  # tokens: enough for every kind of step to have run once
 
 
@@ -58,7 +61,9 @@ def run(config: Config) -> int:
         name = config["model"] or (names[0] if names else "")
         if name not in names:
             raise ClientError(f"The server has no model {name}.{nearest(name, names)}")
-        pool = _pool(client, name)
+        pool = _pool(client, name, APIS[config["api"]])
+        if config["shared-prefix"] > config["prompt-len"] - pool.frame or pool.frame >= config["prompt-len"]:
+            raise ClientError(f"Prompts of this API have {pool.frame} tokens of the server's own: make them longer.")
     except ClientError as error:
         print(f"parley: {error}", file=sys.stderr)
         return 1
@@ -73,28 +78,56 @@ def run(config: Config) -> int:
     return 1 if failed else 0
 
 
-def _pool(client: Client, model: str) -> list[int]:
-    """Ids of tokens that stand for ordinary words."""
+@dataclass(frozen=True)
+class Pool:
+    """Tokens that prompts are made of: ids of ordinary words, each with its text where the API takes only texts.
+
+    ``frame``: how many tokens the server puts around such a text.
+    """
+
+    pieces: dict[int, str]
+    frame: int = 0
+
+    def prompt(self, ids: list[int], api: Api) -> list[int] | str:
+        return ids if api.ids else "".join(self.pieces[id] for id in ids)
+
+
+def _pool(client: Client, model: str, api: Api) -> Pool:
+    """Raises ClientError when the server does not tell enough of its tokens."""
+    words = {"model": model, "prompt": WORDS, "add_special_tokens": False, "return_token_strs": True}
+    told = _tokens(client, words)
+    pieces = dict(zip(told["tokens"], told.get("token_strs") or [""] * len(told["tokens"]), strict=False))
+    if not api.ids:  # a piece that begins a word is the same token wherever it stands
+        pieces = {id: " " + piece[1:] for id, piece in pieces.items() if piece[:1] in BEGINS and len(piece) > 1}
+    if len(pieces) < 2:
+        raise ClientError(f"{client.address} has no /tokenize that gives token ids; prompts of exact length need it.")
+    pool = Pool(dict(sorted(pieces.items())))
+    if api.ids:
+        return pool
+    sample = list(pool.pieces) * 8
+    text = pool.prompt(sample, api)
+    asked = {"messages": [{"role": "user", "content": text}]} if api.talks else {"prompt": text}
+    return Pool(pool.pieces, len(_tokens(client, {"model": model, **asked})["tokens"]) - len(sample))
+
+
+def _tokens(client: Client, body: dict[str, Any]) -> dict[str, Any]:
     try:
-        tokens = client.call("POST", "/tokenize", {"model": model, "prompt": WORDS, "add_special_tokens": False})
-        ids = sorted({int(token) for token in tokens["tokens"]})
+        told = client.call("POST", "/tokenize", body)
+        return told | {"tokens": [int(token) for token in told["tokens"]]}
     except ClientError as error:
         if error.status != 404:
             raise
-        ids = []
     except (KeyError, TypeError, ValueError):
-        ids = []
-    if len(ids) < 2:
-        raise ClientError(f"{client.address} has no /tokenize that gives token ids; prompts of exact length need it.")
-    return ids
+        pass
+    return {"tokens": []}
 
 
-def _measure(config: Config, client: Client, model: str, pool: list[int]) -> Iterator[dict[str, Any]]:
+def _measure(config: Config, client: Client, model: str, pool: Pool) -> Iterator[dict[str, Any]]:
     import asyncio
 
     import uvloop
 
-    from parley.commands.load import Load, Shape, summary
+    from parley.commands.load import Load, summary
 
     keys = config["api-key"]
     lengths = {name.replace("-", "_"): config[name] for name in ("prompt-len", "output-len", "shared-prefix", "seed")}
@@ -121,12 +154,12 @@ def _measure(config: Config, client: Client, model: str, pool: list[int]) -> Ite
             }
 
 
-def prompts(pool: list[int], config: Config, count: int, seed: str) -> list[list[int]]:
+def prompts(pool: Pool, config: Config, count: int, seed: str) -> list[list[int] | str]:
     """Random prompts of exactly ``prompt-len`` tokens, the first ``shared-prefix`` of which are the same in all."""
-    random_ = random.Random(seed)
-    shared = random_.choices(pool, k=config["shared-prefix"])
-    own = config["prompt-len"] - len(shared)
-    return [shared + random_.choices(pool, k=own) for _ in range(count)]
+    random_, api, ids = random.Random(seed), APIS[config["api"]], list(pool.pieces)
+    shared = random_.choices(ids, k=config["shared-prefix"])
+    own = config["prompt-len"] - len(shared) - pool.frame
+    return [pool.prompt(shared + random_.choices(ids, k=own), api) for _ in range(count)]
 
 
 COLUMNS = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("ITL ms", "itl_ms"))

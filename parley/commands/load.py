@@ -1,7 +1,7 @@
 """Load on a server, and what its clients see: many streams at once over raw sockets, with as little work as possible.
 
 Bytes are stamped with their time of arrival and looked at only after the last request has ended, so that the
-generator takes little of the processor that it measures. ``APIS`` says how each API asks for a stream of tokens.
+generator takes little of the processor that it measures. What an API's requests and events are is in ``apis``.
 """
 
 from __future__ import annotations
@@ -11,76 +11,17 @@ import json
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import httptools
 
+from parley.commands.apis import APIS, Api, Shape
 from parley.commands.client import Address, reason
 
 BROKEN = "the connection was closed before the answer was complete"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What every request of a load has: lengths in tokens; ``timeout`` in seconds from sending to the last byte."""
-
-    model: str
-    output: int
-    timeout: float
-    api: str = "openai"
-
-
-@dataclass
-class Seen:
-    """What one event said: whether it carried output, the usage record, the reason of a failure."""
-
-    output: bool = False
-    usage: dict[str, Any] | None = None
-    error: str = ""
-
-
-def _events(pieces: list[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The data of each event, with the time at which its line was complete."""
-    rest = b""
-    for when, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield when, line[5:].strip()
-
-
-@dataclass(frozen=True)
-class Api:
-    """How one API asks for an answer, how bytes become events and what these say. ``end`` closes a complete answer."""
-
-    path: str
-    body: Callable[[Shape, Sequence[int]], dict[str, Any]]
-    see: Callable[[dict[str, Any]], Seen]
-    end: bytes
-    events: Callable[[list[tuple[float, bytes]]], Iterator[tuple[float, bytes]]] = _events
-
-
-def _openai_body(shape: Shape, ids: Sequence[int]) -> dict[str, Any]:
-    return {
-        "model": shape.model,
-        "prompt": list(ids),
-        "max_tokens": shape.output,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-def _openai_see(event: dict[str, Any]) -> Seen:
-    if "error" in event:
-        return Seen(error=reason(event) or "an error event without a message")
-    return Seen(any(choice.get("text") for choice in event.get("choices") or []), event.get("usage"))
-
-
-APIS = {"openai": Api("/v1/completions", _openai_body, _openai_see, b"[DONE]")}
 
 
 @dataclass
@@ -101,21 +42,18 @@ class Sample:
         """Turn the stamped bytes into times, counts and, if it did not end well, an error."""
         complete = False
         for when, data in api.events(self.pieces):
-            if data == api.end:
-                complete = True
-                continue
             try:
-                seen = api.see(json.loads(data))
+                seen = api.see(data)
             except (ValueError, AttributeError, TypeError):
                 self.error = self.error or "an event that is not JSON"
                 continue
+            complete = complete or seen.last
             self.error = self.error or seen.error
             if seen.output:
                 self.arrivals.append(when)
-            if seen.usage:
-                self.prompt_tokens = seen.usage.get("prompt_tokens") or 0
-                self.tokens = seen.usage.get("completion_tokens") or 0
-                self.cached_tokens = (seen.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            self.prompt_tokens = max(self.prompt_tokens, seen.prompt)
+            self.cached_tokens = max(self.cached_tokens, seen.cached)
+            self.tokens += seen.tokens
         if self.status and self.status != 200:
             self.error = f"status {self.status}: {self._refusal()}"
         elif not complete:
@@ -206,18 +144,18 @@ class Load:
         self.shape = shape
         self.keep = keep
         self.api = APIS[shape.api]
-        self._head = (
-            f"POST {address.path}{self.api.path} HTTP/1.1\r\nHost: {address.authority}\r\n"
-            "Content-Type: application/json\r\n"
-        ) + (f"Authorization: Bearer {key}\r\n" if key else "")
+        path = address.path + self.api.path.format(model=quote(shape.model, safe=""))
+        self._head = (f"POST {path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n") + (
+            f"Authorization: Bearer {key}\r\n" if key else ""
+        )
 
-    def request(self, ids: Sequence[int]) -> bytes:
+    def request(self, prompt: Sequence[int] | str) -> bytes:
         """The bytes of one request, made before the clock starts."""
-        body = json.dumps(self.api.body(self.shape, ids)).encode()
+        body = json.dumps(self.api.body(self.shape, prompt)).encode()
         return f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def run(
-        self, prompts: Sequence[Sequence[int]], concurrency: int, samples: list[Sample] | None = None
+        self, prompts: Sequence[Sequence[int] | str], concurrency: int, samples: list[Sample] | None = None
     ) -> tuple[list[Sample], float]:
         """Send every prompt, ``concurrency`` at a time; what each saw, and how many seconds all took.
 

@@ -63,6 +63,7 @@ class Loop:
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+        self._last = (0, 0, 0, 0.0)  # tokens, prompts' tokens, rows, seconds of the step
 
     @property
     def idle(self) -> bool:
@@ -129,6 +130,7 @@ class Loop:
         if self.idle:
             return False
         step = self.scheduler.schedule()
+        self._last = (0, 0, 0, 0.0)
         if step.rows:
             self._steps += 1
             results = self._run(step)
@@ -145,6 +147,7 @@ class Loop:
         return not self.idle
 
     def stats(self) -> Stats:
+        tokens, prompt, rows, seconds = self._last
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -156,6 +159,10 @@ class Loop:
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated_tokens,
+            step_tokens=tokens,
+            step_prompt=prompt,
+            step_rows=rows,
+            step_seconds=seconds,
         )
 
     def _refusal(self, work: Work) -> str | None:
@@ -179,7 +186,10 @@ class Loop:
         except Exception:
             log.exception("a step of %d rows failed", len(step.rows))
             return None
-        self._pace.observe(perf_counter() - began)
+        seconds = perf_counter() - began
+        prompt = sum(row.count for row in step.rows if row.count > 1)
+        self._last = (step.tokens, prompt, len(step.rows), seconds)
+        self._pace.observe(seconds)
         return results
 
     def _finish(self, row: Row, result: Sampled) -> None:

@@ -21,9 +21,10 @@ class Head:
     """What a dialect is told beside the body.
 
     For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the model: its
-    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, and how many tokens its KV cache
-    holds and could hold. Of the request: the parts of its path that the route names, decoded, its headers, names in
-    lower case, and what stands behind the path's ``?``.
+    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, how many tokens its KV cache holds
+    and could hold, and its makers' ``advice`` on sampling, under the names of generation_config.json. Of the request:
+    the parts of its path that the route names, decoded, its headers, names in lower case, and what stands behind the
+    path's ``?``.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Head:
     query: bytes = b""
     cached: int = 0
     capacity: int = 0
+    advice: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

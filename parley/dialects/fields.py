@@ -134,6 +134,11 @@ class Fields:
         """Where member ``name`` stands in the body, such as ``messages[0].content``."""
         return f"{self._path}.{name}" if self._path else name
 
+    def over(self, defaults: Mapping[str, Any]) -> Fields:
+        """These members, and with a default those that are absent or null."""
+        given = {name: value for name, value in self._data.items() if value is not None or name not in defaults}
+        return Fields({**defaults, **given}, self._path, self._words)
+
     @property
     def names(self) -> list[str]:
         """The names of all members."""

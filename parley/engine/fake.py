@@ -127,6 +127,7 @@ class FakeEngine(Engine):
         self._serve(self._model)
         while True:
             if not self._waiting and not self._running:
+                self._counts.step_tokens = 0
                 self._deliver(Outputs([], self._stats()))
                 self._work.clear()
                 await self._work.wait()
@@ -137,6 +138,9 @@ class FakeEngine(Engine):
     def _step(self) -> None:
         while self._waiting and len(self._running) < self._max_batch:
             self._running.append(self._waiting.pop(0))
+        read = sum(len(choice.work.token_ids) for choice in self._running if not choice.given)
+        self._counts.step_rows, self._counts.step_prompt = len(self._running), read
+        self._counts.step_tokens = read + sum(choice.given > 0 for choice in self._running)
         outputs = [self._advance(choice) for choice in self._running]
         self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish is None]
         self._counts.steps += 1

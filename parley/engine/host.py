@@ -7,6 +7,7 @@ process is gone, and ends this one at once, whatever it is doing: there is nothi
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -120,6 +121,11 @@ def main(fd: int) -> None:
         os._exit(0)
 
     def send(message: FromEngine) -> None:
+        if isinstance(message, Ready):
+            # What loading made stays for good. To look through it for garbage takes a tenth of a second, in which
+            # every client would wait.
+            gc.collect()
+            gc.freeze()
         try:
             sock.sendall(wire.frame(message))
         except OSError:

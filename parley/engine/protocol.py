@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import count
 from typing import Literal
 
@@ -78,6 +79,7 @@ class Engine(ABC):
         self.progress = Progress("starting", 0.0)
         self.info: ModelInfo | None = None
         self.stats = Stats()
+        self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
         self.failure = ""
         self._streams: dict[str, Stream] = {}
         self._resets: dict[int, asyncio.Future[bool]] = {}
@@ -161,6 +163,7 @@ class Engine(ABC):
 
     def _deliver(self, message: Outputs) -> None:
         self.stats = message.stats
+        self.watch(message.stats)
         for output in message.outputs:
             stream = self._streams.get(output.id)
             if stream is None:

@@ -21,8 +21,9 @@ from collections.abc import Iterator
 
 import torch
 
+from parley import native
+
 SCALE = 2.0**40  # a vocabulary of up to 2^22 tokens sums without overflow
-BLOCK = 32  # the largest value of each block of this many tokens tells where to look for the best tokens
 WIDTH = 256  # candidates looked at first
 CELLS = 1 << 18  # logits weighed at once: bounds memory, and stays in the cache
 
@@ -45,33 +46,6 @@ def uniform(seed: int, position: int) -> float:
     """
     state = mix((seed + GOLDEN) & MASK) + (position + 1) * GOLDEN
     return (mix(state & MASK) >> 11) * 2.0**-53
-
-
-def best(logits: torch.Tensor) -> torch.Tensor:
-    """The id of the largest logit of each row, the lowest of them when several are equal: float32 [R, V] -> int64 [R].
-
-    Through the maxima of blocks, because argmax alone reads the vocabulary many times slower than amax.
-    """
-    blocks = _blocks(logits)
-    block = blocks.amax(-1).argmax(-1)
-    return block * BLOCK + blocks[torch.arange(len(blocks), device=blocks.device), block].argmax(-1)
-
-
-def top(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` largest logits of each row, descending, and their ids; which of several equal ones is not defined.
-
-    float32 [R, V] -> float32, int64 [R, count]. The ``count`` blocks with the largest maxima hold them all.
-    """
-    rows, vocab = logits.shape
-    blocks = _blocks(logits)
-    if count * 4 > blocks.shape[1]:
-        values, ids = logits.topk(min(count, vocab))
-        return values, ids
-    chosen = blocks.amax(-1).topk(count, sorted=False).indices
-    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).view(rows, -1)
-    values, index = inside.topk(count)
-    ids = chosen.gather(1, index // BLOCK) * BLOCK + index % BLOCK
-    return values, ids
 
 
 def portions(logits: torch.Tensor) -> Iterator[slice]:
@@ -112,7 +86,7 @@ def draw_cut(
     Looks at the ``width`` best tokens of each row, and at all tokens of those rows whose answer lies beyond.
     """
     width = min(width, logits.shape[1])
-    values, ids = top(logits, width)
+    values, ids = native.top_k(logits, width)
     x = _shift(values, values[:, :1], temperature)
     weights = weigh(x)
     _drop(weights, min_p)
@@ -206,14 +180,6 @@ def _edge(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Ten
     values, order = x[inside].sort(descending=True)
     mass = mass[inside][order]
     return values[torch.searchsorted(mass.cumsum(0), limit - sums[part] + mass.sum())]
-
-
-def _blocks(logits: torch.Tensor) -> torch.Tensor:
-    """[R, V] as [R, blocks, BLOCK], filled up with -inf."""
-    spare = -logits.shape[1] % BLOCK
-    if spare:
-        logits = torch.nn.functional.pad(logits, (0, spare), value=float("-inf"))
-    return logits.unflatten(1, (-1, BLOCK))
 
 
 def _shift(logits: torch.Tensor, peak: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

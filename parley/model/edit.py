@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from parley.core.sequence import Sequence
+from parley.types import Work
 
 FAR = 1e30  # stands for infinity where arithmetic follows: float32, and products with penalties, stay free of NaN
 
@@ -33,6 +34,13 @@ class Edit:
         self.frequency = sampling.frequency_penalty
         self.penalized = (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
         self.tally = Tally(sequence.tokens, sequence.prompt_len, vocab_size) if self.penalized else None
+
+    @staticmethod
+    def wanted(work: Work) -> bool:
+        """Whether a sequence of this work may ever need an Edit."""
+        sampling = work.sampling
+        penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+        return bool(sampling.logit_bias) or work.min_tokens > 0 or penalties != (1.0, 0.0, 0.0)
 
     def changes(self, position: int) -> bool:
         """Whether output token ``position`` (from 0) sees other logits than the model's."""

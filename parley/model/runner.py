@@ -67,24 +67,24 @@ class Runner:
     def _pack(self, rows: list[Row]) -> Batch:
         spans: list[Span] = []
         token_ids: list[int] = []
-        positions = []
-        slots = []
+        positions: list[int] = []
+        slots: list[int] = []
         for row in rows:
-            end = row.start + row.count
-            table = row.sequence.blocks
+            start, end, table = row.start, row.start + row.count, row.sequence.blocks
             spans.append(Span(len(token_ids), row.count, end, table))
-            token_ids.extend(row.sequence.tokens[row.start : end])
-            position = np.arange(row.start, end)
-            first = row.start // BLOCK_SIZE
-            pages = np.array(table[first : (end - 1) // BLOCK_SIZE + 1])
-            positions.append(position)
-            slots.append(pages[position // BLOCK_SIZE - first] * BLOCK_SIZE + position % BLOCK_SIZE)
-        return Batch(
-            torch.tensor(token_ids, device=self.device),
-            torch.from_numpy(np.concatenate(positions)).to(self.device),
-            torch.from_numpy(np.concatenate(slots)).to(self.device),
-            spans,
-        )
+            if row.count == 1:
+                token_ids.append(row.sequence.tokens[start])
+                positions.append(start)
+                slots.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
+                continue
+            token_ids += row.sequence.tokens[start:end]
+            positions += range(start, end)
+            for page in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
+                first = page * BLOCK_SIZE
+                shift = table[page] * BLOCK_SIZE - first
+                slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
+        whole = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(self.device)
+        return Batch(whole[0], whole[1], whole[2], spans)
 
     def _sample(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
         drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]

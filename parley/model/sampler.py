@@ -16,8 +16,9 @@ from typing import Literal, get_args
 
 import torch
 
+from parley import native
 from parley.core.sequence import Sequence
-from parley.model.draw import best, draw, draw_cut, draw_typical, uniform
+from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
 from parley.model.score import score
 from parley.types import Score
@@ -36,7 +37,7 @@ class Plan:
     seed: int
     way: Way
     logprobs: int
-    edit: Edit
+    edit: Edit | None
 
 
 class Sampler:
@@ -63,7 +64,7 @@ class Sampler:
             way = "typical"
         elif top_k > 0 or sampling.top_p < 1.0:
             way = "cut"
-        edit = Edit(sequence, self.vocab_size)
+        edit = Edit(sequence, self.vocab_size) if Edit.wanted(sequence.work) else None
         self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
@@ -86,14 +87,15 @@ class Sampler:
         edited = self._edit(logits, plans, positions)
         ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
         greedy = ways.pop("greedy")
-        tokens = best(edited) if greedy else torch.zeros(len(plans), dtype=torch.int64, device=self.device)
+        tokens = native.argmax(edited)[1] if greedy else torch.zeros(len(plans), dtype=torch.int64, device=self.device)
         for way, rows in ways.items():
             if rows:
                 drawn = self._draw(edited, rows, plans, slots, positions, way)
                 tokens[torch.tensor(rows, device=self.device)] = drawn
         chosen = tokens.tolist()
         for plan, token in zip(plans, chosen, strict=True):
-            plan.edit.append(token)
+            if plan.edit is not None:
+                plan.edit.append(token)
         return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
 
     def _plan(self, slot: int) -> Plan:
@@ -103,11 +105,15 @@ class Sampler:
 
     def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
         """The logits after bias, min_tokens and penalties; the same tensor when no row has any."""
-        rows = [row for row, plan in enumerate(plans) if plan.edit.changes(positions[row])]
-        if rows:
+        edits = [
+            (row, plan.edit)
+            for row, plan in enumerate(plans)
+            if plan.edit is not None and plan.edit.changes(positions[row])
+        ]
+        if edits:
             logits = logits.clone()
-        for row in rows:
-            plans[row].edit.apply(logits[row], positions[row])
+        for row, edit in edits:
+            edit.apply(logits[row], positions[row])
         return logits
 
     def _draw(

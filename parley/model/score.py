@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from parley.model.draw import SCALE, portions, top, weigh
+from parley import native
+from parley.model.draw import SCALE, portions, weigh
 from parley.types import Score
 
 
@@ -44,7 +45,7 @@ def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list
     vocab = logits.shape[1]
     count = min(count, vocab)
     width = min(max(width, count + 12), vocab)
-    values, ids = top(logits, width)
+    values, ids = native.top_k(logits, width)
     if width < vocab and bool((values[:, count - 1] == values[:, -1]).any()):
         return listing(logits, count, width * 16)
     ids, order = ids.sort(-1)

@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 
-from parley.native import compiled, library, torch_attention, torch_kernels
+from parley.native import compiled, library, torch_attention, torch_kernels, torch_vocabulary
 from parley.native.compiled_int4 import Int4Packed
+from parley.native.compiled_int8 import Int8Packed
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
 from parley.native.torch_int4 import Grouped, round_int4, widen
-from parley.native.torch_int8 import Int8Packed, Rows
+from parley.native.torch_int8 import Rows
 from parley.native.torch_kernels import embed
 
-Packed = compiled.Packed | torch_kernels.Packed | Int8Packed | Int4Packed
+COMPILED = compiled.Packed | Int8Packed | Int4Packed
+Packed = COMPILED | torch_kernels.Packed | torch_kernels.Int8Packed
 Plan = compiled.Cut | list[torch_attention.Group]
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Pool",
     "Rows",
     "add_rms_norm",
+    "argmax",
     "attend",
     "embed",
     "format",
@@ -48,6 +51,7 @@ __all__ = [
     "rope_write",
     "round_int4",
     "silu_mul",
+    "top_k",
     "widen",
     "write",
 ]
@@ -67,7 +71,7 @@ def _form(x: torch.Tensor) -> Any:
 
 def _reader(packed: Packed) -> Any:
     """Where the kernels for such a weight are."""
-    return _compiled() if isinstance(packed, compiled.Packed | Int4Packed) else torch_kernels
+    return _compiled() if isinstance(packed, COMPILED) else torch_kernels
 
 
 def identity() -> str | None:
@@ -81,7 +85,9 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
-    return torch_kernels.pack_int8(values, scales, bias, dtype)
+    """A weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
+    form: Any = (_compiled() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
+    return form.pack_int8(values, scales, bias, dtype)
 
 
 def pack_int4(weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
@@ -91,11 +97,11 @@ def pack_int4(weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) ->
 
 def _int8(to: Packed | None) -> bool:
     """Whether that layer quantises its rows, so that the kernel before it can do so in the same pass."""
-    return isinstance(to, Int8Packed)
+    return isinstance(to, Int8Packed | torch_kernels.Int8Packed)
 
 
 def quantise(x: torch.Tensor) -> Rows:
-    return torch_kernels.quantise(x)
+    return _form(x).quantise(x)
 
 
 def linear(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
@@ -195,3 +201,15 @@ def attend(
 ) -> torch.Tensor:
     form: Any = _tiled(pool) or torch_attention
     return form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
+
+
+def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _vocabulary(logits).argmax(logits)
+
+
+def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return _vocabulary(logits).top_k(logits, count)
+
+
+def _vocabulary(logits: torch.Tensor) -> Any:
+    return (_compiled() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_vocabulary

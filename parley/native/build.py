@@ -23,7 +23,7 @@ if os.environ.get("PARLEY_SANITIZE"):
     FLAGS += ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 AVX2 = ("avx2", "fma")
-AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 # What a level needs of the CPU, in the words of /proc/cpuinfo; the best level first.
 LEVELS = {"avx512bf16": (*AVX512, "avx512_bf16"), "avx512": AVX512, "avx2": AVX2, "generic": ()}
 X86 = ("x86_64", "AMD64")

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from parley.native import compiled_int4, memory, torch_kernels
+from parley.native import compiled_int4, compiled_int8, memory
 from parley.native.compiled_int4 import Int4Packed
+from parley.native.compiled_int8 import Int8Packed, room
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
 from parley.native.torch_int4 import Grouped
@@ -25,16 +26,19 @@ ARGUMENTS = {
     "packed_size": [N, N],
     "pack": [P, P, N, N, N],
     "linear": [P, P, P, P, N, N, N, N, N],
-    "add_rms_norm": [P, P, P, P, P, N, N, R, N],
-    "silu_mul": [P, P, N, N, N],
+    "add_rms_norm": [P, P, P, P, P, P, P, P, N, N, R, N],
+    "silu_mul": [P, P, P, P, P, N, N, N],
     "rope_write": [P, P, P, P, P, P, R, N, N, N, N, N, N, N],
     "write": [P, P, P, P, N, N, N, N, N, N],
+    "argmax": [P, P, P, N, N, N],
+    "top_k": [P, P, P, N, N, N, N],
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
     **compiled_int4.ARGUMENTS,
+    **compiled_int8.ARGUMENTS,
 }
-NUMBERS = ("packed_size", "attend_dim", "page_bytes", *compiled_int4.NUMBERS)  # what gives one
+NUMBERS = ("packed_size", "attend_dim", "page_bytes", *compiled_int4.NUMBERS, *compiled_int8.NUMBERS)  # what gives one
 
 
 @dataclass(frozen=True)
@@ -84,16 +88,29 @@ class Kernels:
         self._c.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
         return Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
 
+    def pack_int8(
+        self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> Int8Packed:
+        return compiled_int8.pack(self._c, values, scales, bias)
+
     def pack_int4(self, weight: Grouped, bias: torch.Tensor | None = None) -> Int4Packed:
         return compiled_int4.pack(self._c, weight, bias)
 
-    def linear(self, x: torch.Tensor, packed: Packed | Int4Packed) -> torch.Tensor:
+    def quantise(self, x: torch.Tensor) -> Rows:
+        return compiled_int8.quantise(self._c, x)
+
+    def linear(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed | Int4Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.bfloat16)
 
-    def logits(self, x: torch.Tensor, packed: Packed | Int4Packed) -> torch.Tensor:
+    def logits(self, x: torch.Tensor | Rows, packed: Packed | Int8Packed | Int4Packed) -> torch.Tensor:
         return self._multiply(x, packed, torch.float32)
 
-    def _multiply(self, x: torch.Tensor, packed: Packed | Int4Packed, dtype: torch.dtype) -> torch.Tensor:
+    def _multiply(
+        self, x: torch.Tensor | Rows, packed: Packed | Int8Packed | Int4Packed, dtype: torch.dtype
+    ) -> torch.Tensor:
+        if isinstance(packed, Int8Packed):
+            return compiled_int8.multiply(self._c, x, packed, dtype)
+        assert isinstance(x, torch.Tensor)
         if isinstance(packed, Int4Packed):
             return compiled_int4.multiply(self._c, x, packed, dtype)
         into, out = packed.into, packed.out
@@ -115,32 +132,30 @@ class Kernels:
         return y
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False) -> torch.Tensor | Rows:
-        norm = self._norm(0, x.contiguous(), 0, weight, eps)
-        return torch_kernels.quantise(norm) if int8 else norm
+        return self._norm(0, x.contiguous(), 0, weight, eps, int8)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
     ) -> tuple[torch.Tensor | Rows, torch.Tensor]:
         x, total = x.contiguous(), torch.empty_like(x)
-        norm = self._norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps)
-        return torch_kernels.quantise(norm) if int8 else norm, total
+        return self._norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps, int8), total
 
-    def _norm(self, x: int, residual: torch.Tensor, total: int, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out = torch.empty_like(residual)
+    def _norm(
+        self, x: int, residual: torch.Tensor, total: int, weight: torch.Tensor, eps: float, int8: bool
+    ) -> torch.Tensor | Rows:
         width = weight.shape[0]
-        rows = residual.numel() // width
+        count = residual.numel() // width
+        out, pointers = room(residual.shape, count, width, int8)
         threads = torch.get_num_threads()
-        self._c.add_rms_norm(
-            x, residual.data_ptr(), total, weight.data_ptr(), out.data_ptr(), rows, width, eps, threads
-        )
+        self._c.add_rms_norm(x, residual.data_ptr(), total, weight.data_ptr(), *pointers, count, width, eps, threads)
         return out
 
     def silu_mul(self, gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | Rows:
         gate_up = gate_up.contiguous()
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty(rows, width, dtype=torch.bfloat16)
-        self._c.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, torch.get_num_threads())
-        return torch_kernels.quantise(out) if int8 else out
+        count, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out, pointers = room((count, width), count, width, int8)
+        self._c.silu_mul(gate_up.data_ptr(), *pointers, count, width, torch.get_num_threads())
+        return out
 
     def format(self, layer: LayerKV, dtype: torch.dtype) -> Format | None:
         """Pages that store bfloat16 or int8. None where the heads are of a kind that is not compiled."""
@@ -234,3 +249,19 @@ class Kernels:
             torch.get_num_threads(),
         )
         return out.to(dtype)
+
+    def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, (rows, vocab) = logits.contiguous(), logits.shape
+        values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        threads = torch.get_num_threads()
+        self._c.argmax(logits.data_ptr(), values.data_ptr(), ids.data_ptr(), rows, vocab, threads)
+        return values, ids
+
+    def top_k(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of equal logits those with the lowest ids come, and come first."""
+        logits, (rows, vocab) = logits.contiguous(), logits.shape
+        count = min(count, vocab)
+        values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)
+        threads = torch.get_num_threads()
+        self._c.top_k(logits.data_ptr(), values.data_ptr(), ids.data_ptr(), rows, vocab, count, threads)
+        return values, ids

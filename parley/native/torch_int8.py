@@ -21,13 +21,13 @@ MOST = 1 << 17  # inner dimension up to which sums of products are below 2^31
 class Rows:
     """Rows as int8 with a scale each: row i is ``values[i] * scales[i]``, and not a number where it held none.
 
-    ``values`` int8 [T, width], perhaps filled up with zeros; ``scales`` float32 [T]; ``sums`` int32 [T], what the
-    compiled kernels want to know of a row besides.
+    ``values`` int8 [T, width], filled up to a multiple of 4 with zeros by the compiled kernels; ``scales`` float32 [T];
+    ``excess`` int32 [T], what the compiled kernels want to know of a row besides.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
-    sums: torch.Tensor | None = None
+    excess: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,23 @@ def quantise(x: torch.Tensor) -> Rows:
     wide = x.float()
     most = wide.abs().amax(-1) if x.shape[-1] else wide.new_zeros(wide.shape[:-1])
     sound = most.isfinite()
-    inverse = torch.where(sound & (most >= LEAST), 127 / most, 0.0)
+    inverse = torch.where(sound & (most >= LEAST), torch.full_like(most, 127).div_(most), 0.0)  # 127 / x rounds twice
     values = torch.where(sound[:, None], wide * inverse[:, None], 0.0).round_().to(torch.int8)
     return Rows(values, torch.where(sound, most / 127, torch.nan))
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Int8Packed:
     """Prepare a weight: output n is ``values[n] * scales[n]``, int8 [out, in] and float32 [out]."""
-    if values.shape[1] > MOST:
-        raise ValueError(f"sums over {values.shape[1]} numbers of int8 do not fit 32 bits")
+    check(values)
     return Int8Packed(values.contiguous(), scales.float(), bias, dtype)
+
+
+def check(values: torch.Tensor) -> tuple[int, int]:
+    """The shape (out, in) of a weight that can be packed. Raises ValueError."""
+    out, into = values.shape
+    if into > MOST:
+        raise ValueError(f"sums over {into} numbers of int8 do not fit 32 bits")
+    return out, into
 
 
 def linear(rows: Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
@@ -68,7 +75,8 @@ def linear(rows: Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
 
 def _multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [T, in] int8 times weight [out, in] int8, transposed: exactly, as int32 [T, out]."""
-    if x.is_cpu and x.numel() and weight.numel() and _whole():
+    # An inner dimension of 1 is multiplied wrongly there (torch 2.13).
+    if x.is_cpu and x.numel() and weight.numel() and x.shape[1] > 1 and _whole():
         return torch._int_mm(x, weight.t())
     sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.int32, device=x.device)
     for part, columns in zip(x.split(EXACT, 1), weight.split(EXACT, 1), strict=True):

@@ -19,6 +19,7 @@ from parley.native.torch_int4 import Grouped
 from parley.native.torch_int8 import Int8Packed, Rows, pack_int8, quantise
 
 __all__ = [
+    "Int8Packed",
     "Packed",
     "add_rms_norm",
     "embed",

@@ -109,7 +109,7 @@ class Generation:
             branch.stream.cancel()
         self._service.held -= self._request.n * len(self._request.prompts)
         self._service.open.discard(self)
-        delivered = sum(choice.usage.completion_tokens for branch in self._branches for choice in branch.choices)
+        delivered = [choice.usage.completion_tokens for branch in self._branches for choice in branch.choices]
         self._tally.close(delivered, self._left, failed=self._error is not None)
 
     # -- before the engine

@@ -12,7 +12,7 @@ import asyncio
 from functools import partial
 
 from parley.dialects.dialect import Answer, Head, Reply, Route
-from parley.errors import ParleyError
+from parley.errors import BadRequest, ParleyError
 from parley.server.generation import Generation
 from parley.server.respond import Exchange
 from parley.server.service import Service
@@ -23,9 +23,18 @@ from parley.types import Event
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request of a route that generates. Raises ParleyError as long as nothing was sent, ClientGone."""
     service.require()
+    try:
+        await _generate(service, route, exchange)
+    except BadRequest:
+        service.metrics.refused.add()
+        raise
+
+
+async def _generate(service: Service, route: Route, exchange: Exchange) -> None:
     service.resolve(exchange.path.get("model", ""))
     reply = await _read(service, route, exchange)
     if isinstance(reply, Answer):
+        service.metrics.refused.add()
         await exchange.answer(reply.body, reply.status, reply.type)
         return
     exchange.names, exchange.refusal = reply.names, reply.refusal

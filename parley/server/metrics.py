@@ -1,150 +1,95 @@
-"""What the server counts, in Prometheus' text format. Names and buckets are those of vLLM, so that its dashboards work;
-``names_triton`` tells the same facts under Triton's names.
-
-Three kinds of series are all that is needed here, so they are written out rather than taken from a client library: a
-counter or histogram costs an addition when it is fed, and text is only made when somebody asks.
+"""What the server counts: one place where facts are recorded. They have no names here; ``names_*`` give them those of
+the servers whose dashboards people have, and ``page`` writes them down.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from parley.dialects.dialect import Totals
-from parley.server.names_triton import TRITON
-from parley.types import Stats
+from parley.server.series import Count, Distribution
+from parley.types import ModelInfo, Stats
 
+# Bounds of vLLM's histograms, and of all of TGI's that measure time. Seconds.
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160,
                640, 2560)  # fmt: skip
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+TGI = tuple(float(f"{0.0001 * 1.5**k:.6g}") for k in range(1, 36))
+# Numbers of something.
 CHOICES = (1, 2, 5, 10, 20)
-
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-
-
-def escape(value: str) -> str:
-    """A label's value as the format wants it."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def labels(pairs: dict[str, str]) -> str:
-    return ",".join(f'{name}="{escape(value)}"' for name, value in pairs.items())
-
-
-class Counter:
-    """A number that only grows, one for each value of its label."""
-
-    def __init__(self, name: str, help: str, label: str | None = None, values: Sequence[str] = ()):
-        self.name, self.help, self._label = name, help, label
-        self._counts: dict[str, float] = dict.fromkeys(values or ([] if label else [""]), 0.0)
-
-    def add(self, amount: float = 1, value: str = "") -> None:
-        self._counts[value] = self._counts.get(value, 0.0) + amount
-
-    def lines(self, common: str) -> Iterator[str]:
-        yield f"# HELP {self.name}_total {self.help}\n# TYPE {self.name}_total counter\n"
-        for value, count in self._counts.items():
-            own = f',{self._label}="{escape(value)}"' if self._label else ""
-            yield f"{self.name}_total{{{common}{own}}} {count:.17g}\n"
-
-
-class Histogram:
-    """How often a number fell below each of some bounds."""
-
-    def __init__(self, name: str, help: str, bounds: Sequence[float]):
-        self.name, self.help, self._bounds = name, help, bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, number: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, number)] += times
-        self._sum += number * times
-
-    def lines(self, common: str) -> Iterator[str]:
-        yield f"# HELP {self.name} {self.help}\n# TYPE {self.name} histogram\n"
-        total = 0
-        for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
-            total += count
-            yield f'{self.name}_bucket{{{common},le="{bound}"}} {total}\n'
-        yield f"{self.name}_sum{{{common}}} {self._sum:.17g}\n{self.name}_count{{{common}}} {total}\n"
+STEP = (1, *(2**k for k in range(3, 15)))
 
 
 class Metrics:
-    """All series of one server. The engine's own numbers are read from its last ``Stats`` when text is made."""
+    """All facts of one server since its start. What the engine counts itself is in its ``Stats``."""
 
-    def __init__(self, model: str):
-        self._model = model
+    def __init__(self) -> None:
         self.totals = Totals()
-        self.finished = Counter(
-            "vllm:request_success",
-            "Choices that ended, by reason.",
-            "finished_reason",
-            ("stop", "length", "abort", "error"),
-        )
-        self.rejected = Counter("vllm:admission_rejections", "Requests refused before the engine saw them.", "reason")
-        self.cached = Counter("vllm:prompt_tokens_cached", "Prompt tokens found in the prefix cache.")
-        self.responses = Counter("parley:http_responses", "Answers by HTTP status.", "status")
-        self.calls = Counter("parley:grpc_responses", "Answers over gRPC by status.", "status")
-        self.first_token = Histogram(
-            "vllm:time_to_first_token_seconds", "From a request's arrival to its first token.", FIRST_TOKEN
-        )
-        self.between_tokens = Histogram("vllm:inter_token_latency_seconds", "Between two tokens.", PER_TOKEN)
-        self.per_token = Histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", PER_TOKEN
-        )
-        self.whole = Histogram(
-            "vllm:e2e_request_latency_seconds", "From a request's arrival to its last token.", LATENCY
-        )
-        self.queued = Histogram(
-            "vllm:request_queue_time_seconds", "From a request's arrival to its first step.", LATENCY
-        )
-        self.prefill = Histogram(
-            "vllm:request_prefill_time_seconds", "From the engine's being given a request to its first token.", LATENCY
-        )
-        self.decode = Histogram("vllm:request_decode_time_seconds", "From the first token to the last.", LATENCY)
-        self.inference = Histogram(
-            "vllm:request_inference_time_seconds", "From the engine's being given a request to its end.", LATENCY
-        )
-        self.prompt_length = Histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", LENGTHS)
-        self.output_length = Histogram("vllm:request_generation_tokens", "Output tokens of a request.", LENGTHS)
-        self.max_tokens = Histogram("vllm:request_params_max_tokens", "max_tokens of a request.", LENGTHS)
-        self.choices = Histogram("vllm:request_params_n", "n of a request.", CHOICES)
-        self._series = [series for series in vars(self).values() if isinstance(series, Counter | Histogram)]
+        self.finished = Count("stop", "length", "abort", "error", "repetition")  # choices that ended, by reason
+        self.rejected = Count("queue_full")  # requests refused because there was no room, by reason
+        self.refused = Count("")  # requests that were wrong
+        self.cached = Count("")  # prompt tokens found in the prefix cache
+        self.responses = Count()  # answers over HTTP, by status
+        self.calls = Count()  # answers over gRPC, by status
+        # seconds of a request
+        self.first_token = Distribution(vllm=FIRST_TOKEN)  # from its arrival
+        self.between_tokens = Distribution(vllm=PER_TOKEN)  # of a choice
+        self.per_token = Distribution(vllm=PER_TOKEN, tgi=TGI)  # mean after the first
+        self.whole = Distribution(vllm=LATENCY, tgi=TGI)  # from its arrival to its last token
+        self.prepared = Distribution(tgi=TGI)  # reading, rendering, tokenising
+        self.waited = Distribution(tgi=TGI)  # in the engine's queue
+        self.queued = Distribution(vllm=LATENCY)  # from its arrival to its first step
+        self.prefill = Distribution(vllm=LATENCY)  # from its first step to its first token
+        self.decode = Distribution(vllm=LATENCY)  # from its first token to its last
+        self.inference = Distribution(vllm=LATENCY, tgi=TGI)  # from its first step to its last token
+        # numbers of a request
+        self.choices = Distribution(vllm=CHOICES)
+        self.prompt_length = Distribution()
+        self.computed_length = Distribution()  # of the prompt, what was not found in the cache
+        self.output_length = Distribution()  # of all choices together
+        self.longest_output = Distribution()  # of its longest choice
+        self.max_tokens = Distribution()
+        # of a step of the engine
+        self.step_tokens = Distribution(vllm=STEP)
+        self.step_rows = Distribution(tgi=tuple(2**k for k in range(11)))
+        self.prefill_seconds = Distribution(tgi=TGI)  # of steps in which prompts are read
+        self.decode_seconds = Distribution(tgi=TGI)  # of all others
+        self.fit(0)
 
-    def text(self, stats: Stats, *, ready: bool, progress: float, open: int) -> str:
-        """The page. ``open``: requests being served."""
-        common = labels({"model_name": self._model, "engine": "0"})
-        parts = [line for series in self._series for line in series.lines(common)]
-        for kind, name, help, read in GAUGES:
-            parts.append(f"# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{{{common}}} {read(stats):.17g}\n")
-        triton = labels({"model": self._model, "version": "1"})
-        for kind, name, help, series in TRITON:
-            parts.append(f"# HELP {name} {help}\n# TYPE {name} {kind}\n")
-            parts += [f"{name}{{{triton}{label}}} {value:.17g}\n" for label, value in series(self.totals, stats)]
-        own = labels({"model_name": self._model})
-        for name, help, value in (
-            ("parley:ready", "1 while requests are taken.", float(ready)),
-            ("parley:start_progress", "How far loading has come, 0 to 1.", progress),
-            ("parley:requests_open", "Requests being served.", float(open)),
-        ):
-            parts.append(f"# HELP {name} {help}\n# TYPE {name} gauge\n{name}{{{own}}} {value:.17g}\n")
-        return "".join(parts)
+    def fit(self, context: int) -> None:
+        """Give lengths the bounds that go with a model's context, in tokens; before there are any requests."""
+        powers = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
+        lengths = [bound for bound in powers if bound <= context]
+        self.prompt_length.scale(vllm=lengths, tgi=_steps(context - 1))
+        self.output_length.scale(vllm=lengths, tgi=_steps(context))
+        self.max_tokens.scale(vllm=lengths, tgi=_steps(context))
+        self.longest_output.scale(vllm=lengths)
+        self.computed_length.scale(vllm=lengths)
+
+    def step(self, stats: Stats) -> None:
+        """The engine tells of itself; a step was made if it had tokens."""
+        if not stats.step_tokens:
+            return
+        self.step_tokens.observe(stats.step_tokens)
+        self.step_rows.observe(stats.step_rows)
+        (self.prefill_seconds if stats.step_prompt else self.decode_seconds).observe(stats.step_seconds)
 
 
-def _share(stats: Stats) -> float:
-    return stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0
+def _steps(top: int) -> list[float]:
+    """A hundred equal steps."""
+    return [float(f"{top * k / 100:.6g}") for k in range(1, 101)] if top > 0 else []
 
 
-GAUGES: tuple[tuple[str, str, str, Callable[[Stats], float]], ...] = (
-    ("gauge", "vllm:num_requests_running", "Sequences in the running batch.", lambda s: s.running),
-    ("gauge", "vllm:num_requests_waiting", "Sequences that wait for a place.", lambda s: s.waiting),
-    ("gauge", "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", _share),
-    ("counter", "vllm:prompt_tokens_total", "Prompt tokens computed.", lambda s: s.prompt_tokens),
-    ("counter", "vllm:generation_tokens_total", "Tokens generated.", lambda s: s.generated_tokens),
-    ("counter", "vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache.", lambda s: s.prefix_queries),
-    ("counter", "vllm:prefix_cache_hits_total", "Tokens found in the prefix cache.", lambda s: s.prefix_hits),
-    ("counter", "vllm:num_preemptions_total", "Sequences preempted.", lambda s: s.preemptions),
-    ("counter", "parley:engine_steps_total", "Steps of the engine.", lambda s: s.steps),
-)
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is told when somebody asks. ``open``: requests being served; ``info`` is None before the model is loaded."""
+
+    model: str
+    metrics: Metrics
+    stats: Stats
+    info: ModelInfo | None
+    prefix_cache: bool
+    ready: bool
+    progress: float
+    open: int

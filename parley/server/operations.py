@@ -12,8 +12,9 @@ import msgspec
 from parley import __version__
 from parley.dialects.dialect import About, Answer, Detokenize, Kind, Route, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound
+from parley.server import page
 from parley.server.life import generate, head
-from parley.server.metrics import CONTENT_TYPE
+from parley.server.metrics import View
 from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.types import Chat, Text
@@ -162,13 +163,18 @@ async def ready(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
-    page = service.metrics.text(
-        service.engine.stats,
+    engine = service.engine
+    view = View(
+        model=service.names[0],
+        metrics=service.metrics,
+        stats=engine.stats,
+        info=engine.info,
+        prefix_cache=service.settings.prefix_cache,
         ready=service.refusal() is None,
-        progress=1.0 if service.engine.state == "ready" else service.engine.progress.fraction,
+        progress=1.0 if engine.state == "ready" else engine.progress.fraction,
         open=len(service.open),
     )
-    await exchange.answer(page.encode(), type=CONTENT_TYPE)
+    await exchange.answer(page.text(view).encode(), type=page.CONTENT_TYPE)
 
 
 HANDLERS: dict[Kind, Handle] = {

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message
-from parley.errors import NotFound, UnknownModel
+from parley.errors import BadRequest, NotFound, UnknownModel
 from parley.server.auth import Keys
 from parley.server.call import Call, Refused
 from parley.server.generation import Generation
@@ -183,8 +183,15 @@ class Port:
 
     async def _generate(self, call: Call, message: Message, send: Send, *, whole: bool) -> None:
         """Answer a request. Raises ParleyError, and what ``send`` raises."""
+        self._service.require()
+        try:
+            await self._answer(call, message, send, whole)
+        except BadRequest:
+            self._service.metrics.refused.add()
+            raise
+
+    async def _answer(self, call: Call, message: Message, send: Send, whole: bool) -> None:
         service = self._service
-        service.require()
         if not message.model_name:
             raise UnknownModel("Request for unknown model: '' is not found")
         service.resolve(message.model_name)

@@ -42,7 +42,8 @@ class Service:
         self.engine = engine
         self.names = options.names or (Path(settings.model).name or "model",)
         self.created = int(time.time())
-        self.metrics = Metrics(self.names[0])
+        self.metrics = Metrics()
+        engine.watch = self.metrics.step
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
@@ -57,6 +58,7 @@ class Service:
             await self.engine.start()
             self._language = await language
             info = await self.engine.ready()
+            self.metrics.fit(info.max_model_len)
         finally:
             language.cancel()
         numbers = f"{info.dtype} {info.quantization} {info.kv_dtype}"
@@ -129,7 +131,10 @@ class Service:
         info, stats = self.engine.info, self.engine.stats
         context, device, size = (info.max_model_len, info.device, info.block_size) if info is not None else (0, "", 0)
         cached, capacity = stats.blocks_used * size, stats.blocks_total * size
-        return Head(id, int(time.time()), self.fingerprint, context, device, path, headers, query, cached, capacity)
+        advice = self._language.advice if self._language is not None else {}
+        return Head(
+            id, int(time.time()), self.fingerprint, context, device, path, headers, query, cached, capacity, advice
+        )
 
     def facts(self) -> Facts:
         cards = [self.card(name) for name in self.names]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -173,6 +174,7 @@ class Instance:
         """Listen for gRPC as well, if that is wanted: the addresses. Raises OSError."""
         if not self.options.grpc:
             return []
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
         from parley.server.rpc import Port  # needs packages that nothing else needs
 
         self._rpc = Port(self.service)
@@ -197,6 +199,8 @@ class Instance:
                     info = loading.result()
                 except FAILURES as error:
                     return str(error)
+                gc.collect()
+                gc.freeze()  # what is there now stays; requests would wait while it is looked through for garbage
                 banner.say(banner.ready(info, time.monotonic() - started))
                 await asyncio.wait({stop, watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             return watching.result() if watching.done() else ""

@@ -42,6 +42,7 @@ class Tally:
         self._submitted = time.perf_counter()
         self._usage = usage
         metrics = self._metrics
+        metrics.prepared.observe(self._submitted - self._arrived)
         metrics.prompt_length.observe(usage.prompt_tokens)
         metrics.choices.observe(request.n)
         if request.stop.max_tokens is not None:
@@ -52,6 +53,7 @@ class Tally:
         if not self._first:
             self._first = now
             self._began = self._submitted + waited
+            self._metrics.waited.observe(waited)
             self._metrics.queued.observe(self._began - self._arrived)
             self._metrics.prefill.observe(now - self._began)
             self.note.first_token = now - self._arrived
@@ -72,11 +74,11 @@ class Tally:
         began = self._began or now
         return Timings(now - self._arrived, self._submitted - self._arrived, began - self._submitted, now - began)
 
-    def close(self, delivered: int, left: int, *, failed: bool) -> None:
-        """Nothing more comes. ``delivered`` tokens in all; ``left`` choices never ended."""
+    def close(self, lengths: list[int], left: int, *, failed: bool) -> None:
+        """Nothing more comes. ``lengths``: tokens delivered of each choice; ``left`` choices never ended."""
         if not self._submitted:
             return
-        now, metrics, usage = time.perf_counter(), self._metrics, self._usage
+        now, metrics, usage, delivered = time.perf_counter(), self._metrics, self._usage, sum(lengths)
         self.note.prompt_tokens, self.note.completion_tokens = usage.prompt_tokens, delivered
         if left:
             self.note.finish = "error" if failed else "abort"
@@ -85,6 +87,8 @@ class Tally:
         metrics.cached.add(usage.cached_tokens)
         metrics.whole.observe(now - self._arrived)
         metrics.output_length.observe(delivered)
+        metrics.longest_output.observe(max(lengths, default=0))
+        metrics.computed_length.observe(usage.prompt_tokens - usage.cached_tokens)
         if self._first:
             metrics.inference.observe(now - self._began)
             metrics.decode.observe(now - self._first)

@@ -13,8 +13,9 @@ from parley.types import Chat, Prompt, Text
 
 from .regions import PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, read_json
 
+ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 PROBE = 32  # characters per token: what is longer than so many for each token allowed is probed before it is read
 
 
@@ -28,10 +29,14 @@ class Prepared:
 
 
 class Language:
-    """All that one model needs to read prompts: its tokenizer, its chat template, the markup of its family."""
+    """All that one model needs to read prompts: its tokenizer, its chat template, the markup of its family.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
+    ``advice``: how its makers would sample from it, as far as they say.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, advice: dict[str, float] | None = None):
         self.tokenizer = tokenizer
+        self.advice = advice or {}
         self.template = template
         self.markup = detect(template.text)
 
@@ -39,7 +44,7 @@ class Language:
     def load(cls, folder: str | Path) -> Language:
         """From a model folder in Hugging Face format. Raises BadTokenizer."""
         tokenizer = Tokenizer.load(folder)
-        return cls(tokenizer, ChatTemplate.load(folder, tokenizer))
+        return cls(tokenizer, ChatTemplate.load(folder, tokenizer), _advice(Path(folder)))
 
     def prepare(self, prompt: Prompt, limit: int | None = None, last: int | None = None) -> Prepared:
         """Render and encode. Takes long for a long prompt (run it in a thread). Raises BadRequest.
@@ -89,3 +94,9 @@ class Language:
                 return ids[-count:]
             size *= PROBE
         return self.tokenizer.encode(text, special)[-count:]
+
+
+def _advice(folder: Path) -> dict[str, float]:
+    """What generation_config.json says of sampling, where it is a number. Raises BadTokenizer."""
+    said = read_json(folder / "generation_config.json")
+    return {name: said[name] for name in ADVICE if isinstance(said.get(name), int | float) and said[name] is not True}

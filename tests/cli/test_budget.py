@@ -68,3 +68,4 @@ def test_a_server_at_work_has_loaded_neither_torch_nor_transformers(tiny, tmp_pa
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert {"parley", "starlette", "uvicorn", "tokenizers", "msgspec"} <= loaded, loaded
     assert not loaded & {"torch", "transformers"}
+    assert not loaded & {"grpc", "google"}  # only --grpc-port needs them

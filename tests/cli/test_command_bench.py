@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outside import send, stream
 
-from parley.commands.load import Sample, Shape, _events, percentile, summary
+from parley.commands.apis import APIS, Shape, events
+from parley.commands.load import Sample, percentile, summary
 
 EVENT = b'{"choices":[{"text":"a"}]}'
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}}'
@@ -32,6 +33,39 @@ def test_lengths_are_exact_and_every_request_is_counted(parley, url):
             assert 0 <= result[key]["p50"] <= result[key]["p99"]
         assert result["ttft_ms"]["p50"] <= result["latency_ms"]["p50"]
         assert math.isclose(result["output_tokens_per_second"], 35 / result["seconds"], rel_tol=0.02)
+
+
+@pytest.mark.parametrize("api", sorted(APIS))
+def test_every_api_has_the_same_lengths(parley, url, api):
+    shape = ("--prompt-len", "40", "--output-len", "5", "--shared-prefix", "8", "--requests", "4", "--concurrency", "2")
+    done = parley("bench", "--url", url, "--api", api, *shape, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    assert (result["api"], result["requests"], result["errors"], result["short"]) == (api, 4, 0, 0)
+    assert (result["prompt_tokens"], result["output_tokens"]) == (4 * 40, 4 * 5)
+    assert 0 <= result["ttft_ms"]["p50"] <= result["latency_ms"]["p50"]
+    assert result["tpot_ms"]["p50"] is not None
+
+
+@pytest.mark.parametrize(
+    ("api", "told", "why"),
+    [
+        ("tgi", [b'{"token":{},"generated_text":null,"details":null}'], "the connection was closed"),
+        ("tgi", [b'{"error":"It broke.","error_type":"generation"}'], "It broke."),
+        ("triton", [b'{"text_output":"a","num_output_tokens":1,"finish_reason":"None"}'], "the connection was closed"),
+        ("triton", [b'{"error":"It broke."}'], "It broke."),
+        ("chat", [b'{"choices":[{"delta":{"content":"a"}}]}'], "the connection was closed"),
+    ],
+)
+def test_an_incomplete_stream_is_seen_in_every_api(api, told, why):
+    sample = Sample(0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in told))])
+    sample.read(APIS[api])
+    assert sample.error.startswith(why)
+
+
+def test_a_frame_that_leaves_no_room_is_told(parley, url):
+    done = parley("bench", "--url", url, "--api", "chat", "--prompt-len", "3")
+    assert done.returncode == 1 and "make them longer" in done.stderr
 
 
 def test_the_table_has_one_line_per_concurrency(parley, url):
@@ -116,8 +150,8 @@ def test_events_are_the_same_however_the_bytes_are_cut(lines, cuts):
         step = cuts[len(pieces) % len(cuts)]
         pieces.append((float(start), data[start : start + step]))
         start += step
-    whole = [event for _, event in _events([(0.0, data)])]
-    cut = list(_events(pieces))
+    whole = [event for _, event in events([(0.0, data)])]
+    cut = list(events(pieces))
     assert [event for _, event in cut] == whole and len(whole) == len(lines)
     assert [when for when, _ in cut] == sorted(when for when, _ in cut)
 

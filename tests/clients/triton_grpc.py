@@ -98,7 +98,10 @@ class Stream:
                 continue
             response = result.get_response()
             texts.setdefault(response.id, []).append(result.as_numpy("text_output")[0].decode())
-            count -= response.parameters["triton_final_response"].bool_param
+            final = response.parameters["triton_final_response"].bool_param
+            told = result.get_response(as_json=True)["parameters"]["triton_final_response"]
+            assert told == {"bool_param": final}, told  # LangChain's client looks for it there
+            count -= final
         return texts, errors
 
 

@@ -70,6 +70,18 @@ def test_output_is_cut_to_what_fits(read):
     assert read(max_tokens=256).request.stop.max_tokens == 256
 
 
+def test_defaults_are_those_of_the_models_makers(read):
+    advice = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.05,
+              "max_new_tokens": 64}  # fmt: skip
+    head = Head(HEAD.id, 1700000000, "fp_1", context=256, headers=JSON, advice=advice)
+    request = read(head, top_p=None, temperature=0, max_tokens=100).request
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0, 20, 0.9, 0.1)
+    assert sampling.repetition_penalty == 1.05 and request.stop.max_tokens == 64
+    assert read(head, max_tokens=5).request.stop.max_tokens == 5
+    assert read(head).request.stop.max_tokens == (64 if read is talk else 16)
+
+
 def test_types_are_lax(read):
     request = read(n="2", temperature="0.5", top_k=True, seed="7", stream="yes", ignore_eos=1, max_tokens="5.0").request
     assert (request.n, request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (2, 0.5, 1, 7)
@@ -440,9 +452,10 @@ def test_usage_in_every_chunk(read):
     token = Token(5, "a", b"a")
     data = reply.chunk([Accepted(0, [1] * 11)])
     data += reply.chunk([Delta(0, "a", tokens=[token])]) + reply.chunk([Delta(0, "bc", tokens=[token, token])])
-    data += reply.chunk([Done(0, "stop", USAGE)])
+    data += reply.chunk([Delta(0, "", tokens=[token]), Done(0, "stop", USAGE)])
     got = [chunk["usage"]["completion_tokens"] for chunk in chunks(data)]
-    assert got in ([0, 1, 3, 3], [1, 3, 3])  # a chat has an opening
+    assert got in ([0, 1, 3, 4], [1, 3, 4])  # a chat has an opening
+    assert chunks(data)[-1]["choices"][0].get("delta", {}) == {}
     assert list(chunks(data)[-1]["usage"]) == [
         "prompt_tokens", "total_tokens", "completion_tokens", "completion_tokens_details"
     ]  # fmt: skip

@@ -132,6 +132,41 @@ def test_rope_write(rotary, norm):
     assert ((got - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 4),
+    vocab=st.one_of(st.integers(1, 300), st.sampled_from([1000, 4096, 70_001])),
+    count=st.integers(1, 300),
+    kind=st.sampled_from(["ties", "noise", "holes"]),
+    seed=st.integers(0, 99),
+)
+def test_the_largest_logits(form, rows, vocab, count, kind, seed):
+    logits = noise(rows, vocab, seed=seed, dtype=torch.float32)
+    if kind == "ties":
+        logits = (logits * 5).round()
+    if kind == "holes":
+        logits[:, ::2] = float("-inf")
+    values, ids = native.argmax(logits)
+    order = logits.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, order.values[:, 0]) and torch.equal(ids, order.indices[:, 0])
+    values, ids = native.top_k(logits, count)
+    assert torch.equal(values, order.values[:, :count]) and torch.equal(logits.gather(1, ids), values)
+    assert all(len(set(row)) == min(count, vocab) for row in ids.tolist())
+    if form != "off":  # torch's takes any of several equal ones
+        assert torch.equal(ids, order.indices[:, :count])
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 1000])
+def test_what_is_not_a_number_is_the_largest_logit(vocab):
+    logits = noise(3, vocab, dtype=torch.float32)
+    logits[1, 3] = logits[1, vocab - 1] = float("nan")
+    logits[1, 0] = logits[2, 4] = float("inf")
+    values, ids = native.argmax(logits)
+    assert values[1].isnan() and ids.tolist()[1:] == [3, 4] and not values[0].isnan()
+    values, ids = native.top_k(logits, 3)
+    assert {3, vocab - 1} <= set(ids[1].tolist()) and ids[2, 0] == 4
+
+
 # --- attention ------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from parley.core.sequence import Sequence
-from parley.model.draw import GOLDEN, best, draw, draw_cut, draw_typical, mix, top, uniform
+from parley.model.draw import GOLDEN, draw, draw_cut, draw_typical, mix, uniform
 from parley.model.sampler import Sampler
 from parley.model.score import score
 from parley.types import Sampling, Work
@@ -298,19 +298,6 @@ def test_exponentials_do_not_depend_on_where_they_stand():
             assert torch.equal(x[first : first + length].clone().exp(), whole[first : first + length])
     assert torch.equal(x[::3].exp(), whole[::3])
     assert torch.equal(x[:100_000].view(100, 1000)[:, 3:701].exp(), whole[:100_000].view(100, 1000)[:, 3:701])
-
-
-@given(st.integers(1, 400), st.integers(1, 30), st.integers(0, 99))
-@settings(deadline=None)
-def test_the_best_tokens(vocab, count, seed):
-    logits = torch.randint(-20, 20, (3, vocab), generator=torch.Generator().manual_seed(seed)).float()
-    logits[0, ::2] = float("-inf")
-    assert best(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
-    count = min(count, vocab)
-    values, ids = top(logits, count)
-    assert values.tolist() == [sorted(row, reverse=True)[:count] for row in logits.tolist()]
-    assert torch.equal(logits.gather(1, ids), values)
-    assert all(len(set(row)) == count for row in ids.tolist())
 
 
 @given(st.sampled_from([1, 5, 70, 900]), st.integers(0, 25), st.integers(0, 99), st.booleans())

@@ -84,7 +84,8 @@ class Connection:
 def request(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(data)}"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    given = {"content-type": "application/json"} if body is not None and "content-type" not in (headers or {}) else {}
+    lines += [f"{name}: {value}" for name, value in (given | (headers or {})).items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 

@@ -182,6 +182,22 @@ async def test_errors_keep_their_layers(served):
     assert (nowhere.status, nowhere.body) == (404, b"")
 
 
+async def test_a_body_must_be_called_json(served):
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
+    for kind, status in (
+        ("application/json; charset=utf-8", 200),
+        ("application/vnd.x+json", 200),
+        ("text/json", 415),
+        ("application/x-www-form-urlencoded", 415),
+    ):
+        headers = {"content-type": kind}
+        assert (await served.call("POST", "/tgi/generate", body, headers)).status == status
+        assert (await served.call("POST", "/generate", body, headers)).status == 200
+    answer = await served.call("POST", "/tgi/v1/chat/completions", HELLO, {"content-type": "text/plain"})
+    assert (answer.status, answer.headers["content-type"]) == (415, "text/plain; charset=utf-8")
+    assert answer.body == b"Expected request with `Content-Type: application/json`"
+
+
 async def test_a_full_server(serve):
     served = await serve(max_batch=1, max_queue=0)
     served.engine.gate.clear()

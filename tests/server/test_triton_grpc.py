@@ -7,7 +7,10 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from served import HELLO, Served
+from test_fuzz import BODIES, run
 from test_routes import value
 from test_start import Process
 
@@ -54,8 +57,8 @@ def request(text: str = "a b c", model: str = "tiny", id: str = "", stream: bool
     made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
     made.inputs.add(name="exclude_input_in_output", datatype="BOOL", shape=[1], contents={"bool_contents": [True]})
     kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-    for name, given in parameters.items():
-        setattr(made.parameters[name], kinds[type(given)], given)
+    for name, setting in parameters.items():
+        setattr(made.parameters[name], kinds[type(setting)], setting)
     return made
 
 
@@ -319,7 +322,7 @@ async def test_a_client_that_does_not_read_is_cut(dial):
 
 
 def statuses(served: Served) -> str:
-    return "".join(served.service.metrics.calls.lines(""))
+    return " ".join(served.service.metrics.calls.counts)
 
 
 # -- who may call, and when
@@ -366,6 +369,24 @@ async def test_before_and_after_loading(dial):
     unknown.cancel()
 
 
+@pytest.mark.parametrize("patience", [20.0, 0.05])
+async def test_a_server_that_ends_lets_streams_end(dial, patience):
+    calls = await dial(tick=0.005, drain=patience)
+    stream = calls.stream()
+    await stream.write(request(id="7", stream=True, max_tokens=100).SerializeToString())
+    await stream.read()
+    draining = asyncio.create_task(calls.served.service.drain())
+    await calls.served.until(lambda: calls.served.service.draining)
+    assert (await refused(calls.infer()))[0] == "UNAVAILABLE"
+    while not final(answer := await stream.read()):
+        assert not answer.error_message
+    assert ("shutting down" in answer.error_message) is (patience < 1)
+    await stream.done_writing()
+    await draining
+    await calls.port.stop(5)
+    assert await stream.code() == grpc.StatusCode.OK
+
+
 async def test_when_all_places_are_taken(dial):
     calls = await dial(max_batch=1, max_queue=1)
     calls.served.engine.gate.clear()
@@ -402,6 +423,7 @@ async def test_what_is_counted(dial):
     calls = await dial()
     await calls.infer()
     await refused(calls.infer(model="other"))
+    await refused(calls.infer(temperature=-1.0))
     stream = calls.stream()
     await stream.write(request(stream=True).SerializeToString())
     await stream.done_writing()
@@ -412,8 +434,9 @@ async def test_what_is_counted(dial):
     assert counts.inference_count == http["inference_count"] == 3
     assert counts.inference_stats.success.ns == http["inference_stats"]["success"]["ns"] > 0
     page = (await calls.served.get("/metrics")).body.decode()
-    assert value(page, 'parley:grpc_responses_total{model_name="tiny",engine="0",status="NOT_FOUND"}') == 1
+    assert value(page, 'parley:grpc_responses_total{model_name="tiny",status="NOT_FOUND"}') == 1
     assert value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
+    assert value(page, 'tgi_request_failure{err="validation"}') == 1
 
 
 async def test_lines_of_the_log(dial, caplog):
@@ -453,10 +476,66 @@ async def test_a_server_with_both_ports(folder):
         await idle.read()
         taken = Process(folder, "--grpc-port", address.rpartition(":")[2])
         assert await asyncio.to_thread(taken.end) == 1
-        assert "cannot listen on 127.0.0.1 port" in "".join(taken.lines)
+        assert "".join(taken.lines).startswith("parley: cannot listen on 127.0.0.1 port")
         process.process.terminate()
         assert await asyncio.to_thread(process.end) == 0  # a stream in which nothing happens holds nobody up
         assert (await refused(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
+
+
+ODD = "INVALID_ARGUMENT", "NOT_FOUND", "INTERNAL"
+TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
+PIECES = [  # bytes of messages behind one another are a message with the members of all
+    infer.REQUEST(**members).SerializeToString()
+    for members in (
+        {"model_name": "tiny"},
+        {"id": "7"},
+        {"model_version": "1"},
+        {"inputs": [TENSOR]},
+        {"inputs": [TENSOR | {"contents": {"bytes_contents": [b"a"]}}]},
+        {"inputs": [{"name": "stream", "datatype": "BOOL", "shape": [1]}]},
+        {"raw_input_contents": [b"\x01\x00\x00\x00a"]},
+        {"raw_input_contents": [b"\x01"]},
+        {"outputs": [{"name": "text_output"}]},
+        {"parameters": {"max_tokens": {}}},
+        {"parameters": {"top_k": {"int64_param": -1}}},
+        {"parameters": {"n": {"bool_param": True}}},
+    )
+]
+
+
+async def test_no_bytes_are_too_odd(dial):
+    calls = await dial(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await calls.served.control()
+
+    @settings(max_examples=BODIES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(parts=st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=7))
+    async def send(parts):
+        try:
+            await calls.send("ModelInfer", b"".join(parts))
+        except grpc.aio.AioRpcError as error:
+            assert error.code().name in ODD, (parts, error)
+            assert error.details() and "server had an error" not in error.details(), parts
+
+    await run(send)
+    await calls.served.idle()
+    assert await calls.served.control() == before
+
+
+async def test_what_is_huge_is_refused_at_once(dial):
+    calls = await dial()
+    long = "\u9ad4" * 100_000
+    asked = [request(id=long, temperature=-1.0), request(model=long), request(**{long: 1, "temperature": -1.0})]
+    for name, shape in ((long, [1]), ("text_input", [2**40, 2**40]), ("text_input", [1] * 100_000)):
+        asked.append(infer.REQUEST(model_name="tiny"))
+        contents = {"bytes_contents": [b"a"]}
+        asked[-1].inputs.add(name=name, datatype="BYTES", shape=shape, contents=contents)
+    asked.append(request(stop="x" * 100_000))
+    asked.append(request())
+    asked[-1].model_version = "9" * 100_000
+    for message in asked:
+        code, sentence = await refused(calls.send("ModelInfer", message.SerializeToString()))
+        assert code in ("INVALID_ARGUMENT", "NOT_FOUND") and len(sentence) < 1000
+    assert said(await calls.infer())
 
 
 async def test_the_control_request_is_the_same_as_ever(dial):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from models import write_tokenizer
 from tiny_tokenizers import byte_level, word_level
 
 from parley.demo.template import CHAT_TEMPLATE
@@ -106,6 +109,24 @@ def test_a_prompt_with_the_places_of_its_tokens() -> None:
     assert (text, ids) == (speaker.template.render(chat), speaker.prepare(chat).token_ids)
     assert speaker.spell(Tokens([4, 5])) == ("", [4, 5], [(0, 0), (0, 0)])
     assert speaker.spell(Text("a\ud800"))[1] == speaker.tokenizer.encode("a\ufffd")
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (None, {}),
+        ({"temperature": 0.6, "top_k": 20, "do_sample": True, "top_p": None, "min_p": "0.1", "eos_token_id": 2},
+         {"temperature": 0.6, "top_k": 20}),
+        ({"repetition_penalty": True, "max_new_tokens": 64}, {"max_new_tokens": 64}),
+    ],
+)  # fmt: skip
+def test_what_the_models_makers_advise(
+    tmp_path: Path, said: dict[str, object] | None, advice: dict[str, float]
+) -> None:
+    write_tokenizer(tmp_path)
+    if said is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert Language.load(tmp_path).advice == advice
 
 
 def test_no_template_is_the_clients_mistake() -> None:

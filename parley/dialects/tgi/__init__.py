@@ -7,13 +7,15 @@ OpenAI's; TGI's flavour of it is where TGI is alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Dialect, Route
+from parley.dialects.dialect import Answer, Dialect, Head, Reply, Route
 from parley.dialects.tgi import chat, completions, document, generate, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, Rules
 
 INPUTS = ("inputs",)
+Read = Callable[[Rules, bytes, Head], Reply | Answer]
 
 
 def _dialect(rules: Rules) -> Dialect:
@@ -24,23 +26,34 @@ def _dialect(rules: Rules) -> Dialect:
         error=shared.error,
         routes=(
             *_common(rules),
-            Route("POST", "/vertex", "generate", read=partial(vertex.read, rules)),
+            _generate("/vertex", vertex.read, rules),
             Route("POST", "/tokenize", "tokenize", read=tokens.tokenize, write=tokens.tokenized, claims=INPUTS),
             Route("POST", "/chat_tokenize", "tokenize", read=tokens.chat_tokenize, write=tokens.chat_tokenized),
-            Route("POST", "/v1/chat/completions", "generate", read=partial(chat.read, rules)),
-            Route("POST", "/v1/completions", "generate", read=partial(completions.read, rules)),
+            _generate("/v1/chat/completions", chat.read, rules),
+            _generate("/v1/completions", completions.read, rules),
             Route("GET", "/v1/models", "models", write=tokens.models),
         ),
     )
 
 
+def _generate(path: str, read: Read, rules: Rules, claims: tuple[str, ...] = ()) -> Route:
+    """A route that generates. The original looks at the kind of a body before anything else."""
+
+    def typed(body: bytes, head: Head) -> Reply | Answer:
+        if rules.strict and not shared.is_json(head.headers.get(b"content-type", b"")):
+            return Answer(415, shared.MISLABELLED, shared.PLAIN)
+        return read(rules, body, head)
+
+    return Route("POST", path, "generate", read=typed, claims=claims)
+
+
 def _common(rules: Rules) -> tuple[Route, ...]:
     """What every version has."""
     return (
-        Route("POST", "/", "generate", read=partial(generate.either, rules), claims=INPUTS),
-        Route("POST", "/generate", "generate", read=partial(generate.whole, rules), claims=INPUTS),
-        Route("POST", "/generate_stream", "generate", read=partial(generate.stream, rules), claims=INPUTS),
-        Route("POST", "/invocations", "generate", read=partial(generate.invoked, rules), claims=INPUTS),
+        _generate("/", generate.either, rules, INPUTS),
+        _generate("/generate", generate.whole, rules, INPUTS),
+        _generate("/generate_stream", generate.stream, rules, INPUTS),
+        _generate("/invocations", generate.invoked, rules, INPUTS),
         Route("GET", "/info", "info", write=partial(tokens.info, rules)),
         Route("GET", "/", "health"),
         Route("GET", "/health", "health"),

@@ -43,6 +43,7 @@ F32 = 3.4028234663852886e38
 
 SPOKEN = "3.3.7"  # the version of the original whose API this is; clients tell from it what they may ask for
 PLAIN = b"text/plain; charset=utf-8"
+MISLABELLED = b"Expected request with `Content-Type: application/json`"
 encode = msgspec.json.Encoder().encode
 
 
@@ -220,6 +221,12 @@ def _words(error: BadRequest) -> str:
         f"`inputs` tokens + `max_new_tokens` must be <= {error.limit}. "
         f"Given: {error.prompt} `inputs` tokens and {error.requested} `max_new_tokens`"
     )
+
+
+def is_json(kind: bytes) -> bool:
+    """Does a header ``content-type`` say that the body is JSON?"""
+    main, _, sub = kind.partition(b";")[0].strip().lower().partition(b"/")
+    return main == b"application" and (sub == b"json" or sub.endswith(b"+json"))
 
 
 def reason(done: Done, limit: int | None) -> str:

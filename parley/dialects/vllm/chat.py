@@ -30,12 +30,13 @@ class ChatReply(chat.ChatReply):
 
     def __init__(self, body: Fields, head: Head):
         counted = "max_completion_tokens" if body.has("max_completion_tokens") else "max_tokens"
-        requests.check(body, head, max_tokens=counted)
+        requests.check(body, head, counted=counted, least=1)
         requests.check_chat(body)
         super().__init__(body, head)
+        self.request.stop = requests.cap(self.request.stop, head)
         self._name = requests.name(head, self._name)
         self._echoes = body.boolean("echo", False)
-        self._plain = not (self._ids or self._continuous) and self.request.want.logprobs is None
+        self._wants_tokens = self._ids or self.request.want.logprobs is not None
         if self._echoes and self.request.want.prompt_logprobs is None and not self.request.stream:
             self.request.want = shared.scored(self.request.want)
 
@@ -76,14 +77,17 @@ class ChatReply(chat.ChatReply):
 
     def _say(self, delta: Delta | None, done: Done | None) -> bytes:
         """The chunks of some new output, of the end of a choice, or of both."""
-        if delta is not None and done is None and self._plain and delta.part == "content" and delta.text:
+        plain = not (self._wants_tokens or self._continuous)
+        if delta is not None and done is None and plain and delta.part == "content" and delta.text:
             return self._before_chunk() + CONTENT % (delta.index, shared.encode(delta.text)) + b"]}\n\n"
         told = [] if delta is None else self._deltas(delta)
         tokens = [] if delta is None else delta.tokens
-        if not told and (tokens and not self._plain):
-            told = [{"content": ""}]
-        if done is not None and not told:
+        if not told and done is not None:
             told = [{}]
+        elif not told and tokens and self._wants_tokens:
+            told = [{"content": ""}]
+        if not told and delta is not None:
+            self._choices[delta.index].given += len(tokens)
         frames = []
         for number, piece in enumerate(told):
             last = number == len(told) - 1

@@ -32,6 +32,7 @@ class CompletionReply(completions.CompletionReply):
         requests.check_prompt(body)
         requests.check(body, head)
         super().__init__(body, head)
+        self.request.stop = requests.cap(self.request.stop, head)
         self._name = requests.name(head, self._name)
         self._plain = not (self._ids or self._continuous) and self.request.want.logprobs is None
         self._opened: set[int] = set()

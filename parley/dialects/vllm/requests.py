@@ -8,16 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import msgspec
+
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai.constraints import KINDS
-from parley.dialects.openai.shared import Rules
+from parley.dialects.openai.shared import MAX_TOKENS, Rules
+from parley.dialects.parameters import MAX_N
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import SCORES, WORDS, named, unstopped, unsupported_media
 from parley.errors import BadRequest, Invalid, excerpt
+from parley.types import Stop
 
 MAX_STOPS = 4
 MAX_ID = 128  # characters of an id that a header gives
+CAP = "max_new_tokens"  # of a model's advice, what is no default of a member
 GREEDY = 1e-5  # a temperature below it is 0
 RULES = Rules(roles=(), reserve=1, best_of=False)
 UNTRUSTED_TEMPLATE = (
@@ -35,7 +40,8 @@ R = TypeVar("R", bound=Reply)
 def read(make: Callable[[Fields, Head], R], body: bytes, head: Head) -> R | Answer:
     """The reply to a body. What the original's engine refuses is told inside a stream. Raises BadRequest."""
     check_type(head)
-    fields = decode(body, WORDS)
+    advice = {name: value for name, value in head.advice.items() if name != CAP}
+    fields = decode(body, WORDS).over(advice)
     try:
         return make(fields, head)
     except Invalid as error:
@@ -51,32 +57,33 @@ def check_type(head: Head) -> None:
         raise unsupported_media()
 
 
-def check(body: Fields, head: Head, *, max_tokens: str = "max_tokens") -> None:
-    """Rules for all that generates; ``max_tokens`` is the member that counts. Raises BadRequest."""
-    fault = next(_faults(body, head, max_tokens), None)
+def check(body: Fields, head: Head, *, counted: str = "max_tokens", least: int = 0) -> None:
+    """Rules for all that generates. ``counted``: which member says how many tokens, at ``least``. Raises BadRequest."""
+    fault = next(_faults(body, head, counted, least), None)
     if fault is not None:
         raise fault
 
 
-def _faults(body: Fields, head: Head, counted: str) -> Iterator[BadRequest]:
+def _faults(body: Fields, head: Head, counted: str, least: int) -> Iterator[BadRequest]:
     stops = body.raw("stop")
     if isinstance(stops, list) and len(stops) > MAX_STOPS:
         yield unstopped(stops, MAX_STOPS)
     if body.number("top_p", 1.0, 0, 1) == 0:
         yield named("top_p must be in (0, 1], got 0.0.", "top_p", 0.0)
-    n = body.integer("n", 1)
-    if n > 1 and 0 <= body.number("temperature", 1.0) < GREEDY and not body.boolean("use_beam_search", False):
+    n = body.integer("n", 1, 1, MAX_N)
+    if n > 1 and body.number("temperature", 1.0, 0, 2) < GREEDY and not body.boolean("use_beam_search", False):
         yield Invalid(f"n must be 1 when using greedy sampling, got {n}.")
-    wanted = body.integer(counted, None)
+    wanted = body.integer(counted, None, least, MAX_TOKENS)
     if wanted is not None and head.context and wanted > head.context:
         sentence = f"{counted}={wanted} cannot be greater than max_model_len={head.context}."
         yield named(f"{sentence} Please request fewer output tokens.", counted, wanted)
-    least = body.integer("min_tokens", 0)
-    if wanted is not None and 0 < wanted < least:
-        yield Invalid(f"min_tokens must be less than or equal to max_tokens={wanted}, got {least}.")
+    minimum = body.integer("min_tokens", 0, 0, MAX_TOKENS)
+    if wanted is not None and 0 < wanted < minimum:
+        yield Invalid(f"min_tokens must be less than or equal to max_tokens={wanted}, got {minimum}.")
     if body.has("allowed_token_ids") and not body.raw("allowed_token_ids"):
         yield body.empty("allowed_token_ids", "array")
-    keys = [key for key in body.free("logit_bias") if not (key.isascii() and key.removeprefix("-").isdigit())][:8]
+    bias = body.raw("logit_bias")
+    keys = [key for key in bias if not (key.isascii() and key.isdigit())][:8] if isinstance(bias, dict) else []
     if keys:
         told = excerpt(keys, 200)
         sentence = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {told}"
@@ -122,6 +129,14 @@ def check_prompt(body: Fields) -> None:
         raise body.empty("prompt", "string")
     if body.string("suffix", ""):
         raise Invalid("suffix is only supported for models with FIM completion rendering")
+
+
+def cap(stop: Stop, head: Head) -> Stop:
+    """No more tokens than the model's makers would generate."""
+    most = head.advice.get(CAP)
+    if most is None or most < 1 or (stop.max_tokens is not None and stop.max_tokens <= most):
+        return stop
+    return msgspec.structs.replace(stop, max_tokens=max(int(most), stop.min_tokens))
 
 
 def name(head: Head, own: str) -> str:

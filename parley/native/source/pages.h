@@ -27,16 +27,6 @@ struct Layout {
   long page_bytes() const { return heads * head_bytes(); }
 };
 
-static inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
-
-static inline float largest(Vec v) {
-  float lanes[LANES];
-  put(lanes, v);
-  for (int width = LANES / 2; width; width /= 2)
-    for (int i = 0; i < width; i++) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
-  return lanes[0];
-}
-
 // Numbers of at most 127 that are, times the scale which is returned, closest to those of the row. A row with anything
 // in it that is not finite has a scale that is none either.
 static inline float quantise(const bf16* row, long count, int8_t* to) {

@@ -1,6 +1,8 @@
 // What is done to each row between the linear layers, in one pass over it: norms, SiLU, rotation and the way to the pages.
 // A row is computed by one thread and in one order, so it depends on nothing but itself.
+#include <algorithm>
 #include <cmath>
+#include <memory>
 
 #include "pages.h"
 
@@ -20,16 +22,79 @@ template <class F> float inverse_rms(long width, float eps, F at) {
   return 1.f / std::sqrt(sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / width + eps);
 }
 
+// Where rows go: to memory as they are, or as int8 for a linear layer (see int8.cpp), their length filled up to a multiple
+// of 4. int8 is made of what a row is in bf16, so that it is the same in one pass and in two.
+struct Out {
+  bf16* plain;  // [M, width], or null
+  int8_t* values;
+  float* scales;
+  int32_t* excess;
+};
+
+constexpr float LEAST = 0x1p-100f;  // a row whose largest number is below is zero: its reciprocal would be beyond fp32
+
+// values = row / scale, to the nearest, ties to even; scale = the largest absolute value / 127. A row that holds what is
+// not a number, or infinite, gets zeros and a scale that is not a number.
+void quantise_row(const bf16* row, long width, int8_t* values, float* scale, int32_t* excess) {
+  Bits most[4] = {};
+  for (long i = 0; i < width; i += LANES) {
+    // Among numbers without sign the order of bits is that of values, and a NaN is the largest.
+    Bits size = (Bits)load(row + i, width - i) & 0x7fffffff, &other = most[i / LANES % 4];
+    other = size > other ? size : other;
+  }
+  uint32_t largest = 0, lanes[4][LANES];
+  memcpy(lanes, most, sizeof lanes);
+  for (auto& each : lanes)
+    for (uint32_t lane : each) largest = std::max(largest, lane);
+  float top;
+  memcpy(&top, &largest, sizeof top);
+  bool sound = largest < 0x7f800000;
+  *scale = sound ? top / 127 : __builtin_nanf("");
+  float inverse = sound && top >= LEAST ? 127 / top : 0;
+  long padded = (width + 3) / 4 * 4;
+  Ints sums[2] = {};
+  for (long i = 0; i < padded; i += LANES) {
+    Vec v = sound && i < width ? load(row + i, width - i) : Vec{};
+    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
+    Ints near = (Ints)(v * inverse + 12582912.f) - 0x4b400000;
+    sums[i / LANES % 2] += near;
+    Bytes bytes = __builtin_convertvector(near, Bytes);
+    memcpy(values + i, &bytes, std::min<long>(LANES, padded - i));
+  }
+  *excess = 128 * sum(sums[0] + sums[1]);
+}
+
+// Rows of `width` numbers that compute(m, to) writes, by a team of threads.
+template <class Compute> void write_rows(Out out, long M, long width, int threads, Compute compute) {
+  long padded = (width + 3) / 4 * 4;
+#pragma omp parallel num_threads(threads)
+  {
+    std::unique_ptr<bf16[]> row(out.plain ? nullptr : new bf16[width]);
+#pragma omp for
+    for (long m = 0; m < M; m++) {
+      compute(m, out.plain ? out.plain + m * width : row.get());
+      if (!out.plain) quantise_row(row.get(), width, out.values + m * padded, out.scales + m, out.excess + m);
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
 
-// total = residual + x, or, if x is null, the residual itself; out = RMS norm of the total times the weight [width].
-// Each [M, width]; without x nothing is written to total.
-void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* weight, bf16* out, int64_t M,
-                  int64_t width, float eps, int64_t threads) {
+// x [M, width] -> values [M, width filled up], scales [M], excess [M] = 128 times the sum of a row's values
+void quantise(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
+  long padded = (width + 3) / 4 * 4;
 #pragma omp parallel for num_threads(team(M * width, threads))
-  for (long m = 0; m < M; m++) {
+  for (long m = 0; m < M; m++) quantise_row(x + m * width, width, values + m * padded, scales + m, excess + m);
+}
+
+// total = residual + x, or, if x is null, the residual itself; out = RMS norm of the total times the weight [width].
+// Each [M, width]; without x nothing is written to total. If `plain` is null, what comes out is quantised.
+void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* weight, bf16* plain, int8_t* values,
+                  float* scales, int32_t* excess, int64_t M, int64_t width, float eps, int64_t threads) {
+  Out out{plain, values, scales, excess};
+  write_rows(out, M, width, team(M * width, threads), [=](long m, bf16* to) {
     const bf16* row = residual + m * width;
     if (x) {
       const bf16 *one = x + m * width, *other = row;
@@ -40,20 +105,21 @@ void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* 
     }
     float scale = inverse_rms(width, eps, [&](long i) { return load(row + i, width - i); });
     for (long i = 0; i < width; i += LANES)
-      store(out + m * width + i, load(row + i, width - i) * scale * load(weight + i, width - i), width - i);
-  }
+      store(to + i, load(row + i, width - i) * scale * load(weight + i, width - i), width - i);
+  });
 }
 
-// out [M, width] = silu(gate) * up of rows [gate | up]
-void silu_mul(const bf16* gate_up, bf16* out, int64_t M, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(team(M * width, threads))
-  for (long m = 0; m < M; m++) {
+// [M, width] = silu(gate) * up of rows [gate | up]; if `plain` is null, what comes out is quantised.
+void silu_mul(const bf16* gate_up, bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
+              int64_t threads) {
+  Out out{plain, values, scales, excess};
+  write_rows(out, M, width, team(M * width, threads), [=](long m, bf16* to) {
     const bf16 *gate = gate_up + 2 * m * width, *up = gate + width;
     for (long i = 0; i < width; i += LANES) {
       Vec g = load(gate + i, width - i);
-      store(out + m * width + i, g / (1.f + exp(-g)) * load(up + i, width - i), width - i);
+      store(to + i, g / (1.f + exp(-g)) * load(up + i, width - i), width - i);
     }
-  }
+  });
 }
 
 // Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads, dim] in

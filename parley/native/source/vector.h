@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
@@ -18,9 +19,13 @@ constexpr int LANES = 4;
 
 typedef uint16_t bf16;
 typedef uint32_t __attribute__((may_alias)) Pair;  // two bf16 that follow each other
+typedef uint32_t __attribute__((may_alias)) Four;  // four int8 that follow each other
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Half __attribute__((vector_size(2 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
 static inline Vec fill(float x) { return x - Vec{}; }
 static inline Bits fill(uint32_t x) { return Bits{} | x; }
@@ -51,6 +56,26 @@ static inline Vec dot(Vec c, Bits a, Bits b) {
 #else
   c = fma((Vec)(a << 16), (Vec)(b << 16), c);
   return fma((Vec)(a & 0xffff0000), (Vec)(b & 0xffff0000), c);
+#endif
+}
+
+// in each lane the sum of two products
+static inline Ints multiply(Shorts a, Shorts b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  Bits products = (Bits)(a * b);  // the caller sees to it that 16 bits hold one
+  return ((Ints)products >> 16) + ((Ints)(products << 16) >> 16);
+#endif
+}
+
+// c + the products of a lane's four signed bytes of a and unsigned bytes of b, without saturation
+static inline Ints dot(Ints c, Bits a, Bits b) {
+#if defined(__AVX512VNNI__)
+  return (Ints)_mm512_dpbusd_epi32((__m512i)c, (__m512i)b, (__m512i)a);
+#else
+  c += multiply((Shorts)(a << 8) >> 8, (Shorts)(b & 0x00ff00ff));
+  return c + multiply((Shorts)a >> 8, (Shorts)(b >> 8 & 0x00ff00ff));
 #endif
 }
 
@@ -96,11 +121,21 @@ static inline void store(float* to, Vec v, long count) {
   else memcpy(to, &v, count * sizeof(float));
 }
 
-static inline float sum(Vec v) {
-  float lanes[LANES];
+template <class V> static inline auto sum(V v) {
+  std::remove_reference_t<decltype(v[0])> lanes[LANES];
   put(lanes, v);
   for (int width = LANES / 2; width; width /= 2)
     for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+
+static inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+static inline float largest(Vec v) {
+  float lanes[LANES];
+  put(lanes, v);
+  for (int width = LANES / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
   return lanes[0];
 }
 

@@ -1,0 +1,89 @@
+"""How ``int8.cpp`` is called: linear layers on int8 weights and rows that are quantised, each with scales."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from parley.native import memory, torch_int8
+from parley.native.torch_int8 import Rows
+
+P, N = ctypes.c_void_p, ctypes.c_int64
+ARGUMENTS = {
+    "int8_size": [N, N],
+    "int8_pack": [P, P, N, N, N],
+    "int8_linear": [P, P, P, P, P, P, P, N, N, N, N, N],
+    "quantise": [P, P, P, P, N, N, N],
+}
+NUMBERS = ("int8_size",)  # what gives one
+UNIT = 4  # numbers that meet in one step: rows are filled up to a multiple of it
+
+
+@dataclass(frozen=True)
+class Int8Packed:
+    """A linear layer's weight in the order that ``int8.cpp`` describes, and the scales of its outputs."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+    out: int
+    into: int
+
+
+def pack(library: ctypes.CDLL, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> Int8Packed:
+    out, into = torch_int8.check(values)
+    values = values.contiguous()
+    packed = memory.mapped(library.int8_size(out, into), torch.uint8)
+    library.int8_pack(values.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
+    bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+    return Int8Packed(packed, scales.float().contiguous(), bias, out, into)
+
+
+def quantise(library: ctypes.CDLL, x: torch.Tensor) -> Rows:
+    x = x.contiguous()
+    count, width = x.shape
+    rows, pointers = _rows(count, width)
+    library.quantise(x.data_ptr(), *pointers, count, width, torch.get_num_threads())
+    return rows
+
+
+def multiply(library: ctypes.CDLL, x: torch.Tensor | Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
+    """Rows x [T, into], quantised or not, times the packed weight, plus bias: [T, out] of bfloat16 or float32."""
+    rows = x if isinstance(x, Rows) else quantise(library, x)
+    count, width = rows.values.shape
+    if width != packed.into + -packed.into % UNIT or rows.excess is None:
+        raise ValueError(f"rows of {width} numbers for a layer of {packed.into}")
+    y = torch.empty(count, packed.out, dtype=dtype)
+    library.int8_linear(
+        rows.values.data_ptr(),
+        rows.scales.data_ptr(),
+        rows.excess.data_ptr(),
+        packed.weight.data_ptr(),
+        packed.scales.data_ptr(),
+        0 if packed.bias is None else packed.bias.data_ptr(),
+        y.data_ptr(),
+        count,
+        packed.out,
+        width,
+        dtype == torch.float32,
+        torch.get_num_threads(),
+    )
+    return y
+
+
+def room(shape: Sequence[int], count: int, width: int, int8: bool) -> tuple[torch.Tensor | Rows, tuple[int, ...]]:
+    """Where a kernel that can quantise its result may put it, and the four pointers that tell it so."""
+    if int8:
+        rows, pointers = _rows(count, width)
+        return rows, (0, *pointers)
+    plain = torch.empty(shape, dtype=torch.bfloat16)
+    return plain, (plain.data_ptr(), 0, 0, 0)
+
+
+def _rows(count: int, width: int) -> tuple[Rows, tuple[int, int, int]]:
+    values = torch.empty(count, width + -width % UNIT, dtype=torch.int8)
+    scales, excess = torch.empty(count), torch.empty(count, dtype=torch.int32)
+    return Rows(values, scales, excess), (values.data_ptr(), scales.data_ptr(), excess.data_ptr())

@@ -1,0 +1,69 @@
+// How the product of rows and a packed weight is cut into tiles, for bf16 and int8 alike.
+//
+// Packed weights are [panels][steps][PANEL]: a panel is PANEL outputs, and a register holds for each of its lanes a step of
+// the inner dimension, which is two bf16 or four int8 that are neighbours in it. Each output is one lane's chain over the
+// steps; so neither the number of rows, nor how they are cut into tiles, nor the number of threads can change a bit.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+
+#include "tile.h"
+
+constexpr long STRETCH = 256;  // steps: a panel's part of them stays in the first cache while tiles pass
+constexpr long PASS = 512;     // rows whose sums are kept at once
+
+// sums [rows][PANEL] of one panel
+template <class T> void multiply(const Pair* x, const Pair* panel, long rows, long steps, T* sums) {
+  long tiles = (rows + TILE - 1) / TILE, stretch = tiles == 1 ? steps : std::min(steps, STRETCH), k = 0;
+  do {
+    for (long t = 0; t < tiles; t++) {
+      long first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
+      TileOf<T> run = t ? choose<false, T>(count) : choose<true, T>(count);
+      run(x + first * steps + k, steps, panel + k * PANEL, PANEL, std::min(stretch, steps - k), sums + first * PANEL, PANEL,
+          k == 0);
+    }
+    k += stretch;
+  } while (k < steps);
+}
+
+// All sums of x [M][steps] and w [panels][steps][PANEL], by a team: finish(sums [rows][PANEL], m, rows, n) gets those of
+// `rows` rows from m on and of a panel that begins with column n.
+template <class T, class Finish>
+void product(const Pair* x, const Pair* w, long M, long N, long steps, int threads, Finish finish) {
+  long panels = (N + PANEL - 1) / PANEL;
+  if (!M || !panels) return;
+  // Rows are cut into groups so that their sums fit, and so that no thread is left without work.
+  long groups = std::max((M + PASS - 1) / PASS, std::min((M + TILE - 1) / TILE, (threads + panels - 1) / panels));
+  long tasks = groups * panels;
+#pragma omp parallel num_threads(threads)
+  {
+    alignas(64) T sums[PASS * PANEL];
+    long me = omp_get_thread_num(), team = omp_get_num_threads();
+    for (long task = tasks * me / team; task < tasks * (me + 1) / team; task++) {
+      long group = task / panels, panel = task % panels;
+      long first = M * group / groups, rows = M * (group + 1) / groups - first;
+      multiply(x + first * steps, w + panel * steps * PANEL, rows, steps, sums);
+      finish(sums, first, rows, panel * PANEL);
+    }
+  }
+}
+
+// Rows of a weight, N of `width` bytes, -> [panels][steps][PANEL]. What is beyond N or fills up a last step is zero, and
+// each step has the bits of `flip` turned over.
+inline void lay(const void* w, Pair* packed, long N, long width, Pair flip, int threads) {
+  long panels = (N + PANEL - 1) / PANEL, steps = (width + 3) / 4;
+#pragma omp parallel for num_threads(threads)
+  for (long p = 0; p < panels; p++) {
+    const char* from = (const char*)w + p * PANEL * width;
+    Pair* to = packed + p * steps * PANEL;
+    long count = std::min<long>(PANEL, N - p * PANEL);
+    for (long k = 0; k < steps; k++)
+      for (long j = 0; j < PANEL; j++) {
+        Pair step = 0;
+        if (j < count && 4 * k + 4 <= width) memcpy(&step, from + j * width + 4 * k, 4);
+        else if (j < count) memcpy(&step, from + j * width + 4 * k, width - 4 * k);
+        to[k * PANEL + j] = step ^ flip;
+      }
+  }
+}

@@ -1,0 +1,124 @@
+"""The server's facts under vLLM's names, as its dashboards, autoscalers and routers ask for them. Knows no other names.
+
+Names that newer versions gave up are there too, for dashboards that did not. What cannot happen here is told as 0
+where a dashboard would have a hole otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from parley.server.metrics import Metrics, View
+from parley.server.series import Count, Distribution, header, labels, scalar
+
+Values = Callable[[View], Iterable[tuple[str, float]]]  # further labels, and the value
+
+
+def _one(read: Callable[[View], float]) -> Values:
+    return lambda view: [("", read(view))]
+
+
+def _by(label: str, read: Callable[[Metrics], Count]) -> Values:
+    return lambda view: [(labels({label: value}), count) for value, count in read(view.metrics).counts.items()]
+
+
+def _share(view: View) -> float:
+    return view.stats.blocks_used / view.stats.blocks_total if view.stats.blocks_total else 0.0
+
+
+def _waiting(view: View) -> list[tuple[str, float]]:
+    return [('reason="capacity"', view.stats.waiting), ('reason="deferred"', 0)]
+
+
+def _asleep(view: View) -> list[tuple[str, float]]:
+    return [(f'sleep_state="{state}"', state == "awake") for state in ("awake", "weights_offloaded", "discard_all")]
+
+
+def _sources(view: View) -> list[tuple[str, float]]:
+    cached = view.metrics.cached.total
+    return [
+        ('source="local_compute"', max(0.0, view.stats.prompt_tokens - cached)),
+        ('source="local_cache_hit"', cached),
+        ('source="external_kv_transfer"', 0),
+    ]
+
+
+def _cache(view: View) -> list[tuple[str, float]]:
+    """What the cache is like, as labels; nothing before the model is loaded."""
+    if view.info is None:
+        return []
+    told = {
+        "block_size": str(view.info.block_size),
+        "cache_dtype": view.info.kv_dtype,
+        "enable_prefix_caching": str(view.prefix_cache),
+        "num_cpu_blocks": "0",
+        "num_gpu_blocks": str(view.info.kv_blocks),
+    }
+    return [(labels(told), 1)]
+
+
+def _zero(view: View) -> list[tuple[str, float]]:
+    return [("", 0)]
+
+
+QUERIES, HITS = _one(lambda v: v.stats.prefix_queries), _one(lambda v: v.stats.prefix_hits)
+SHARE = _one(_share)
+
+SCALARS: tuple[tuple[str, str, str, Values], ...] = (
+    ("gauge", "num_requests_running", "Sequences in the running batch.", _one(lambda v: v.stats.running)),
+    ("gauge", "num_requests_waiting", "Sequences that wait for a place.", _one(lambda v: v.stats.waiting)),
+    ("gauge", "num_requests_waiting_by_reason", "The same, by reason.", _waiting),
+    ("gauge", "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", SHARE),
+    ("gauge", "engine_sleep_state", "1 at the state that the engine is in.", _asleep),
+    ("gauge", "cache_config_info", "What the KV cache is like.", _cache),
+    ("counter", "prompt_tokens_total", "Prompt tokens.", _one(lambda v: v.stats.prompt_tokens)),
+    ("counter", "generation_tokens_total", "Tokens generated.", _one(lambda v: v.stats.generated_tokens)),
+    ("counter", "prompt_tokens_cached_total", "Prompt tokens found in the prefix cache.",
+     _one(lambda v: v.metrics.cached.total)),
+    ("counter", "prompt_tokens_by_source_total", "Prompt tokens by where their keys and values came from.", _sources),
+    ("counter", "prefix_cache_queries_total", "Tokens looked up in the prefix cache.", QUERIES),
+    ("counter", "prefix_cache_hits_total", "Tokens found in the prefix cache.", HITS),
+    ("counter", "external_prefix_cache_queries_total", "Always 0: there is no cache outside.", _zero),
+    ("counter", "external_prefix_cache_hits_total", "Always 0: there is no cache outside.", _zero),
+    ("counter", "mm_cache_queries_total", "Always 0: there are no media.", _zero),
+    ("counter", "mm_cache_hits_total", "Always 0: there are no media.", _zero),
+    ("counter", "num_preemptions_total", "Sequences preempted.", _one(lambda v: v.stats.preemptions)),
+    ("counter", "request_success_total", "Choices that ended, by reason.",
+     _by("finished_reason", lambda m: m.finished)),
+    ("counter", "admission_rejections_total", "Requests that found no room.", _by("reason", lambda m: m.rejected)),
+    # names of older versions
+    ("gauge", "gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1 (old name).", SHARE),
+    ("gauge", "cpu_cache_usage_perc", "Always 0: nothing is swapped (old name).", _zero),
+    ("gauge", "num_requests_swapped", "Always 0: nothing is swapped (old name).", _zero),
+    ("counter", "gpu_prefix_cache_queries_total", "Tokens looked up in the prefix cache (old name).", QUERIES),
+    ("counter", "gpu_prefix_cache_hits_total", "Tokens found in the prefix cache (old name).", HITS),
+)  # fmt: skip
+
+HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
+    ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda m: m.first_token),
+    ("inter_token_latency_seconds", "Between two tokens.", lambda m: m.between_tokens),
+    ("time_per_output_token_seconds", "Between two tokens (old name).", lambda m: m.between_tokens),
+    ("request_time_per_output_token_seconds", "Mean time per token after the first.", lambda m: m.per_token),
+    ("e2e_request_latency_seconds", "From a request's arrival to its last token.", lambda m: m.whole),
+    ("request_queue_time_seconds", "From a request's arrival to its first step.", lambda m: m.queued),
+    ("request_prefill_time_seconds", "From a request's first step to its first token.", lambda m: m.prefill),
+    ("request_decode_time_seconds", "From the first token to the last.", lambda m: m.decode),
+    ("request_inference_time_seconds", "From a request's first step to its end.", lambda m: m.inference),
+    ("request_prompt_tokens", "Prompt tokens of a request.", lambda m: m.prompt_length),
+    ("request_prefill_kv_computed_tokens", "Of those, computed rather than found.", lambda m: m.computed_length),
+    ("request_generation_tokens", "Output tokens of a request.", lambda m: m.output_length),
+    ("request_max_num_generation_tokens", "Output tokens of its longest choice.", lambda m: m.longest_output),
+    ("request_params_n", "n of a request.", lambda m: m.choices),
+    ("request_params_max_tokens", "max_tokens of a request.", lambda m: m.max_tokens),
+    ("iteration_tokens_total", "Tokens of a step of the engine.", lambda m: m.step_tokens),
+)
+
+
+def told(view: View) -> str:
+    """These series as text."""
+    common = labels({"model_name": view.model, "engine": "0"})
+    parts = [scalar(kind, f"vllm:{name}", help, common, values(view)) for kind, name, help, values in SCALARS]
+    for name, help, read in HISTOGRAMS:
+        parts.append(header("histogram", f"vllm:{name}", help))
+        parts += read(view.metrics).lines(f"vllm:{name}", common, "vllm")
+    return "".join(parts)

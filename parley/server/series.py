@@ -1,0 +1,80 @@
+"""Numbers that are counted, and how Prometheus' text format writes them.
+
+Counts and distributions are all that is needed here, so they are written out rather than taken from a client library:
+one costs an addition when it is fed, and text is only made when somebody asks. They have no names: the same numbers are
+told under those of several servers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+def escape(value: str) -> str:
+    """A label's value as the format wants it."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def labels(pairs: Mapping[str, str]) -> str:
+    return ",".join(f'{name}="{escape(value)}"' for name, value in pairs.items())
+
+
+class Count:
+    """A number that only grows, one for each value of a label."""
+
+    def __init__(self, *values: str):
+        self.counts: dict[str, float] = dict.fromkeys(values, 0.0)
+
+    def add(self, amount: float = 1, value: str = "") -> None:
+        self.counts[value] = self.counts.get(value, 0.0) + amount
+
+    @property
+    def total(self) -> float:
+        return sum(self.counts.values())
+
+
+class Distribution:
+    """How often a number fell below each of some bounds. ``scales`` are several lists of bounds, by name."""
+
+    def __init__(self, **scales: Sequence[float]):
+        self.scale(**scales)
+
+    def scale(self, **scales: Sequence[float]) -> None:
+        """Begin anew with these bounds."""
+        self.sum = 0.0
+        self._scales = [(bounds, [0] * (len(bounds) + 1)) for bounds in scales.values()]
+        self._names = list(scales)
+
+    def observe(self, number: float, times: int = 1) -> None:
+        for bounds, counts in self._scales:
+            counts[bisect_left(bounds, number)] += times
+        self.sum += number * times
+
+    @property
+    def total(self) -> int:
+        """How many numbers were observed."""
+        return sum(self._scales[0][1])
+
+    def lines(self, name: str, common: str, scale: str) -> Iterator[str]:
+        bounds, counts = self._scales[self._names.index(scale)]
+        comma = "," if common else ""
+        total = 0
+        for bound, count in zip((*bounds, "+Inf"), counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{{common}{comma}le="{bound}"}} {total}\n'
+        own = f"{{{common}}}" if common else ""
+        yield f"{name}_sum{own} {self.sum:.17g}\n{name}_count{own} {total}\n"
+
+
+def header(kind: str, name: str, help: str) -> str:
+    return f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
+
+
+def scalar(kind: str, name: str, help: str, common: str, values: Iterable[tuple[str, float]]) -> str:
+    """A counter or gauge; with each value the labels that it has beside the common ones."""
+    lines = []
+    for own, value in values:
+        both = common + ("," if common and own else "") + own.removeprefix(",")
+        lines.append(f"{name}{{{both}}} {value:.17g}\n" if both else f"{name} {value:.17g}\n")
+    return header(kind, name, help) + "".join(lines)
