@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 TEXT, OURS, OTHERS, LINE = "#7a838d", "#d2691e", "#5b8fc9", "#9aa3ad"
-WIDTH, NAMES, VALUES = 760, 230, 90  # pixels: the whole picture, the names left of the bars, the numbers right of them
+WIDTH, NAMES, VALUES = 820, 290, 90  # pixels: the whole picture, the names left of the bars, the numbers right of them
 BAR, GAP, HEAD = 16, 6, 34
 
 

@@ -18,7 +18,6 @@ import torch
 
 BYTES = 1 << 30  # far beyond any cache
 SIDE = 2048  # of the matrices
-GROUP = 128  # weights that share a scale of int4
 
 
 @dataclass
@@ -53,6 +52,26 @@ def _median(action: Callable[[], object], runs: int) -> float:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """How weights are stored, in bytes per weight with its share of a scale, and in what they are multiplied."""
+
+    body: float
+    head: float
+    body_rate: str
+    head_rate: str
+
+
+KINDS = {
+    "bf16": Kind(2, 2, "bf16", "bf16"),
+    "w8a8": Kind(1, 2, "int8", "bf16"),
+    "int8": Kind(1, 1, "int8", "int8"),
+    "int4": Kind(0.5 + 2 / 128, 1, "bf16", "int8"),
+    "int8 weights": Kind(1, 1, "bf16", "bf16"),
+    "Q4_0": Kind(0.5 + 2 / 32, 1 + 2 / 32, "int8", "int8"),
+}
+
+
+@dataclass(frozen=True)
 class Size:
     """A Llama-shaped model with a tied head. ``body``: weights of its linear layers; ``head``: those of the head."""
 
@@ -73,25 +92,26 @@ class Size:
         return cls(layers * layer, hidden * config["vocab_size"], queries, layers, 4 * layers * keys)
 
     def bytes(self, kind: str) -> float:
-        """Of the weights that a step reads: ``bf16``, ``int8`` or ``int4`` linear layers, a head in bf16."""
-        return self.body * {"bf16": 2, "int8": 1, "int4": 0.5 + 2 / GROUP}[kind] + 2 * self.head
+        """Of the weights that a step reads."""
+        return self.body * KINDS[kind].body + self.head * KINDS[kind].head
 
     def decode(self, limits: Limits, kind: str, batch: int, context: float) -> float:
         """Seconds of a step of one token for each of ``batch`` sequences of so many tokens."""
         read = (self.bytes(kind) + batch * context * self.kv) / limits.bandwidth
-        return max(read, batch * (self._linear(limits, kind) + self._rest(limits, context)))
+        return max(read, batch * (self._body(limits, kind, context) + self._head(limits, kind)))
 
     def prefill(self, limits: Limits, kind: str, tokens: int, before: int = 0) -> float:
         """Seconds of a prompt of which ``before`` tokens are known; only its last token needs the head."""
-        attention = tokens * 4 * self.hidden * self.layers * (before + tokens / 2) / limits.bf16
-        operations = tokens * self._linear(limits, kind) + attention + 2 * self.head / limits.bf16
+        operations = tokens * self._body(limits, kind, before + tokens / 2) + self._head(limits, kind)
         return max(self.bytes(kind) / limits.bandwidth, operations)
 
-    def _linear(self, limits: Limits, kind: str) -> float:
-        return 2 * self.body / (limits.int8 if kind == "int8" else limits.bf16)
+    def _body(self, limits: Limits, kind: str, context: float) -> float:
+        """Seconds of a token's operations in linear layers and, in bf16, in attention over so many tokens."""
+        attention = 4 * self.hidden * self.layers * context / limits.bf16
+        return 2 * self.body / getattr(limits, KINDS[kind].body_rate) + attention
 
-    def _rest(self, limits: Limits, context: float) -> float:
-        return (2 * self.head + 4 * self.hidden * self.layers * context) / limits.bf16
+    def _head(self, limits: Limits, kind: str) -> float:
+        return 2 * self.head / getattr(limits, KINDS[kind].head_rate)
 
 
 if __name__ == "__main__":

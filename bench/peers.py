@@ -27,6 +27,7 @@ class Peer:
 
     title: str
     model: str  # a folder of MODELS: whose tokenizer the prompts come from
+    kind: str  # of limits.KINDS
     weights: Path
     loads: tuple[str, ...]
     command: Callable[[int], list[object]]
@@ -42,15 +43,15 @@ class Peer:
         return next((f"{path} is not there" for path in needed if not path.exists()), "")
 
 
-def _parley(title: str, folder: str, loads: tuple[str, ...], *flags: str, **env: str) -> Peer:
+def _parley(title: str, folder: str, kind: str, loads: tuple[str, ...], *flags: str, **env: str) -> Peer:
     def command(port: int) -> list[object]:
         serve = [sys.executable, "-m", "parley", "serve", MODELS / folder, "--name", "m", "--port", port, "--quiet"]
         return [*serve, "--kv-memory", str(KV), *flags]
 
-    return Peer(title, folder, MODELS / folder, loads, command, "/health/ready", env)
+    return Peer(title, folder, kind, MODELS / folder, loads, command, "/health/ready", env)
 
 
-def _vllm(title: str, folder: str, loads: tuple[str, ...]) -> Peer:
+def _vllm(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
     def command(port: int) -> list[object]:
         serve = [ROOT / "vllm" / "bin" / "vllm", "serve", MODELS / folder, "--served-model-name", "m", "--port", port]
         limits = ["--dtype", "bfloat16", "--max-model-len", "4096", "--max-num-seqs", "64"]
@@ -58,15 +59,15 @@ def _vllm(title: str, folder: str, loads: tuple[str, ...]) -> Peer:
         return [*serve, "--host", "127.0.0.1", *limits, "--enable-prefix-caching", *quiet]
 
     env = {
-        "LD_PRELOAD": ":".join([*_tcmalloc(), str(ROOT / "vllm" / "lib" / "libiomp5.so")]),
+        "LD_PRELOAD": ":".join([*tcmalloc(), str(ROOT / "vllm" / "lib" / "libiomp5.so")]),
         "VLLM_CPU_KVCACHE_SPACE": str(KV >> 30),
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    return Peer(title, folder, MODELS / folder, loads, command, env=env, start=60)
+    return Peer(title, folder, kind, MODELS / folder, loads, command, env=env, start=60)
 
 
-def _tcmalloc() -> list[str]:
+def tcmalloc() -> list[str]:
     """vLLM's documentation advises this allocator; it is used where it is installed."""
     cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     found = [line.rpartition("=> ")[2] for line in cache.splitlines() if "libtcmalloc_minimal.so" in line]
@@ -81,25 +82,28 @@ def _llama(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
         slots = ["--parallel", "32", "-cb", "-c", "40960"]
         return [*serve, "-t", THREADS, "-tb", THREADS, *slots, "-fa", "on", "-b", "2048", "-ub", "512", "-lv", "2"]
 
-    return Peer(title, folder, weights, loads, command)
+    return Peer(title, folder, kind, weights, loads, command)
 
 
-def _openvino(title: str, folder: str, loads: tuple[str, ...]) -> Peer:
+def _openvino(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
     python, worker = ROOT / "openvino" / "bin" / "python", Path(__file__).with_name("openvino_worker.py")
-    return Peer(title, folder, OPENVINO_MODEL, loads, lambda _: [python, worker, OPENVINO_MODEL, THREADS, KV >> 30], "")
+    return Peer(
+        title, folder, kind, OPENVINO_MODEL, loads, lambda _: [python, worker, OPENVINO_MODEL, THREADS, KV >> 30], ""
+    )
 
 
 PEERS: dict[str, Peer] = {
-    "parley-bf16": _parley("parley, bf16", "0.5b", ALL),
-    "vllm-bf16": _vllm("vLLM, bf16", "0.5b", ALL),
+    "parley-bf16": _parley("parley, bf16", "0.5b", "bf16", ALL),
+    "vllm-bf16": _vllm("vLLM, bf16", "0.5b", "bf16", ALL),
     "llama-bf16": _llama("llama.cpp, bf16", "0.5b", "bf16", ("c1",)),
-    "parley-int8": _parley("parley, W8A8", "0.5b-w8a8", ALL),
-    "vllm-w8a8": _vllm("vLLM, W8A8", "0.5b-w8a8", ALL),
-    "openvino-int8": _openvino("OpenVINO GenAI, int8 (no HTTP)", "0.5b", ("c1",)),
-    "parley-int4": _parley("parley, int4", "0.5b", ("c1",), "--quantization", "int4"),
+    "parley-w8a8": _parley("parley, W8A8", "0.5b-w8a8", "w8a8", ALL),
+    "vllm-w8a8": _vllm("vLLM, W8A8", "0.5b-w8a8", "w8a8", ALL),
+    "parley-int8": _parley("parley, int8", "0.5b", "int8", ("c1", "prefill"), "--quantization", "int8"),
+    "openvino-int8": _openvino("OpenVINO GenAI, int8 weights (no HTTP)", "0.5b", "int8 weights", ("c1",)),
+    "parley-int4": _parley("parley, int4", "0.5b", "int4", ("c1",), "--quantization", "int4"),
     "llama-q4": _llama("llama.cpp, Q4_0", "0.5b", "Q4_0", ("c1",)),
-    "torch-bf16": _parley("parley in torch forms, bf16", "0.5b", ("prefill",), PARLEY_NATIVE="off"),
-    "parley-tiny": _parley("parley", "tiny", SMALL),
-    "vllm-tiny": _vllm("vLLM", "tiny", SMALL),
+    "torch-bf16": _parley("parley in torch forms, bf16", "0.5b", "bf16", ("prefill",), PARLEY_NATIVE="off"),
+    "parley-tiny": _parley("parley", "tiny", "bf16", SMALL),
+    "vllm-tiny": _vllm("vLLM", "tiny", "bf16", SMALL),
     "llama-tiny": _llama("llama.cpp", "tiny", "bf16", ("api", "stream")),
 }

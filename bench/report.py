@@ -23,7 +23,6 @@ from targets import METER, RATE, TOKENS, TPOT, TTFT, allowed, beyond, bound, tar
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 CHART = PAGE.with_suffix(".svg")
 NOTHING = "-"
-SMALL_HEADS = ("openvino-int8", "llama-q4")  # of fewer bits than ``Size`` counts
 CHARTS = {
     "c1": (TOKENS, "tokens/s"),
     "c8": (RATE, "requests/s"),
@@ -55,11 +54,6 @@ def shown(value: float | None, scale: float = 1) -> str:
     return NOTHING if value is None else number(value * scale)
 
 
-def kind(peer: str) -> str:
-    """What linear layers are stored in, as ``limits.Size`` calls it."""
-    return "int8" if peer.endswith(("int8", "w8a8")) else "int4" if peer.endswith(("int4", "q4")) else "bf16"
-
-
 def machine(results: Results) -> str:
     """What it was measured on, with what."""
     said = [r for r in results.records if r["kind"] == "machine"][-1]
@@ -72,7 +66,8 @@ def machine(results: Results) -> str:
     lines = [
         f"Measured {said['when']}, parley at {said['parley']}: {said['cores']} cores of {said['cpu']} (family/model "
         f"{said['family']}: {said['instructions']}), {said['memory'] / 2**30:.0f} GiB, Python {said['python']}. "
-        f"vLLM {VLLM} (CPU build), llama.cpp of llama-cpp-python {LLAMA}, OpenVINO GenAI {OPENVINO}."
+        f"vLLM {VLLM} (CPU build, {'with' if said['tcmalloc'] else 'without'} tcmalloc), "
+        f"llama.cpp of llama-cpp-python {LLAMA}, OpenVINO GenAI {OPENVINO}."
     ]
     if around:
         lines.append(
@@ -114,8 +109,7 @@ def loads(results: Results, model: str) -> str:
 
         for peer, runs in sorted(found, key=rank):
             each, around = results.values(peer, load, RATE), results.limits(runs) or {}
-            alike = model == "0.5b" and peer not in SMALL_HEADS
-            best = bound(results, size, peer, load, path, kind(peer)) if alike else None
+            best = bound(results, size, peer, load, path, PEERS[peer].kind) if model == "0.5b" else None
             rows.append(
                 [
                     f"{load}: {mix.title}",
@@ -158,8 +152,8 @@ def servers(results: Results) -> str:
         if results.of("ready", peer, "seconds") is None:
             continue
         extra = None
-        if peer in ("parley-bf16", "parley-int8"):
-            extra = beyond(results, peer, Size.read(MODELS / "0.5b"), kind(peer))
+        if peer in ("parley-bf16", "parley-w8a8"):
+            extra = beyond(results, peer, Size.read(MODELS / "0.5b"), who.kind)
         weights = sum(file.stat().st_size for file in files(who.weights))
         rows.append(
             [
@@ -192,8 +186,8 @@ def quality(results: Results) -> str:
             NOTHING if r.get("exact") is None else f"{100 * r['exact']:.1f} % of {r['asked']}",
             f"{100 * r['agreement']:.1f} % of {r['tokens']}",
             f"{100 * r['prefix']:.1f} %",
-            f"{r['difference']:.4f}",
-            f"{r['worst']:.3f}",
+            number(r["difference"]),
+            number(r["worst"]),
         ]
         for r in last.values()
     ]

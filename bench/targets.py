@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from limits import Limits, Size
-from loads import LOADS, Mix
-from peers import KV
+from loads import LOADS, START, Mix
+from peers import KV, PEERS
 from results import Results, ratio
 
 RATE, TOKENS, TPOT, TTFT = "requests_per_second", "output_tokens_per_second", "tpot_ms.p50", "ttft_ms.p50"
@@ -79,13 +79,13 @@ def targets(sizes: Mapping[str, Size]) -> list[Target]:
     found = []
 
     def compare(what: str, ours: str, theirs: str, load: str, path: str, goal: float, least: bool) -> None:
-        kind = ours.removeprefix("parley-")
-        limit = at_best(ours, theirs, load, path, kind) if kind != "tiny" else lambda results: None
+        kind = PEERS[ours].kind
+        limit = at_best(ours, theirs, load, path, kind) if PEERS[ours].model != "tiny" else lambda results: None
         found.append(Target(what, goal, least, against(ours, theirs, load, path), limit=limit))
 
     for kind, theirs, name, goals in (
         ("bf16", "vllm-bf16", "vLLM bf16", (1.15, 1.3, 0.9, 0.95, 1.2)),
-        ("int8", "vllm-w8a8", "vLLM W8A8", (1.35, 1.5, 0.65, 0.85, 1.3)),
+        ("w8a8", "vllm-w8a8", "vLLM W8A8", (1.35, 1.5, 0.65, 0.85, 1.3)),
     ):
         ours, (c32, c8, tpot, ttft, prefix) = f"parley-{kind}", goals
         compare(f"c32 req/s, {kind} over {name}", ours, theirs, "c32", RATE, c32, True)
@@ -93,6 +93,8 @@ def targets(sizes: Mapping[str, Size]) -> list[Target]:
         compare(f"c1 TPOT, {kind} over {name}", ours, theirs, "c1", TPOT, tpot, False)
         other, title = ("llama-bf16", "llama.cpp bf16") if kind == "bf16" else ("openvino-int8", "OpenVINO int8")
         compare(f"c1 TPOT, {kind} over {title}", ours, other, "c1", TPOT, 1.0, False)
+        if kind == "w8a8":
+            compare(f"c1 TPOT, int8 (its head too) over {title}", "parley-int8", other, "c1", TPOT, 1.0, False)
         compare(f"c1 TTFT, {kind} over {name}", ours, theirs, "c1", TTFT, ttft, False)
         share = 0.6 if kind == "bf16" else 0.36
         found.append(
@@ -125,7 +127,7 @@ def targets(sizes: Mapping[str, Size]) -> list[Target]:
             lambda r: ratio(r.of("ready", "vllm-bf16", "seconds"), r.of("ready", "parley-bf16", "seconds")),
         )
     )
-    for kind in ("bf16", "int8"):
+    for kind in ("bf16", "w8a8"):
         peer = f"parley-{kind}"
         found.append(
             Target(
@@ -165,7 +167,10 @@ def beyond(results: Results, peer: str, size: Size, kind: str) -> float | None:
     for record in results.loads:
         if record["peer"] == peer and record["turn"] == 0:
             last[record["load"]] = record["result"]
-    written = sum(r["prompt_tokens"] - r["cached_tokens"] + r["output_tokens"] for r in last.values())
+    written = START.requests * (START.own + START.output)
+    for r in last.values():
+        visitor = r.get("visitor", {}).get("tokens", 0)
+        written += r["prompt_tokens"] - r["cached_tokens"] + r["output_tokens"] + visitor
     return max(start, end - min(written * size.kv, KV)) - size.bytes(kind)
 
 

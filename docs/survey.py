@@ -161,11 +161,11 @@ def members(route: Route) -> Members:
     base = next((body for body in WANTED if ending(route, body) == "taken"), {})
     with watched(found):
         ending(route, base)
-        done: list[str] = []
-        while fresh := [path for path in found if path not in done]:
-            for path in fresh:
-                _probe(route, base, found[path])
-            done += fresh
+        done: set[tuple[str, str]] = set()  # a member whose type is only asked for where it is there is probed again
+        while fresh := [member for member in found.values() if (member.path, member.how) not in done]:
+            done |= {(member.path, member.how) for member in fresh}
+            for member in fresh:
+                _probe(route, base, member)
     for path, member in found.items():  # what can only be refused inside is refused
         inside = {each.state for each in found.values() if each.path.startswith(path + ".")}
         if member.state == ALONE and "refused" in inside and not inside & {"yes", "in part"}:

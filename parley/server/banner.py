@@ -40,7 +40,9 @@ def opening(
         f"parley {__version__}",
         f"  model    {name} ({settings.dtype} on {settings.device})",
     ]
-    lines += [f"  {dialect.title:<8} {url}{dialect.base}" for dialect, url in surfaces]
+    listed = [(dialect.title, url + dialect.base) for dialect, url in surfaces]
+    wide = max((len(title) for title, _ in listed), default=0)
+    lines += [f"  {title:<{wide}} {url}" for title, url in listed]
     lines += [f"  gRPC     {place}" for place in grpc]
     lines.append(f"  health   {root}/health/ready")
     public = [

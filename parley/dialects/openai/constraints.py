@@ -49,7 +49,7 @@ def _structured(wish: Fields) -> str:
 
 def _guided(body: Fields) -> str | None:
     """Which of the older members asks for something."""
-    given = [name for name, kind in GUIDED.items() if _constraint(body, name, kind)]
+    given = [name for name, kind in GUIDED.items() if body.has(name) and _constraint(body, name, kind)]
     body.string("guided_decoding_backend", None, cap=256)
     body.string("guided_whitespace_pattern", None, cap=MAX_CHARACTERS)
     if len(given) > 1:

@@ -6,7 +6,9 @@ as if it had been done; null, false, empty and -1 ask for nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai import constraints, shared
@@ -17,6 +19,72 @@ MAX_WORDS = 1024
 MAX_NAME = 256
 SALT = 128  # characters
 CONTROL = set(map(chr, range(32)))
+
+Read = Callable[[Fields, str], Any]  # what a member asks for; nothing, if it is empty or 0
+
+
+def _boolean(body: Fields, name: str) -> bool:
+    return body.boolean(name, False)
+
+
+def _ids(body: Fields, name: str) -> list[int]:
+    return body.integers(name, cap=MAX_LIST, low=0, high=MAX_ID)
+
+
+def _free(body: Fields, name: str) -> dict[str, Any]:
+    return body.free(name)
+
+
+def _raw(body: Fields, name: str) -> Any:
+    return body.raw(name)
+
+
+def _detection(body: Fields, name: str) -> int:
+    wish = body.object(name)
+    assert wish is not None
+    wish.integer("min_pattern_size", 0, 0, MAX_TOKENS)
+    wish.integer("min_count", 0, 0, MAX_TOKENS)
+    return wish.integer("max_pattern_size", 0, 0, MAX_TOKENS)
+
+
+# Members that change nothing here, or only together with others: requests are served in the order of their arrival.
+HARMLESS: dict[str, Read] = {
+    "priority": lambda body, name: body.integer(name, 0),
+    "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME),
+    "spaces_between_special_tokens": _boolean,
+    "length_penalty": lambda body, name: body.number(name, 1.0),
+    "early_stopping": lambda body, name: body.raw(name) == "never" or body.boolean(name, False),
+    "vllm_xargs": lambda body, name: _arguments(body, name),
+}
+
+# Members that ask for a feature which is not there, and what to call it.
+FEATURES: dict[str, tuple[str, Read]] = {
+    "use_beam_search": ("Beam search is", _boolean),
+    "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
+    "bad_words": (
+        "Banned words are",
+        lambda body, name: body.strings(name, cap=MAX_WORDS, total=MAX_STOP_CHARACTERS),
+    ),
+    "allowed_token_ids": ("Restricting the vocabulary is", _ids),
+    "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
+    "thinking_token_budget": (
+        "A budget for thinking is",
+        lambda body, name: body.integer(name, -1, -1, MAX_TOKENS) >= 0,
+    ),
+    "repetition_detection": ("Detection of repetition is", _detection),
+    "stream_interval": (
+        "Several tokens in one chunk are",
+        lambda body, name: body.integer(name, 1, 1, MAX_TOKENS) > 1,
+    ),
+    "return_token_offsets": ("Places of tokens in the text are", _boolean),
+    "return_prompt_text": ("The prompt's text in the answer is", _boolean),
+    "prompt_embeds": ("Embeddings as a prompt are", _raw),
+    "web_search_options": ("Web search is", _raw),
+    "kv_transfer_params": ("Transfer of KV blocks is", _free),
+    "ec_transfer_params": ("Transfer of embeddings is", _free),
+    "mm_processor_kwargs": ("Media are", _free),
+    "media_io_kwargs": ("Media are", _free),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +99,6 @@ class Extras:
 def read(body: Fields, *, context: int, max_tokens: int | None) -> Extras:
     """``context``: of the model, in tokens. Raises BadRequest."""
     _check(body)
-    _refuse(body)
     constraints.refuse(body)
     name = body.string("request_id", None, cap=MAX_NAME)
     if name is not None and (not name or not CONTROL.isdisjoint(name)):
@@ -40,63 +107,27 @@ def read(body: Fields, *, context: int, max_tokens: int | None) -> Extras:
 
 
 def _check(body: Fields) -> None:
-    """Members that change nothing here, or only together with others: their types."""
-    body.integer("priority", 0)  # requests are served in the order of their arrival
-    body.string("session_id", None, cap=MAX_NAME)
-    body.boolean("spaces_between_special_tokens", True)
-    body.number("length_penalty", 1.0)
-    early = body.raw("early_stopping")
-    if early != "never":
-        body.boolean("early_stopping", False)
-    for name, value in body.free("vllm_xargs").items():
-        if not isinstance(value, str | int | float | list):
-            raise body.fail("vllm_xargs", f"'{name[:40]}' must be a string, a number or an array.")
-
-
-def _refuse(body: Fields) -> None:
-    detection = body.object("repetition_detection")
-    sizes = 0
-    if detection is not None:
-        sizes = detection.integer("max_pattern_size", 0, 0, MAX_TOKENS)
-        detection.integer("min_pattern_size", 0, 0, MAX_TOKENS)
-        detection.integer("min_count", 0, 0, MAX_TOKENS)
-    ids = {"cap": MAX_LIST, "low": 0, "high": MAX_ID}
-    wishes = {
-        "use_beam_search": ("Beam search is", body.boolean("use_beam_search", False)),
-        "logits_processors": ("Custom logits processors are", body.array("logits_processors", cap=MAX_WORDS)),
-        "bad_words": (
-            "Banned words are",
-            body.strings("bad_words", cap=MAX_WORDS, total=MAX_STOP_CHARACTERS),
-        ),
-        "allowed_token_ids": ("Restricting the vocabulary is", body.integers("allowed_token_ids", **ids)),
-        "logprob_token_ids": ("Log-probabilities of chosen tokens are", body.integers("logprob_token_ids", **ids)),
-        "thinking_token_budget": (
-            "A budget for thinking is",
-            body.integer("thinking_token_budget", -1, -1, MAX_TOKENS) >= 0,
-        ),
-        "repetition_detection": ("Detection of repetition is", sizes),
-        "stream_interval": (
-            "Several tokens in one chunk are",
-            body.integer("stream_interval", 1, 1, MAX_TOKENS) > 1,
-        ),
-        "return_token_offsets": ("Places of tokens in the text are", body.boolean("return_token_offsets", False)),
-        "return_prompt_text": ("The prompt's text in the answer is", body.boolean("return_prompt_text", False)),
-        "prompt_embeds": ("Embeddings as a prompt are", body.raw("prompt_embeds")),
-        "web_search_options": ("Web search is", body.raw("web_search_options")),
-        "kv_transfer_params": ("Transfer of KV blocks is", body.free("kv_transfer_params")),
-        "ec_transfer_params": ("Transfer of embeddings is", body.free("ec_transfer_params")),
-        "mm_processor_kwargs": ("Media are", body.free("mm_processor_kwargs")),
-        "media_io_kwargs": ("Media are", body.free("media_io_kwargs")),
-    }
-    for name, (subject, wished) in wishes.items():
-        if wished:
+    """Most bodies have none of these: only those that are there are read."""
+    for name, read in HARMLESS.items():
+        if body.has(name):
+            read(body, name)
+    for name, (subject, read) in FEATURES.items():
+        if body.has(name) and read(body, name):
             raise shared.unsupported(body, name, subject)
+
+
+def _arguments(body: Fields, member: str) -> None:
+    for name, value in body.free(member).items():
+        if not isinstance(value, str | int | float | list):
+            raise body.fail(member, f"'{name[:40]}' must be a string, a number or an array.")
 
 
 def _salt(body: Fields) -> str:
     """What keeps a request's cached prefixes apart from those of others."""
+    if not body.has("cache_salt"):
+        return ""
     salt = body.string("cache_salt", "", cap=SALT)
-    if body.has("cache_salt") and (not salt or not set("@/\\\0").isdisjoint(salt)):
+    if not salt or not set("@/\\\0").isdisjoint(salt):
         raise body.fail("cache_salt", "must be 1 to 128 characters, none of them @, /, \\ or NUL.")
     return salt
 
