@@ -17,7 +17,7 @@ from typing import Any
 
 from contest import Contestant, Failed
 from install import MODELS, ROOT
-from limits import measure
+from limits import Limits, measure
 from loads import LOADS, START, Mix, vocabulary
 from machine import Clock, describe, wait_quiet
 from peers import PEERS, tcmalloc
@@ -25,7 +25,8 @@ from results import Turn, append, plan, read
 
 from parley.native import library
 
-AROUND = 3.5  # seconds of measuring the machine and waiting, for each load; a guess
+AROUND = 2.5  # seconds of measuring the machine and waiting, for each load; a guess
+LONGEST = 30.0  # seconds to wait for a quiet machine, each time
 
 
 def estimate(todo: list[Turn]) -> float:
@@ -34,7 +35,10 @@ def estimate(todo: list[Turn]) -> float:
 
 
 class Run:
-    """Carries out turns. ``few``: at most so many requests of each load and 8 tokens each, to see that all works."""
+    """Carries out turns. ``patience``: seconds in all that may go by in waiting for a quiet machine.
+
+    ``few``: at most so many requests of each load and 8 tokens each, to see that all works.
+    """
 
     def __init__(self, out: Path, patience: float, few: int | None):
         self.out = out
@@ -46,9 +50,7 @@ class Run:
         peer = PEERS[turn.peer]
         head = {"peer": turn.peer, "turn": turn.number}
         try:
-            if peer.absent:
-                raise Failed(peer.absent)
-            wait_quiet(None, self.patience)
+            self.wait(None)
             contestant = Contestant(peer, self.out.parent / "log" / f"{turn.peer}.log")
             try:
                 contestant.pool = vocabulary(MODELS / peer.model)
@@ -56,8 +58,10 @@ class Run:
                     self.out, {"kind": "ready", **head, "seconds": contestant.seconds, "memory": contestant.memory()}
                 )
                 contestant.run(self.cut(START), f"start {turn.number}")
+                around = measure()
                 for load in turn.loads:
-                    append(self.out, {"kind": "load", **head, "load": load, **self.load(contestant, load, turn.number)})
+                    record, around = self.load(contestant, load, turn.number, around)
+                    append(self.out, {"kind": "load", **head, "load": load, **record})
                 append(self.out, {"kind": "end", **head, "memory": contestant.memory()})
             finally:
                 contestant.stop()
@@ -67,10 +71,17 @@ class Run:
             return False
         return True
 
-    def load(self, contestant: Contestant, name: str, turn: int) -> dict[str, Any]:
-        """One load, with what the machine could do and what others did."""
-        waited = wait_quiet(contestant.process.pid, self.patience)
-        before = measure()
+    def wait(self, pid: int | None) -> float:
+        """Wait for a quiet machine, and no longer than the patience that is left: cores that others use."""
+        began = time.monotonic()
+        used = wait_quiet(pid, min(self.patience, LONGEST))
+        self.patience = max(0.0, self.patience - (time.monotonic() - began - 1))
+        return used
+
+    def load(self, contestant: Contestant, name: str, turn: int, before: Limits) -> tuple[dict[str, Any], Limits]:
+        """One load, with what others did, and what the machine could do before and after; the latter also for the
+        next load."""
+        waited = self.wait(contestant.process.pid)
         clock = Clock.read(contestant.process.pid)
         result = contestant.run(self.cut(LOADS[name]), f"{name} {turn}")
         later = Clock.read(contestant.process.pid)
@@ -80,7 +91,7 @@ class Run:
         noise = {"others_before": waited, "others": clock.others(later), "taken": clock.taken(later)}
         rates = {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after)}
         print(f"  {name:9} {result['requests_per_second']:8.2f} req/s  others {noise['others']:.2f}", flush=True)
-        return {**noise, **rates, "result": result}
+        return {**noise, **rates, "result": result}, after
 
     def cut(self, mix: Mix) -> Mix:
         if self.few is None:
@@ -101,7 +112,7 @@ def main() -> int:
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), metavar="LOAD", help=", ".join(LOADS))
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further server after so many")
-    parser.add_argument("--patience", type=float, default=30, help="seconds to wait for a quiet machine, each time")
+    parser.add_argument("--patience", type=float, default=300, help="seconds to wait for a quiet machine, in all")
     parser.add_argument("--few", type=int, help="at most so many requests of each load: a rehearsal")
     parser.add_argument("--out", type=Path, default=ROOT / "results.jsonl")
     options = parser.parse_args()

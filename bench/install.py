@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from model import SHAPES, write, write_int8
@@ -32,7 +33,7 @@ PACKAGES = {
 # The CPU build's torch does not fit these, and importing them ends the program; text models need none of them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
-LLAMA_SOURCE = ROOT / "llama" / f"llama_cpp_python-{LLAMA}" / "vendor" / "llama.cpp"
+LLAMA_SOURCE = ROOT / "llama" / "source" / f"llama_cpp_python-{LLAMA}" / "vendor" / "llama.cpp"
 LLAMA_BIN = ROOT / "llama" / "build" / "bin"
 CMAKE = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_CURL=OFF"]
 CMAKE += ["-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"]
@@ -79,26 +80,26 @@ def vllm() -> None:
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
 
 
+@contextmanager
+def part(whole: Path) -> Iterator[Path]:
+    """A path to make something at, which gets its name when it is complete: an interrupted run leaves no half of it."""
+    unfinished = whole.with_name(f"part-{whole.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.unlink(missing_ok=True)
+    yield unfinished
+    unfinished.rename(whole)
+
+
 def llama() -> None:
     """Compile the server; it takes about 10 minutes of two cores."""
     folder = ROOT / "llama"
     if not LLAMA_SOURCE.exists():
         wish = f"llama-cpp-python=={LLAMA}"
-        run(
-            "llama",
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            "llama-cpp-python",
-            "-d",
-            folder,
-            wish,
-        )
-        with tarfile.open(folder / f"llama_cpp_python-{LLAMA}.tar.gz") as archive:
-            archive.extractall(folder, filter="data")
+        only = ["--no-deps", "--no-binary", "llama-cpp-python"]
+        run("llama", sys.executable, "-m", "pip", "download", *only, "-d", folder, wish)
+        packed = folder / f"llama_cpp_python-{LLAMA}.tar.gz"
+        with part(folder / "source") as unpacked, tarfile.open(packed) as archive:
+            archive.extractall(unpacked, filter="data")
     if not (LLAMA_BIN / "llama-server").exists():
         if shutil.which("cmake") is None:
             raise FileNotFoundError("cmake is not installed")
@@ -107,23 +108,23 @@ def llama() -> None:
         run("llama", "cmake", "--build", folder / "build", "-j", os.cpu_count(), "--target", *targets)
     script = Path(__file__).with_name("to_gguf.py")
     for name in SHAPES:
-        if not (out := MODELS / f"{name}-bf16.gguf").exists():
-            run("llama", sys.executable, script, LLAMA_SOURCE, MODELS / name, out)
+        if not (whole := MODELS / f"{name}-bf16.gguf").exists():
+            with part(whole) as out:
+                run("llama", sys.executable, script, LLAMA_SOURCE, MODELS / name, out)
     for kind in ("Q8_0", "Q4_0"):
-        if not (out := MODELS / f"0.5b-{kind}.gguf").exists():
-            run("llama", LLAMA_BIN / "llama-quantize", MODELS / "0.5b-bf16.gguf", out, kind)
+        if not (whole := MODELS / f"0.5b-{kind}.gguf").exists():
+            with part(whole) as out:
+                run("llama", LLAMA_BIN / "llama-quantize", MODELS / "0.5b-bf16.gguf", out, kind)
 
 
 def openvino() -> None:
     """Its engine, and the 0.5B model in its format with int8 weights."""
     programs = environment("openvino")
-    if not (OPENVINO_MODEL / "openvino_model.bin").exists():
+    if not OPENVINO_MODEL.exists():
         flags = ["--task", "text-generation-with-past", "--weight-format", "int8"]
-        run(
-            "openvino",
-            programs / "optimum-cli",
-            *("export", "openvino", "--model", MODELS / "0.5b", *flags, OPENVINO_MODEL),
-        )
+        with part(OPENVINO_MODEL) as out:
+            export = [programs / "optimum-cli", "export", "openvino", "--model", MODELS / "0.5b"]
+            run("openvino", *export, *flags, out)
 
 
 PEERS: dict[str, Callable[[], None]] = {"vllm": vllm, "llama": llama, "openvino": openvino}
@@ -138,7 +139,7 @@ def main() -> int:
         print(f"{name}: …", flush=True)
         try:
             PEERS[name]()
-        except (OSError, subprocess.CalledProcessError) as error:
+        except (OSError, subprocess.CalledProcessError, tarfile.TarError) as error:
             failed += 1
             print(f"{name} is left out: {error}. See {ROOT / 'log' / name}.log.", file=sys.stderr)
         else:

@@ -56,7 +56,7 @@ LOADS = {
     "api": Mix("64 clients, 8 in, 1 out, not streamed", 64, 3000, 8, 1, stream=False, warm=256),
     "stream": Mix("64 clients, 8 in, 64 out", 64, 256, 8, 64, warm=64, seconds=5),
 }
-START = Mix("after a start, not counted", 8, 8, 256, 64)
+START = Mix("after a start, not counted", 8, 8, 256, 16)
 
 
 def vocabulary(model: Path) -> list[int]:
@@ -133,6 +133,7 @@ class Driver:
         result["errors"] += bool(visitor.error)
         result["visitor"] = {
             "ttft_ms": (first - visitor.start) * 1e3,
+            "tokens": visitor.prompt_tokens + visitor.tokens,
             "gaps": len(gaps),
             **{f"p{share * 100:g}_ms": (percentile(gaps, share) or 0) * 1e3 for share in (0.5, 0.99, 1)},
         }

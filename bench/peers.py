@@ -100,6 +100,7 @@ PEERS: dict[str, Peer] = {
     "vllm-w8a8": _vllm("vLLM, W8A8", "0.5b-w8a8", "w8a8", ALL),
     "parley-int8": _parley("parley, int8", "0.5b", "int8", ("c1", "prefill"), "--quantization", "int8"),
     "openvino-int8": _openvino("OpenVINO GenAI, int8 weights (no HTTP)", "0.5b", "int8 weights", ("c1",)),
+    "llama-q8": _llama("llama.cpp, Q8_0", "0.5b", "Q8_0", ("c1",)),
     "parley-int4": _parley("parley, int4", "0.5b", "int4", ("c1",), "--quantization", "int4"),
     "llama-q4": _llama("llama.cpp, Q4_0", "0.5b", "Q4_0", ("c1",)),
     "torch-bf16": _parley("parley in torch forms, bf16", "0.5b", "bf16", ("prefill",), PARLEY_NATIVE="off"),

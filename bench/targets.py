@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from limits import Limits, Size
-from loads import LOADS, Mix
+from loads import LOADS, START, Mix
 from peers import KV, PEERS
 from results import Results, ratio
 
@@ -167,7 +167,10 @@ def beyond(results: Results, peer: str, size: Size, kind: str) -> float | None:
     for record in results.loads:
         if record["peer"] == peer and record["turn"] == 0:
             last[record["load"]] = record["result"]
-    written = sum(r["prompt_tokens"] - r["cached_tokens"] + r["output_tokens"] for r in last.values())
+    written = START.requests * (START.own + START.output)
+    for r in last.values():
+        visitor = r.get("visitor", {}).get("tokens", 0)
+        written += r["prompt_tokens"] - r["cached_tokens"] + r["output_tokens"] + visitor
     return max(start, end - min(written * size.kv, KV)) - size.bytes(kind)
 
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 from chart import Bar, Panel, draw, number
 from limits import Limits, Size
-from loads import LOADS, _whole, prompts
+from loads import LOADS, START, _whole, prompts
 from machine import Clock, memory, tree
 from peers import PEERS
 from quality import Seen, compare
@@ -118,9 +118,12 @@ def test_every_target_names_servers_and_loads_that_are_measured():
 
 
 def test_memory_beyond_weights_leaves_out_what_the_loads_wrote():
-    records = [line(load="c1", prompt_tokens=10, cached_tokens=4, output_tokens=2)]
-    records += [{"kind": "ready", "peer": "a", "memory": 5000}, {"kind": "end", "peer": "a", "memory": 6000}]
-    assert beyond(Results(records), "a", SIZE, "bf16") == 6000 - 8 * SIZE.kv - SIZE.bytes("bf16")
+    records = [line(load="c1", prompt_tokens=10, cached_tokens=4, output_tokens=2, visitor={"tokens": 5})]
+    records += [{"kind": "ready", "peer": "a", "memory": 5000}, {"kind": "end", "peer": "a", "memory": 600_000}]
+    kv = (13 + START.requests * (START.own + START.output)) * SIZE.kv
+    assert beyond(Results(records), "a", SIZE, "bf16") == 600_000 - kv - SIZE.bytes("bf16")
+    records[-1]["memory"] = 100  # less than the KV: nothing is known of the end
+    assert beyond(Results(records), "a", SIZE, "bf16") == 5000 - SIZE.bytes("bf16")
 
 
 def test_prompts_have_their_lengths_and_share_only_what_they_should():

@@ -41,9 +41,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parley.engine")
 
-# oneDNN and torch keep compiled code for every shape they meet, 1,024 each by default: half a gigabyte after an hour of
-# mixed load. These say how many; a shape that fell out costs a fraction of a millisecond when it comes back.
-CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+# Read when torch is imported. oneDNN and torch keep compiled code for every shape they meet, 1,024 each by default:
+# half a gigabyte after an hour of mixed load; a shape that fell out costs a fraction of a millisecond when it returns.
+# A thread of OpenMP that has nothing to do turns for milliseconds by default, on the core that the API process needs;
+# so many turns bridge the gap between two kernels, some 30 microseconds.
+LIBRARIES = {
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    "LRU_CACHE_CAPACITY": "128",
+    "GOMP_SPINCOUNT": "2000",
+}
 
 Inbox = queue.SimpleQueue[ToEngine]
 Send = Callable[[FromEngine], None]
@@ -100,8 +106,8 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for name, size in CACHES.items():  # read when torch is imported
-        os.environ.setdefault(name, size)
+    for name, value in LIBRARIES.items():
+        os.environ.setdefault(name, value)
     sock = socket.socket(fileno=fd)
     settings = wire.receive(sock, msgspec.msgpack.Decoder(Settings))
     if settings is None:

@@ -52,6 +52,11 @@ class Cycle(RequestResponseCycle):
     def unwatch(self, departed: Callable[[], None]) -> None:
         self._watchers.discard(departed)
 
+    def part(self, data: bytes) -> None:
+        """More of a body that has begun and is not ``blocked``: ``send`` without its ceremony."""
+        if not self.disconnected and self.scope["method"] != "HEAD":
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked_encoding else data)
+
     async def send(self, message: Any) -> None:
         """ASGI's ``send``."""
         if self.blocked:

@@ -139,6 +139,9 @@ class Exchange:
 
     async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
         """Send a part of a stream, behind the headers if it is the first; an empty type is left out of them."""
+        if self.status and not last and not self._cycle.blocked:
+            self._cycle.part(data)
+            return
         if not self.status:
             kind = [(b"content-type", media_type.encode())] if media_type else []
             await self._start(

@@ -44,7 +44,7 @@ class Choice:
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
         self._regions = Regions(markup, prepared.thinking) if markup.marks else None
-        keep = [id for id in map(tokenizer.token_id, markup.marks) if id is not None]
+        keep = [id for id in map(tokenizer.token_id, markup.marks) if id is not None] if markup.marks else ()
         self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
         if stops is None and request.stop.strings:
             stops = Stops(request.stop.strings)
@@ -85,7 +85,7 @@ class Choice:
         if self._details:
             self._tokens.append(token(self._tokenizer, id, score, self._alternatives))
         thinking = self._regions is not None and self._regions.thinking
-        piece = "" if silent else self._text.push((id,))
+        piece = "" if silent else self._text.one(id)
         if piece and self._scanner is not None:
             armed = self.usage.completion_tokens >= self._stop.min_tokens
             piece = self._scanner.push(piece, armed)

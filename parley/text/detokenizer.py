@@ -33,17 +33,31 @@ class Detokenizer:
         keep: Collection[int] = (),
     ):
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids.difference(keep) if skip_special else frozenset()
+        hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._hidden = hidden.difference(keep) if keep else hidden
         self._decoder = _utf8("replace")
         self._window = None if tokenizer.by_piece else _Window(tokenizer, self._visible_tail(prompt_ids, WINDOW))
         self._begun = self._window is not None or self._prime(prompt_ids)
+        self._partial = bool(self._decoder.getstate()[0])  # a character is half written
+
+    def one(self, id: int) -> str:
+        """``push`` of one id."""
+        if self._window is None and self._begun and not self._partial:
+            if id in self._hidden:
+                return ""
+            text = self._tokenizer.whole_text(id)
+            if text is not None:
+                return text
+        return self.push((id,))
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is certain now that these ids have come; may be empty, and may hold earlier ids' text."""
         if self._window is not None:
             return "".join([self._window.push(id) for id in ids if id not in self._hidden])
         data = b"".join([self._bytes(id) for id in ids if id not in self._hidden])
-        return self._decoder.decode(data) if data else ""
+        text = self._decoder.decode(data) if data else ""
+        self._partial = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """What was held back when no more ids come: U+FFFD for a character that was never finished."""
@@ -57,6 +71,8 @@ class Detokenizer:
 
     def _prime(self, prompt_ids: Sequence[int]) -> bool:
         """Take over a character that the prompt left unfinished. False if nothing of the prompt is visible."""
+        if prompt_ids and prompt_ids[-1] not in self._hidden and self._tokenizer.whole_text(prompt_ids[-1]):
+            return True  # the usual case: the last token ends with a character
         tail = self._visible_tail(prompt_ids, CHARACTER)
         self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tail)))
         return bool(tail)

@@ -68,7 +68,9 @@ class Tokenizer:
         self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
         state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
         self._piece = compile_decoder(state)
-        self._bytes: dict[int, bytes] = {}  # filled as tokens are met; one entry per token of the vocabulary at most
+        # Filled as tokens are met; one entry per token of the vocabulary at most.
+        self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -144,6 +146,18 @@ class Tokenizer:
         if data is None:
             data = self._bytes[id] = self._spell(id)
         return data
+
+    def whole_text(self, id: int) -> str | None:
+        """The text that a token adds inside a text; None if its bytes are only part of a character."""
+        try:
+            return self._texts[id]
+        except KeyError:
+            try:
+                text = self.token_bytes(id).decode()
+            except UnicodeDecodeError:
+                text = None
+            self._texts[id] = text
+            return text
 
     def first_bytes(self, id: int) -> bytes:
         """The bytes of a token that begins a text: SentencePiece drops the blank there."""
