@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -134,7 +134,10 @@ def watched(found: Members) -> Iterator[None]:
 
         return asking
 
-    with mock.patch.multiple(Fields, **{how: watch(how) for how in (*VALUES, "has", "null")}):
+    def among(self: Fields, names: Collection[str]) -> list[str]:
+        return [name for name in names if self.has(name)]
+
+    with mock.patch.multiple(Fields, among=among, **{how: watch(how) for how in (*VALUES, "has", "null")}):
         yield
 
 

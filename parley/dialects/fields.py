@@ -8,7 +8,7 @@ here knows the name of any member.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -147,6 +147,10 @@ class Fields:
     def has(self, name: str) -> bool:
         """Is it there, and not null?"""
         return self._data.get(name) is not None
+
+    def among(self, names: Collection[str]) -> list[str]:
+        """Those of the names that are there, and not null."""
+        return [name for name, value in self._data.items() if name in names and value is not None]
 
     def null(self, name: str) -> bool:
         """Is it there as null?"""

@@ -6,6 +6,7 @@ a key. The file knows headers and nothing of routes.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -17,6 +18,7 @@ from parley.errors import Forbidden, Unauthorized
 KEY_HEADERS = (b"api-key", b"x-api-key")
 
 
+@functools.lru_cache(64)
 def is_loopback(host: str) -> bool:
     """Does only this machine reach a server that listens there?"""
     try:

@@ -71,6 +71,8 @@ class Detokenizer:
 
     def _prime(self, prompt_ids: Sequence[int]) -> bool:
         """Take over a character that the prompt left unfinished. False if nothing of the prompt is visible."""
+        if prompt_ids and prompt_ids[-1] not in self._hidden and self._tokenizer.whole_text(prompt_ids[-1]):
+            return True  # the usual case: the last token ends with a character
         tail = self._visible_tail(prompt_ids, CHARACTER)
         self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tail)))
         return bool(tail)

@@ -108,11 +108,11 @@ def read(body: Fields, *, context: int, max_tokens: int | None) -> Extras:
 
 def _check(body: Fields) -> None:
     """Most bodies have none of these: only those that are there are read."""
-    for name, read in HARMLESS.items():
-        if body.has(name):
-            read(body, name)
-    for name, (subject, read) in FEATURES.items():
-        if body.has(name) and read(body, name):
+    for name in body.among(HARMLESS):
+        HARMLESS[name](body, name)
+    for name in body.among(FEATURES):
+        subject, read = FEATURES[name]
+        if read(body, name):
             raise shared.unsupported(body, name, subject)
 
 
