@@ -39,20 +39,20 @@ class Gptq:
         return names + [index] * (index in checkpoint)
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
-        group = self.group or linear.into
+        group = min(self.group or linear.into, linear.into)
         groups = -(-linear.into // group)
         words, zeros, scales = self.tensors(checkpoint, linear)[:3]
-        packed = checkpoint.tensor(words, linear.into // EIGHT, linear.out, dtype=torch.int32)
-        points = checkpoint.tensor(zeros, groups, linear.out // EIGHT, dtype=torch.int32)
+        packed = checkpoint.tensor(words, _words(linear.into), linear.out, dtype=torch.int32)
+        points = checkpoint.tensor(zeros, groups, _words(linear.out), dtype=torch.int32)
         order = self._order(checkpoint, linear, group)
-        values = _numbers(packed.t())
+        values = _numbers(packed.t(), linear.into)
         if order is not None:
             values = values[:, order]
         return Int4(
             Grouped(
                 values,
                 checkpoint.tensor(scales, groups, linear.out).float().t().contiguous(),
-                _numbers(points + ONES if self.less else points).t().contiguous(),
+                _numbers(points + ONES if self.less else points, linear.out).t().contiguous(),
                 group,
                 order,
             )
@@ -83,23 +83,26 @@ class Awq:
         return [f"{linear.name}.{part}" for part in ("qweight", "qzeros", "scales")]
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
-        group = self.group or linear.into
+        group = min(self.group or linear.into, linear.into)
         groups = -(-linear.into // group)
         words, zeros, scales = self.tensors(checkpoint, linear)
         values, points = (
-            _numbers(checkpoint.tensor(name, count, linear.out // EIGHT, dtype=torch.int32), PLACES).t().contiguous()
+            _numbers(checkpoint.tensor(name, count, _words(linear.out), dtype=torch.int32), linear.out, PLACES)
             for name, count in ((words, linear.into), (zeros, groups))
         )
-        return Int4(
-            Grouped(values, checkpoint.tensor(scales, groups, linear.out).float().t().contiguous(), points, group)
-        )
+        factors = checkpoint.tensor(scales, groups, linear.out).float().t().contiguous()
+        return Int4(Grouped(values.t().contiguous(), factors, points.t().contiguous(), group))
 
 
-def _numbers(words: torch.Tensor, places: list[int] | None = None) -> torch.Tensor:
-    """The eight numbers of each int32 [n, m], lowest bits first or from these places: uint8 [n, 8 * m]."""
+def _words(numbers: int) -> int:
+    return -(-numbers // EIGHT)
+
+
+def _numbers(words: torch.Tensor, count: int, places: list[int] | None = None) -> torch.Tensor:
+    """The first ``count`` numbers of each row of int32, lowest bits first or from these places: uint8 [n, count]."""
     parts = words.contiguous().view(torch.uint8)
     numbers = torch.stack((parts & 15, parts >> 4), -1).view(*words.shape, EIGHT)
-    return (numbers if places is None else numbers[..., places]).view(words.shape[0], -1)
+    return (numbers if places is None else numbers[..., places]).view(words.shape[0], -1)[:, :count]
 
 
 def gptq(config: dict[str, Any]) -> Callable[[str], Gptq | None]:
