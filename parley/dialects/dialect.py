@@ -229,7 +229,8 @@ class Dialect:
     """One API. ``base`` is what a client of it calls its base URL, below the server's root.
 
     ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
-    own response headers, from the seconds that the request took so far.
+    own response headers, from the seconds that the request took so far. ``body_limit``: bytes of a body that this API
+    takes at most, where that is less than the server does. ``hints``: may an error say when to come back?
     """
 
     name: str
@@ -238,3 +239,5 @@ class Dialect:
     routes: Sequence[Route]
     error: Callable[[ParleyError], Answer]
     headers: Callable[[float], Headers] = field(default=lambda seconds: ())
+    body_limit: int | None = None
+    hints: bool = True

@@ -78,7 +78,7 @@ class Exchange:
         return self._held
 
     async def _read(self) -> bytes:
-        limit = self.options.body_limit
+        limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
@@ -161,7 +161,7 @@ class Exchange:
         answer = self.refusal(error) or self.dialect.error(error)
         headers = list(extra)
         after = getattr(error, "retry_after", None)
-        if after is not None:
+        if after is not None and self.dialect.hints:
             headers += [(b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000))]
         if answer.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
