@@ -101,13 +101,13 @@ def _words(numbers: int) -> int:
 
 def _rows(words: torch.Tensor, count: int) -> torch.Tensor:
     """The ``count`` numbers down each column of int32 [m, n], eight in each: uint8 [n, count]."""
-    parts = words.t().contiguous().view(torch.uint8)
+    parts = words.t().flatten().view(torch.uint8)
     return torch.stack((parts & 15, parts >> 4), -1).view(words.shape[1], -1)[:, :count]
 
 
 def _columns(words: torch.Tensor, count: int, places: list[int]) -> torch.Tensor:
     """The ``count`` numbers along each row of int32 [m, n], eight in each at these places: uint8 [count, m]."""
-    parts = words.t().contiguous().view(torch.uint8).view(words.shape[1], -1, 4)
+    parts = words.t().flatten().view(torch.uint8).view(words.shape[1], -1, 4)
     numbers = torch.empty(words.shape[1], EIGHT, words.shape[0], dtype=torch.uint8)
     for number, place in enumerate(places):
         part = parts[..., place // 2]
