@@ -523,3 +523,20 @@ def test_strictly_a_stream_has_no_prompt():
     message = "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
     assert refused(strict=True, stream=True, exclude_input_in_output=False) == (500, message)
     assert read(strict=True, stream=True, stream_route=True).chunk([Delta(0, "a")]) == BEFORE + b'"a"' + AFTER
+
+
+def test_an_input_that_stands_twice():
+    twice, inside = (
+        b'{"text_input":"a","x":1,"text_input":"b"}',
+        b'{"text_input":"a","parameters":{"stream":true,"stream":true}}',
+    )
+    again = "[request id: <id_unknown>] input '{}' already exists in request"
+    assert refused(twice, strict=True) == (400, again.format("text_input"))
+    assert refused(inside, strict=True) == (400, NESTED + again.format("stream"))
+    assert raw(twice).request.prompts == [Text("b")]
+    parameters = b'{"text_input":"a","max_tokens":3,"max_tokens":4,"parameters":[["stream",1],["stream",1]]}'
+    assert refused(parameters, strict=True)[0] == 500  # of those the last one counts; an array is no object
+    assert (
+        raw(parameters.replace(b',"parameters":[["stream",1],["stream",1]]', b""), strict=True).request.stop.max_tokens
+        == 4
+    )

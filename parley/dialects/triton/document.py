@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -35,6 +36,25 @@ def parse(body: bytes) -> dict[str, Any]:
     if not shallow(value, MAX_DEPTH):
         raise _deep()
     return value
+
+
+def repeated(body: bytes) -> tuple[list[str], list[str]]:
+    """The names that stand again in a body which ``parse`` has read: among its members, and inside ``parameters``."""
+    try:
+        document = json.loads(body, object_pairs_hook=_Pairs)
+    except ValueError:  # a number of so many digits that this reader gives up
+        return [], []
+    inner = dict(document).get("parameters")
+    return _again(document), _again(inner) if isinstance(inner, _Pairs) else []
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object's members as they stand, so that it is no array."""
+
+
+def _again(pairs: _Pairs) -> list[str]:
+    seen: set[str] = set()
+    return [name for name, _ in pairs if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
 
 
 def _deep() -> Invalid:

@@ -4,7 +4,8 @@ Members of the body, and those of its member ``parameters``, are inputs of the m
 request parameters. Which endpoint it was decides the framing, the input ``stream`` how many responses there are: a
 stream of one response is as good as one of many. What the original refuses is refused if ``strict``: many responses on
 ``generate``, which are given as one otherwise, the prompt in a stream, members that are null, and parameters that are
-lists or objects, and bodies that are compressed.
+lists or objects, and bodies that are compressed
+or have an input twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
 from parley.dialects.triton import versions
-from parley.dialects.triton.document import parse
+from parley.dialects.triton.document import parse, repeated
 from parley.dialects.triton.errors import Internal, about, body, encode, failure, mistaken, quoted
 from parley.dialects.triton.errors import error as refuse
 from parley.dialects.triton.model import INPUTS, VERSION, Input
@@ -26,6 +27,7 @@ from parley.errors import BadRequest, EngineError, Invalid, ParleyError
 from parley.types import Delta, Done, Event, Usage
 
 LOAD = b"endpoint-load-metrics"
+NESTED = "Converting keyword: 'parameters': "
 MANY = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
@@ -93,6 +95,8 @@ def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateRepl
         id = ""
     if not isinstance(id, str):
         raise mistaken("string", "'id'")
+    if strict:
+        _once(data, id)
     values: dict[str, Any] = {}
     for name, value in document.items():
         if name == "parameters":
@@ -121,6 +125,20 @@ def _load(head: Head) -> bytes:
     return b""
 
 
+def _once(data: bytes, id: str) -> None:
+    """No input may be given twice. Of a request parameter the last value counts."""
+    for prefix, names in zip(("", NESTED), repeated(data), strict=True):
+        for name in names:
+            if name in INPUTS and not INPUTS[name].loose:
+                error = _given(name, id)
+                error.message = prefix + error.message
+                raise error
+
+
+def _given(name: str, id: str) -> BadRequest:
+    return about(id, f"input {quoted(name)} already exists in request")
+
+
 def _nested(values: dict[str, Any], parameters: Any, id: str, strict: bool) -> None:
     if parameters is None and not strict:
         return
@@ -130,7 +148,7 @@ def _nested(values: dict[str, Any], parameters: Any, id: str, strict: bool) -> N
         for name, value in parameters.items():
             _take(values, name, value, id, strict)
     except ParleyError as error:
-        error.message = f"Converting keyword: 'parameters': {error.message}"
+        error.message = NESTED + error.message
         raise
 
 
@@ -149,7 +167,7 @@ def _take(values: dict[str, Any], name: str, value: Any, id: str, strict: bool) 
         values[name] = value
         return
     if name in values:
-        raise about(id, f"input {quoted(name)} already exists in request")
+        raise _given(name, id)
     values[name] = _tensor(tensor, value)
 
 
