@@ -18,7 +18,8 @@ void run(Rows x, const Four* w, const float* scales, const bf16* bias, T* y, lon
   product<int32_t>((const Four*)x.values, w, M, N, steps, threads, [=](const int32_t* sums, long m, long rows, long n) {
     for (long r = 0; r < rows; r++)
       for (long i = 0; i < PANEL && i < N - n; i += LANES) {
-        Ints exact = read<Ints>(sums + r * PANEL + i) - x.excess[m + r];
+        // Without signs, for either may have gone around where their difference has not.
+        Ints exact = (Ints)(read<Bits>(sums + r * PANEL + i) - (uint32_t)x.excess[m + r]);
         Vec v = __builtin_convertvector(exact, Vec) * x.scales[m + r] * load(scales + n + i, N - n - i);
         if (bias) v += load(bias + n + i, N - n - i);
         store(y + (m + r) * N + n + i, v, N - n - i);

@@ -74,8 +74,9 @@ static inline Ints dot(Ints c, Bits a, Bits b) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)c, (__m512i)b, (__m512i)a);
 #else
-  c += multiply((Shorts)(a << 8) >> 8, (Shorts)(b & 0x00ff00ff));
-  return c + multiply((Shorts)a >> 8, (Shorts)(b >> 8 & 0x00ff00ff));
+  // Without signs, for a sum may go around as it does in the instruction.
+  Bits low = (Bits)multiply((Shorts)(a << 8) >> 8, (Shorts)(b & 0x00ff00ff));
+  return (Ints)((Bits)c + low + (Bits)multiply((Shorts)a >> 8, (Shorts)(b >> 8 & 0x00ff00ff)));
 #endif
 }
 
