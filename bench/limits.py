@@ -65,7 +65,7 @@ KINDS = {
     "bf16": Kind(2, 2, "bf16", "bf16"),
     "w8a8": Kind(1, 2, "int8", "bf16"),
     "int8": Kind(1, 1, "int8", "int8"),
-    "int4": Kind(0.5 + 2 / 128, 1, "bf16", "int8"),
+    "int4": Kind(0.5 + 4 / 128, 1, "bf16", "int8"),
     "int8 weights": Kind(1, 1, "bf16", "bf16"),
     "Q8_0": Kind(1 + 2 / 32, 1 + 2 / 32, "int8", "int8"),
     "Q4_0": Kind(0.5 + 2 / 32, 1 + 2 / 32, "int8", "int8"),

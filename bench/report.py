@@ -231,7 +231,10 @@ def main() -> None:
         except LookupError as error:
             print(f"{name} stays as it is: {error}", file=sys.stderr)
     for file in source.parent.glob("*.md"):
-        page = fill(page, file.stem, file.read_text("utf-8"))
+        try:
+            page = fill(page, file.stem, file.read_text("utf-8"))
+        except ValueError as error:
+            print(f"{file} is left out: {error}", file=sys.stderr)
     PAGE.write_text(page, "utf-8")
     CHART.write_text(draw(panels(results)), "utf-8")
 

@@ -157,6 +157,14 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "tgi-compat",
+        choice("3", "0.9.4"),
+        "Version of TGI whose framing and defaults its routes have on the port that all APIs share.",
+        "3",
+        section="server",
+        variable=True,
+    ),
+    Option(
         "api-key",
         text("KEY"),
         "Key that clients must send.",

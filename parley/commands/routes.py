@@ -17,7 +17,7 @@ that serves every API at once; the others serve one API alone, below their prefi
 
 OPTIONS = [
     Option("json", switch(), "Print JSON, one line per route.", False),
-    *(option for option in SERVE if option.name in ("listen", "strict")),
+    *(option for option in SERVE if option.name in ("listen", "strict", "tgi-compat")),
 ]
 
 
@@ -25,7 +25,7 @@ def table(config: Config) -> list[dict[str, str]]:
     """One entry per port, method and path, with api and surface; where several APIs answer, the body decides."""
     from parley.server import app
 
-    ports = [("all", app.universal(config["strict"]))]
+    ports = [("all", app.universal(config["strict"], config["tgi-compat"]))]
     ports += [(endpoint().show(each), app.alone(each.api)) for each in listen_of(config)]
     rows = []
     for name, surfaces in ports:

@@ -41,6 +41,7 @@ def server_options(config: Config) -> ServerOptions:
         listen=listen_of(config),
         grpc=grpc_of(config),
         strict=config["strict"],
+        tgi_compat=config["tgi-compat"],
         names=tuple(config["name"] or [served_name(config["model"])]),
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
         max_queue=config["max-queue"],

@@ -65,13 +65,15 @@ class Reply(ABC):
     """One request of one API and everything that is answered to it, as a stream or in one piece.
 
     The server reads ``request``, feeds events as they come, and takes bytes. A stream is ``chunk`` for each batch of
-    events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it is
-    ``add`` for each batch, then ``body``, then ``type`` and ``headers``. ``names`` maps neutral fields, which errors of
-    the server name ("prompt"), to this API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if
-    this API has a custom of its own and the server was not told another.
+    events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it
+    is ``add`` for each batch, then ``body``, then ``type``, ``coding`` and ``headers``; the server compresses what
+    has a coding (gzip or deflate). ``names`` maps neutral fields, which errors of the server name ("prompt"), to this
+    API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if this API has a custom of its own
+    and the server was not told another.
     """
 
     type: bytes = b"application/json"
+    coding: bytes = b""
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     names: ClassVar[Mapping[str, str]] = {}
     ping: ClassVar[bytes] = b": ping\n\n"
@@ -229,7 +231,8 @@ class Dialect:
     """One API. ``base`` is what a client of it calls its base URL, below the server's root.
 
     ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
-    own response headers, from the seconds that the request took so far.
+    own response headers, from the seconds that the request took so far. ``body_limit``: bytes of a body that this API
+    takes at most, where that is less than the server does. ``hints``: may an error say when to come back?
     """
 
     name: str
@@ -238,3 +241,5 @@ class Dialect:
     routes: Sequence[Route]
     error: Callable[[ParleyError], Answer]
     headers: Callable[[float], Headers] = field(default=lambda seconds: ())
+    body_limit: int | None = None
+    hints: bool = True

@@ -22,7 +22,8 @@ from parley.native import Grouped
 
 EIGHT = 8  # numbers in an int32
 ONES = 0x11111111
-PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # where in an AWQ integer the numbers 0 to 7 are
+PLAIN = [0, 1, 2, 3, 4, 5, 6, 7]  # where in an integer the numbers 0 to 7 are
+MIXED = [0, 4, 1, 5, 2, 6, 3, 7]  # the same for AWQ
 UNIT = 8  # numbers that a group must be a multiple of
 
 
@@ -39,20 +40,20 @@ class Gptq:
         return names + [index] * (index in checkpoint)
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
-        group = self.group or linear.into
+        group = min(self.group or linear.into, linear.into)
         groups = -(-linear.into // group)
         words, zeros, scales = self.tensors(checkpoint, linear)[:3]
-        packed = checkpoint.tensor(words, linear.into // EIGHT, linear.out, dtype=torch.int32)
-        points = checkpoint.tensor(zeros, groups, linear.out // EIGHT, dtype=torch.int32)
+        packed = checkpoint.tensor(words, _words(linear.into), linear.out, dtype=torch.int32)
+        points = checkpoint.tensor(zeros, groups, _words(linear.out), dtype=torch.int32)
         order = self._order(checkpoint, linear, group)
-        values = _numbers(packed.t())
+        values = _rows(packed, linear.into)
         if order is not None:
             values = values[:, order]
         return Int4(
             Grouped(
                 values,
                 checkpoint.tensor(scales, groups, linear.out).float().t().contiguous(),
-                _numbers(points + ONES if self.less else points).t().contiguous(),
+                _columns(points + ONES if self.less else points, linear.out, PLAIN),
                 group,
                 order,
             )
@@ -83,23 +84,35 @@ class Awq:
         return [f"{linear.name}.{part}" for part in ("qweight", "qzeros", "scales")]
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
-        group = self.group or linear.into
+        group = min(self.group or linear.into, linear.into)
         groups = -(-linear.into // group)
         words, zeros, scales = self.tensors(checkpoint, linear)
         values, points = (
-            _numbers(checkpoint.tensor(name, count, linear.out // EIGHT, dtype=torch.int32), PLACES).t().contiguous()
+            _columns(checkpoint.tensor(name, count, _words(linear.out), dtype=torch.int32), linear.out, MIXED)
             for name, count in ((words, linear.into), (zeros, groups))
         )
-        return Int4(
-            Grouped(values, checkpoint.tensor(scales, groups, linear.out).float().t().contiguous(), points, group)
-        )
+        factors = checkpoint.tensor(scales, groups, linear.out).float().t().contiguous()
+        return Int4(Grouped(values, factors, points, group))
 
 
-def _numbers(words: torch.Tensor, places: list[int] | None = None) -> torch.Tensor:
-    """The eight numbers of each int32 [n, m], lowest bits first or from these places: uint8 [n, 8 * m]."""
-    parts = words.contiguous().view(torch.uint8)
-    numbers = torch.stack((parts & 15, parts >> 4), -1).view(*words.shape, EIGHT)
-    return (numbers if places is None else numbers[..., places]).view(words.shape[0], -1)
+def _words(numbers: int) -> int:
+    return -(-numbers // EIGHT)
+
+
+def _rows(words: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` numbers down each column of int32 [m, n], eight in each: uint8 [n, count]."""
+    parts = words.t().flatten().view(torch.uint8)
+    return torch.stack((parts & 15, parts >> 4), -1).view(words.shape[1], -1)[:, :count]
+
+
+def _columns(words: torch.Tensor, count: int, places: list[int]) -> torch.Tensor:
+    """The ``count`` numbers along each row of int32 [m, n], eight in each at these places: uint8 [count, m]."""
+    parts = words.t().flatten().view(torch.uint8).view(words.shape[1], -1, 4)
+    numbers = torch.empty(words.shape[1], EIGHT, words.shape[0], dtype=torch.uint8)
+    for number, place in enumerate(places):
+        part = parts[..., place // 2]
+        numbers[:, number] = part >> 4 if place % 2 else part & 15
+    return numbers.view(-1, words.shape[0])[:count]
 
 
 def gptq(config: dict[str, Any]) -> Callable[[str], Gptq | None]:

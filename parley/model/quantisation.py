@@ -99,7 +99,7 @@ def read(config: dict[str, Any], wanted: str) -> Quantisation:
     """What holds for a model with this config.json when ``wanted``, one of KINDS, was asked for. Raises LoadError."""
     if wanted not in KINDS:
         raise LoadError(f"quantization {wanted} is unknown; it can be {', '.join(KINDS)}.")
-    own = config.get("quantization_config")
+    own = config.get("quantization_config") or config.get("compression_config")  # as the first of them had it
     if not own:
         return Quantisation(None, wanted, lambda name: None)
     method = own.get("quant_method") if isinstance(own, dict) else None

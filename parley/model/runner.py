@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
@@ -92,17 +93,19 @@ class Runner:
             return
         last = torch.tensor([spans[i].first + spans[i].count - 1 for i in drawn], device=self.device)
         logits = self.network.logits(hidden.index_select(0, last))
-        sound = _sound(logits)
+        peaks, likely = native.argmax(logits)
+        sound = torch.isfinite(peaks).tolist()  # a NaN anywhere is the peak; -inf is merely impossible
         if not all(sound):
             for i, good in zip(drawn, sound, strict=True):
                 if not good:
                     results[i].error = BROKEN
             drawn = [i for i, good in zip(drawn, sound, strict=True) if good]
-            logits = logits[torch.tensor(sound, device=self.device)]
+            mask = torch.tensor(sound, device=self.device)
+            logits, likely = logits[mask], likely[mask]
         if drawn:
             sequences = [rows[i].sequence for i in drawn]
             slots = [sequence.slot for sequence in sequences]
-            draws = self.sampler.sample(logits, slots, [sequence.generated for sequence in sequences])
+            draws = self.sampler.sample(logits, slots, [sequence.generated for sequence in sequences], likely)
             for i, (token, drawn_score) in zip(drawn, draws, strict=True):
                 results[i].token, results[i].score = token, drawn_score
 
@@ -117,13 +120,8 @@ class Runner:
         for at in range(first, end, SCORE_ROWS):
             upto = min(at + SCORE_ROWS, end)
             logits = self.network.logits(hidden[at - row.start : upto - row.start])
-            if not all(_sound(logits)):
+            if not torch.isfinite(logits.amax(-1)).all():
                 result.error = BROKEN
                 return
             scores += score(logits, sequence.tokens[at + 1 : upto + 1], tops)
         result.prompt_scores = scores
-
-
-def _sound(logits: torch.Tensor) -> list[bool]:
-    """Whether each row's largest logit is a finite number. A NaN anywhere makes it NaN; -inf is merely impossible."""
-    return torch.isfinite(logits.amax(-1)).tolist()

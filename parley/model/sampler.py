@@ -77,17 +77,25 @@ class Sampler:
         """Forget what is in row ``slot``."""
         self._plans[slot] = None
 
-    def sample(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> list[tuple[int, Score | None]]:
+    def sample(
+        self, logits: torch.Tensor, slots: list[int], positions: list[int], likely: torch.Tensor | None = None
+    ) -> list[tuple[int, Score | None]]:
         """Draw a token for each row, with its score if the slot wants log-probabilities.
 
         logits float32 [R, vocab] (left as they are); row i is token ``positions[i]`` of its output, counted from 0.
-        Every row needs a largest logit that is a finite number; the caller takes out those that have none.
+        Every row needs a largest logit that is a finite number; the caller takes out those that have none. ``likely``
+        int64 [R] are the ids of those, where they are known; it is written to.
         """
         plans = [self._plan(slot) for slot in slots]
         edited = self._edit(logits, plans, positions)
         ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
         greedy = ways.pop("greedy")
-        tokens = native.argmax(edited)[1] if greedy else torch.zeros(len(plans), dtype=torch.int64, device=self.device)
+        if likely is not None and edited is logits:
+            tokens = likely
+        elif greedy:
+            tokens = native.argmax(edited)[1]
+        else:
+            tokens = torch.zeros(len(plans), dtype=torch.int64, device=self.device)
         for way, rows in ways.items():
             if rows:
                 drawn = self._draw(edited, rows, plans, slots, positions, way)

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from parley.native import compiled, library, torch_attention, torch_kernels, torch_vocabulary
+from parley.native import compiled, compiled_int8, library, torch_attention, torch_int8, torch_kernels, torch_vocabulary
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
 from parley.native.torch_int4 import Grouped, round_int4, widen
-from parley.native.torch_int8 import Rows
 from parley.native.torch_kernels import embed
 
 COMPILED = compiled.Packed | Int8Packed | Int4Packed
 Packed = COMPILED | torch_kernels.Packed | torch_kernels.Int8Packed
+Rows = torch_int8.Rows | compiled_int8.Rows
 Plan = compiled.Cut | list[torch_attention.Group]
 
 __all__ = [

@@ -15,11 +15,10 @@ import torch.nn.functional as F
 
 from parley.native import compiled_int4, compiled_int8, memory
 from parley.native.compiled_int4 import Int4Packed
-from parley.native.compiled_int8 import Int8Packed, room
+from parley.native.compiled_int8 import Int8Packed, Rows, room
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
 from parley.native.torch_int4 import Grouped
-from parley.native.torch_int8 import Rows
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 ARGUMENTS = {

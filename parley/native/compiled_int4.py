@@ -39,7 +39,7 @@ class Int4Packed:
 def pack(library: ctypes.CDLL, weight: Grouped, bias: torch.Tensor | None) -> Int4Packed:
     """A group is a multiple of 8, or all there is. A scale keeps 20 of 24 bits: more than bfloat16 and float16 have."""
     out, into = weight.values.shape
-    group = min(weight.group, into + -into % UNIT)
+    group = weight.group if weight.group < into else into + -into % UNIT
     if group % UNIT:
         raise ValueError(f"groups of {group} numbers; only multiples of {UNIT} can be packed")
     values, zeros, scales = weight.values.contiguous(), weight.zeros.contiguous(), weight.scales.float().contiguous()

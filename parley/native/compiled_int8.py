@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from parley.native import memory, torch_int8
-from parley.native.torch_int8 import Rows
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {
@@ -20,6 +19,34 @@ ARGUMENTS = {
 }
 NUMBERS = ("int8_size",)  # what gives one
 UNIT = 4  # numbers that meet in one step: rows are filled up to a multiple of it
+
+
+class Rows:
+    """What ``torch_int8.Rows`` is, in one piece of memory: a layer makes four of them, and each tensor takes its time.
+
+    First the scales, then ``excess``, what ``int8.cpp`` wants to know of a row besides, then the values, whose rows are
+    filled up with zeros.
+    """
+
+    __slots__ = ("_memory", "count", "pointers", "width")
+
+    def __init__(self, count: int, width: int):
+        self.count, self.width = count, width + -width % UNIT
+        self._memory = torch.empty(count * (self.width + 8), dtype=torch.int8)
+        start = self._memory.data_ptr()
+        self.pointers = start + 8 * count, start, start + 4 * count  # of values, scales, excess
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._memory[8 * self.count :].view(self.count, self.width)
+
+    @property
+    def scales(self) -> torch.Tensor:
+        return self._memory[: 4 * self.count].view(torch.float32)
+
+    @property
+    def excess(self) -> torch.Tensor:
+        return self._memory[4 * self.count : 8 * self.count].view(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -45,29 +72,26 @@ def pack(library: ctypes.CDLL, values: torch.Tensor, scales: torch.Tensor, bias:
 def quantise(library: ctypes.CDLL, x: torch.Tensor) -> Rows:
     x = x.contiguous()
     count, width = x.shape
-    rows, pointers = _rows(count, width)
-    library.quantise(x.data_ptr(), *pointers, count, width, torch.get_num_threads())
+    rows = Rows(count, width)
+    library.quantise(x.data_ptr(), *rows.pointers, count, width, torch.get_num_threads())
     return rows
 
 
 def multiply(library: ctypes.CDLL, x: torch.Tensor | Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
     """Rows x [T, into], quantised or not, times the packed weight, plus bias: [T, out] of bfloat16 or float32."""
     rows = x if isinstance(x, Rows) else quantise(library, x)
-    count, width = rows.values.shape
-    if width != packed.into + -packed.into % UNIT or rows.excess is None:
-        raise ValueError(f"rows of {width} numbers for a layer of {packed.into}")
-    y = torch.empty(count, packed.out, dtype=dtype)
+    if rows.width != packed.into + -packed.into % UNIT:
+        raise ValueError(f"rows of {rows.width} numbers for a layer of {packed.into}")
+    y = torch.empty(rows.count, packed.out, dtype=dtype)
     library.int8_linear(
-        rows.values.data_ptr(),
-        rows.scales.data_ptr(),
-        rows.excess.data_ptr(),
+        *rows.pointers,
         packed.weight.data_ptr(),
         packed.scales.data_ptr(),
         0 if packed.bias is None else packed.bias.data_ptr(),
         y.data_ptr(),
-        count,
+        rows.count,
         packed.out,
-        width,
+        rows.width,
         dtype == torch.float32,
         torch.get_num_threads(),
     )
@@ -77,13 +101,7 @@ def multiply(library: ctypes.CDLL, x: torch.Tensor | Rows, packed: Int8Packed, d
 def room(shape: Sequence[int], count: int, width: int, int8: bool) -> tuple[torch.Tensor | Rows, tuple[int, ...]]:
     """Where a kernel that can quantise its result may put it, and the four pointers that tell it so."""
     if int8:
-        rows, pointers = _rows(count, width)
-        return rows, (0, *pointers)
+        rows = Rows(count, width)
+        return rows, (0, *rows.pointers)
     plain = torch.empty(shape, dtype=torch.bfloat16)
     return plain, (plain.data_ptr(), 0, 0, 0)
-
-
-def _rows(count: int, width: int) -> tuple[Rows, tuple[int, int, int]]:
-    values = torch.empty(count, width + -width % UNIT, dtype=torch.int8)
-    scales, excess = torch.empty(count), torch.empty(count, dtype=torch.int32)
-    return Rows(values, scales, excess), (values.data_ptr(), scales.data_ptr(), excess.data_ptr())

@@ -21,13 +21,11 @@ MOST = 1 << 17  # inner dimension up to which sums of products are below 2^31
 class Rows:
     """Rows as int8 with a scale each: row i is ``values[i] * scales[i]``, and not a number where it held none.
 
-    ``values`` int8 [T, width], filled up to a multiple of 4 with zeros by the compiled kernels; ``scales`` float32 [T];
-    ``excess`` int32 [T], what the compiled kernels want to know of a row besides.
+    ``values`` int8 [T, width]; ``scales`` float32 [T].
     """
 
     values: torch.Tensor
     scales: torch.Tensor
-    excess: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -60,12 +60,19 @@ ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.
 EXCHANGE = "parley.exchange"
 
 
-def universal(strict: bool = False) -> tuple[Surface, ...]:
-    """What a server's own port answers: every surface. ``strict``: those at the root in the manner of their prefix."""
-    if not strict:
-        return (OWN, *SURFACES)
-    manner = [surface if surface.prefix else Surface("", ALONE[surface.dialect.name]) for surface in SURFACES]
-    return (OWN, *manner)
+def universal(strict: bool = False, tgi_compat: str = "3") -> tuple[Surface, ...]:
+    """What a server's own port answers: every surface.
+
+    ``strict``: those at the root in the manner of their prefix. ``tgi_compat``: TGI at the root in that version.
+    """
+    manner = dict(ALONE) if strict else {}
+    if tgi_compat != "3":
+        manner["tgi"] = ALONE[f"tgi-{tgi_compat}"]
+    surfaces = (
+        surface if surface.prefix else Surface("", manner.get(surface.dialect.name, surface.dialect))
+        for surface in SURFACES
+    )
+    return (OWN, *surfaces)
 
 
 def alone(name: str) -> tuple[Surface, ...]:
@@ -224,7 +231,7 @@ class App:
 def build(service: Service, surfaces: Sequence[Surface] = (), host: str = "") -> ASGIApp:
     """The application of one port, by default the server's own; with CORS around it if any origin is allowed."""
     options = service.options
-    app = App(service, surfaces or universal(options.strict), host or options.host)
+    app = App(service, surfaces or universal(options.strict, options.tgi_compat), host or options.host)
     origins = service.options.cors
     if not origins:
         return app

@@ -14,6 +14,7 @@ from functools import partial
 from parley.dialects.dialect import Answer, Head, Reply, Route
 from parley.errors import BadRequest, ParleyError
 from parley.server.generation import Generation
+from parley.server.limits import deflate
 from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.server.tally import Tally
@@ -40,7 +41,7 @@ async def _generate(service: Service, route: Route, exchange: Exchange) -> None:
     exchange.names, exchange.refusal = reply.names, reply.refusal
     generation = Generation(service, reply.request, Tally(service.metrics, exchange.note, exchange.arrived))
     try:
-        await exchange.while_connected(_answer(exchange, reply, generation))
+        await exchange.while_connected(_answer(service, exchange, reply, generation))
     finally:
         generation.close()
 
@@ -57,15 +58,18 @@ def head(service: Service, exchange: Exchange) -> Head:
     return service.head(exchange.unique, exchange.path, exchange.headers, query)
 
 
-async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
+async def _answer(service: Service, exchange: Exchange, reply: Reply, generation: Generation) -> None:
     await generation.begin()
     if reply.request.stream:
         await _stream(exchange, reply, generation)
         return
     while events := await generation.next():
         reply.add(events)
-    body = reply.body(generation.usage)
-    await exchange.answer(body, type=reply.type, extra=reply.headers(generation.timings))
+    body, extra = reply.body(generation.usage), reply.headers(generation.timings)
+    if reply.coding:
+        body = await service.off_loop(len(body), partial(deflate, body, reply.coding))
+        extra = [*extra, (b"content-encoding", reply.coding)]
+    await exchange.answer(body, type=reply.type, extra=extra)
 
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from parley.errors import HeadersTooLarge, Malformed, ParleyError, TooLarge, Unsupported
+from parley.errors import HeadersTooLarge, Malformed, ParleyError, TooLarge, UnknownCoding
 from parley.server.cycle import Cycle
 from parley.server.options import ServerOptions
 
@@ -177,12 +177,12 @@ class Protocol(HttpToolsProtocol):
 
 
 def inflate(body: bytes, coding: bytes, limit: int) -> bytes:
-    """A body without its content coding, at most ``limit`` bytes. Raises TooLarge, Malformed, Unsupported."""
+    """A body without its content coding, at most ``limit`` bytes. Raises TooLarge, Malformed, UnknownCoding."""
     coding = coding.strip().lower()
     if coding in (b"", b"identity"):
         return body
     if coding not in (b"gzip", b"x-gzip", b"deflate"):
-        raise Unsupported("The body's Content-Encoding is not supported; send it as it is, or with gzip or deflate.")
+        raise UnknownCoding("The body's Content-Encoding is not supported; send it as it is, or with gzip or deflate.")
     stream = zlib.decompressobj(wbits=47)  # finds out by itself whether it is gzip or zlib
     try:
         plain = stream.decompress(body, limit + 1)
@@ -193,3 +193,9 @@ def inflate(body: bytes, coding: bytes, limit: int) -> bytes:
     if not stream.eof or stream.unused_data:
         raise Malformed("The body could not be decompressed: it is cut off, or something follows it.")
     return plain
+
+
+def deflate(body: bytes, coding: bytes) -> bytes:
+    """A body in a content coding, ``gzip`` or ``deflate``."""
+    stream = zlib.compressobj(level=1, wbits=31 if coding == b"gzip" else 15)
+    return stream.compress(body) + stream.flush()

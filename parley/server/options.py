@@ -28,6 +28,7 @@ class ServerOptions:
     listen: tuple[Listen, ...] = ()  # further ports, each for one API
     grpc: tuple[Listen, ...] = ()  # ports for Triton's API over gRPC
     strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
+    tgi_compat: str = "3"  # the version of TGI on that port
     names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
     max_queue: int = 1024

@@ -18,7 +18,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, Headers
-from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge
+from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge, UnknownCoding
 from parley.server.cycle import CYCLE, Cycle
 from parley.server.limits import inflate
 from parley.server.options import ServerOptions
@@ -78,7 +78,7 @@ class Exchange:
         return self._held
 
     async def _read(self) -> bytes:
-        limit = self.options.body_limit
+        limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
@@ -161,8 +161,10 @@ class Exchange:
         answer = self.refusal(error) or self.dialect.error(error)
         headers = list(extra)
         after = getattr(error, "retry_after", None)
-        if after is not None:
+        if after is not None and self.dialect.hints:
             headers += [(b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000))]
+        if isinstance(error, UnknownCoding):
+            headers.append((b"accept-encoding", b"gzip, deflate"))
         if answer.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         await self.answer(answer.body, answer.status, answer.type, headers)

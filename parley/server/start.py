@@ -135,7 +135,7 @@ class Instance:
         self._signals: list[int] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        tables = [universal(options.strict), *(alone(each.api) for each in options.listen)]
+        tables = [universal(options.strict, options.tgi_compat), *(alone(each.api) for each in options.listen)]
         apps = [build(self.service, table, host) for table, (host, _) in zip(tables, places(options), strict=True)]
         self._servers = [Server(http(options, app)) for app in apps]
         self._rpc: Port | None = None

@@ -9,7 +9,7 @@ address, model = sys.argv[1:]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
 
-for base in ("",):
+for base in ("", "/tgi"):
     url = f"http://{address}{base}"
     client = InferenceClient(model=url)
     assert client.text_generation("Hello", max_new_tokens=4).startswith("Hello")  # with the prompt, unless told

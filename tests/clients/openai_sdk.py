@@ -28,7 +28,7 @@ def refused(kind, part, call, **options):
 
 
 # each API's own /v1, as far as it speaks this protocol, beside the universal one
-for base in ("/v1", "/openai/v1"):
+for base in ("/v1", "/openai/v1", "/vllm/v1"):
     client = openai.OpenAI(base_url=f"http://{address}{base}", api_key="none", max_retries=0)
     assert [card.id for card in client.models.list()] == [model]
     create = client.chat.completions.create

@@ -9,7 +9,7 @@ address, model = sys.argv[1:]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris."
 
-for base in ("",):
+for base in ("", "/tgi"):
     client = Client(f"http://{address}{base}")
     whole = client.generate("Hello", max_new_tokens=4, decoder_input_details=True)
     assert (

@@ -56,6 +56,28 @@ def finish(reply: infer.InferReply) -> bytes:
     return reply.body(Usage())
 
 
+# -- compression
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        ("", ""),
+        ("gzip", "gzip"),
+        ("deflate, gzip", "deflate"),
+        ("deflate;q=0.5, GZIP;q=0.75, br", "gzip"),
+        ("gzip;q=0, deflate;q=0", ""),
+        ("identity, gzip;q=0.9", ""),
+        ("gzip;q=x, *, br", ""),
+    ],
+)
+def test_the_coding_that_the_client_likes_best(accepted, coding):
+    at = Head("0f", 1, "fp_1", path={"model": "m"}, headers={b"accept-encoding": accepted.encode()})
+    reply = infer.read(json.dumps({"inputs": [TEXT]}).encode(), at)
+    assert reply.coding == coding.encode()
+    assert finish(reply).startswith(b'{"model_name"')  # it is the server that compresses
+
+
 # -- JSON
 
 

@@ -174,6 +174,8 @@ OF_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": True, "top_logprobs": 30},
      "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=top_logprobs, value=30)",
      "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "Requested sample logprobs of the whole vocabulary, which is greater than "
+     "max allowed: 20 (parameter=top_logprobs, value=-1)", "top_logprobs"),
     ({"top_logprobs": 2}, "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
      "top_logprobs"),
     ({"tools": []},
@@ -191,6 +193,10 @@ OF_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
 OF_TEXTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": 30}, "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=logprobs, "
      "value=30)", "logprobs"),
+    ({"logprobs": -1}, "Requested sample logprobs of the whole vocabulary, which is greater than max allowed: 20 "
+     "(parameter=logprobs, value=-1)", "logprobs"),
+    ({"prompt_logprobs": -1}, "Requested prompt logprobs of the whole vocabulary, which is greater than max allowed: "
+     "20 (parameter=prompt_logprobs, value=-1)", "prompt_logprobs"),
     ({"prompt": []}, "You must pass at least one prompt", None),
     ({"prompt": None}, "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
     ({"suffix": "x"}, "suffix is only supported for models with FIM completion rendering", None),

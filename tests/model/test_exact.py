@@ -27,7 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
     "wide": WIDE,
     "real": WIDE | {"intermediate_size": 4864, "num_hidden_layers": 4},
 }
-SIZES["int4"] = SIZES["real"]
+SIZES |= {"int8": SIZES["real"], "int4": SIZES["real"], "tiny int8": {}}
 SLOTS = 5
 ROOMY = 200  # pages
 
@@ -35,7 +35,8 @@ ROOMY = 200  # pages
 @functools.cache
 def network(architecture: str, size: str = "tiny"):
     folder = models.model(architecture, **SIZES[size])
-    settings = Settings(model=str(folder), kv_memory=1 << 20, quantization="int4" if size == "int4" else "none")
+    kind = size.split()[-1] if "int" in size else "none"
+    settings = Settings(model=str(folder), kv_memory=1 << 20, quantization=kind)
     runner, info = load(settings, lambda stage, fraction: None)
     return runner.network, info
 
@@ -162,9 +163,9 @@ REQUEST = st.tuples(
 )
 
 
-def play(architecture, requests, blocks, most, cache, seed, int8=False) -> int:
+def play(architecture, requests, blocks, most, cache, seed, int8=False, size="tiny") -> int:
     """Run a schedule and compare all that did not leave with itself alone. Gives the number of preemptions."""
-    engine = Engine(make_runner(architecture, blocks, int8=int8), Random(seed, most), cache)
+    engine = Engine(make_runner(architecture, blocks, size, int8), Random(seed, most), cache)
     events: dict[int, list] = {}
     for i, (*_, arrives, leaves) in enumerate(requests):
         events.setdefault(arrives, []).append((i, True))
@@ -181,7 +182,7 @@ def play(architecture, requests, blocks, most, cache, seed, int8=False) -> int:
     engine.finish()
     for i, (family, length, tokens, kind, draw, n, scored, _, leaves) in enumerate(requests):
         for index in range(n):
-            want = alone(architecture, family, length, tokens, kind, draw + index, scored, int8=int8)
+            want = alone(architecture, family, length, tokens, kind, draw + index, scored, size, int8)
             if leaves is None:
                 got = engine.result(str(i), index)
                 assert got[:4] == want[:4]
@@ -207,11 +208,20 @@ def test_any_schedule_gives_what_each_request_gives_alone(architecture, requests
     play(architecture, requests, blocks, most, cache, seed)
 
 
-@pytest.mark.parametrize(("architecture", "int8"), [("qwen3", False), ("qwen3", True), ("gemma3", True)])
-def test_a_pool_that_is_too_small_for_two_preempts_and_nobody_notices(architecture, int8):
+@pytest.mark.parametrize(
+    ("architecture", "int8", "size"),
+    [
+        ("qwen3", False, "tiny"),
+        ("qwen3", True, "tiny"),
+        ("gemma3", True, "tiny"),
+        ("qwen3", False, "tiny int8"),
+        ("mistral", True, "tiny int8"),
+    ],
+)
+def test_a_pool_that_is_too_small_for_two_preempts_and_nobody_notices(architecture, int8, size):
     crowd = [(i % 3, 60 + i, 24, i % len(SAMPLINGS), i, 1, i % 2 == 0, 0, None) for i in range(6)]
     for cache in (True, False):
-        assert play(architecture, crowd, 9, 500, cache, 1, int8) > 3
+        assert play(architecture, crowd, 9, 500, cache, 1, int8, size) > 3
 
 
 @pytest.mark.parametrize("cache", [True, False])
@@ -261,10 +271,10 @@ def test_salts_do_not_share():
     assert [engine.outputs[id, 0][0].cached_tokens for id in "abc"] == [0, 0, 48]
 
 
-@pytest.mark.parametrize("size", ["wide", "real", "int4"])
+@pytest.mark.parametrize("size", ["wide", "real", "int8", "int4"])
 def test_n_choices_are_n_requests_and_the_batch_is_wide(size):
     """At the width of a real model's layers. Torch's own linears keep rows apart up to an inner dimension of 1024."""
-    if size != "wide" and library.load() is None:
+    if size in ("real", "int4") and library.load() is None:  # sums of int8 are exact everywhere
         pytest.skip("needs the compiled kernels")
     engine = Engine(make_runner("qwen2", 80, size), Random(3, 60), True)
     for i in range(3):

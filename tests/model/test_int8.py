@@ -164,7 +164,8 @@ def test_in_one_pass_is_the_same_as_in_two(kernels, rows, width, number, seed):
     for plain, got in pairs:
         want = torch_int8.quantise(plain)
         assert torch.equal(got.values[:, :width], want.values) and torch.equal(got.scales, want.scales)
-        assert got.excess is None or torch.equal(got.excess, 128 * want.values.sum(1, dtype=torch.int32))
+        if kernels is not torch_kernels:
+            assert torch.equal(got.excess, 128 * want.values.sum(1, dtype=torch.int32))
 
 
 def test_rows_of_a_wrong_width_are_refused(kernels):

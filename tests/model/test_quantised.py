@@ -172,6 +172,14 @@ def test_what_is_refused_says_why(config, match, tmp_path):
     assert str(failure.value).endswith(".") and "\n" not in str(failure.value)
 
 
+def test_the_first_of_these_checkpoints_had_another_name_for_it(tmp_path):
+    folder = write_w8a8(models.model("llama"), tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    fields["compression_config"] = fields.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert start(folder)[1].quantization == "compressed-tensors"
+
+
 def test_settings_that_do_not_fit_are_refused(tmp_path):
     def fails(match, folder, **settings):
         with pytest.raises(LoadError, match=match):

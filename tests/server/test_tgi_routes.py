@@ -227,7 +227,33 @@ async def test_an_engine_that_fails(serve, path):
     else:
         assert (answer.status, events(answer)[-1]) == (200, error)
     health = await served.get("/tgi/health")
-    assert (health.status, health.json["error_type"]) == (503, "healthcheck")
+    assert (health.status, health.body) == (503, b'{"error":"unhealthy","error_type":"healthcheck"}')
+
+
+async def test_a_strict_refusal_does_not_say_when_to_come_back(serve):
+    served = await serve(max_batch=1, max_queue=0)
+    served.engine.gate.clear()
+    running = asyncio.create_task(served.post("/generate", {"inputs": "a"}))
+    await served.until(lambda: served.engine.in_flight == 1)
+    lenient, strict = (
+        await served.post("/generate", {"inputs": "a"}),
+        await served.post("/tgi/generate", {"inputs": "a"}),
+    )
+    assert lenient.body == strict.body == b'{"error":"Model is overloaded","error_type":"overloaded"}'
+    assert (lenient.status, strict.status) == (429, 429)
+    assert "retry-after" in lenient.headers and "retry-after" not in strict.headers
+    served.engine.gate.set()
+    await running
+
+
+async def test_a_strict_body_has_a_limit_of_its_own(served):
+    too_large = (413, "text/plain; charset=utf-8", b"Failed to buffer the request body: length limit exceeded")
+    for path, size in (("/tgi/generate", 2_000_000), ("/tgi-0.9.4/generate", 2 << 20)):
+        body = b'{"inputs":"a"}'.ljust(size)
+        assert (await served.call("POST", path, body, {"content-type": "application/json"})).status == 200
+        refused = await served.call("POST", path, body + b" ", {"content-type": "application/json"})
+        assert (refused.status, refused.headers["content-type"], refused.body) == too_large
+    assert (await served.call("POST", "/generate", body + b" ")).status == 200
 
 
 async def test_a_silent_stream_is_kept_alive(serve):

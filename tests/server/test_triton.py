@@ -2,6 +2,7 @@
 
 import json
 import struct
+import zlib
 
 import pytest
 from served import HELLO, Served, concrete, request
@@ -74,6 +75,41 @@ async def test_infer_with_bytes_both_ways(serve):
     output = json.loads(answer.body[:size])["outputs"][0]
     assert output["parameters"]["binary_data_size"] == len(answer.body) - size
     assert answer.body[size + 4 :].decode() == "a b c" + await said(served, "a b c", max_tokens=4)
+
+
+@pytest.mark.parametrize(("coding", "bits"), [("gzip", 31), ("deflate", 15)])
+async def test_infer_is_compressed_if_asked_for(serve, coding, bits):
+    served = await serve()
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
+    plain, binary = (json.dumps({"inputs": [tensor], "parameters": wish}).encode()
+                     for wish in ({"max_tokens": 4}, {"max_tokens": 4, "binary_data_output": True}))  # fmt: skip
+    for body in (plain, binary):
+        bare = await served.post("/v2/models/tiny/infer", body)
+        packed = await served.call("POST", "/v2/models/tiny/infer", body, {"accept-encoding": coding})
+        assert "content-encoding" not in bare.headers and packed.headers["content-encoding"] == coding
+        assert int(packed.headers["content-length"]) == len(packed.body)
+        assert zlib.decompress(packed.body, bits) == bare.body
+        length = "inference-header-content-length"  # of the JSON as it was before
+        assert packed.headers.get(length) == bare.headers.get(length)
+    generated = await served.call("POST", GENERATE, {"text_input": "a"}, {"accept-encoding": coding})
+    assert "content-encoding" not in generated.headers
+
+
+async def test_an_unknown_coding_of_a_body(serve):
+    answer = await (await serve()).call("POST", "/v2/models/tiny/infer", b"x", {"content-encoding": "br"})
+    assert (answer.status, answer.body) == (501, b'{"error":"Unsupported compression type"}')
+    assert answer.headers["accept-encoding"] == "gzip, deflate"
+
+
+async def test_generate_reads_a_compressed_body_only_if_it_is_lenient(serve):
+    served = await serve()
+    body = zlib.compress(b'{"text_input":"a"}')
+    lenient = await served.call("POST", GENERATE, body, {"content-encoding": "deflate"})
+    strict = await served.call("POST", f"/triton{GENERATE}", body, {"content-encoding": "deflate"})
+    assert lenient.status == 200
+    assert (strict.status, strict.body) == (
+        400, b'{"error":"Unsupported content-encoding, only \'identity\' is supported."}'
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ def _dialect(rules: Rules) -> Dialect:
         name="tgi",
         title="TGI",
         base="",
-        error=shared.error,
+        error=partial(shared.error, rules),
+        body_limit=rules.max_body,
+        hints=not rules.strict,
         routes=(
             *_common(rules),
             _generate("/vertex", vertex.read, rules),
@@ -68,5 +70,11 @@ def _common(rules: Rules) -> tuple[Route, ...]:
 DIALECT = _dialect(EXTENDED)
 STRICT = _dialect(shared.STRICT)
 OLD = Dialect(
-    name=f"tgi-{tokens.OLD}", title=f"TGI {tokens.OLD}", base="", error=shared.error, routes=_common(shared.OLD)
+    name=f"tgi-{tokens.OLD}",
+    title=f"TGI {tokens.OLD}",
+    base="",
+    error=partial(shared.error, shared.OLD),
+    body_limit=shared.OLD.max_body,
+    hints=False,
+    routes=_common(shared.OLD),
 )

@@ -64,10 +64,10 @@ class Spoken(Reply):
         return DONE
 
     def fail(self, error: ParleyError) -> bytes:
-        return failure(error)
+        return failure(error, self._rules)
 
     def refusal(self, error: ParleyError) -> Answer | None:
-        return told_inside(error) if self._rules.strict and self.request.stream else None
+        return told_inside(error, self._rules) if self._rules.strict and self.request.stream else None
 
     def headers(self, timings: Timings | None) -> Headers:
         return shared.headers(
@@ -106,17 +106,17 @@ def usage(total: Usage) -> dict[str, int]:
     }
 
 
-def failure(error: ParleyError) -> bytes:
+def failure(error: ParleyError, rules: Rules) -> bytes:
     """The end of a stream that an error cuts short; the number is the same for every error."""
-    text = shared.error_object(error)["error"]
+    text = shared.error_object(error, rules)["error"]
     return shared.frame({"error": {"message": text, "http_status_code": 422}}) + DONE
 
 
-def told_inside(error: ParleyError) -> Answer | None:
+def told_inside(error: ParleyError, rules: Rules) -> Answer | None:
     """An error as a whole stream; None for those of template and tools, which come before there is one."""
     if shared.kind(error) in ("tool_error", "template_error"):
         return None
-    return Answer(200, failure(error), b"text/event-stream")
+    return Answer(200, failure(error, rules), b"text/event-stream")
 
 
 def read_stream(rules: Rules, body: Fields, make: Any) -> Any:
@@ -126,7 +126,7 @@ def read_stream(rules: Rules, body: Fields, make: Any) -> Any:
     except (Malformed, Missing, WrongType):
         raise
     except ParleyError as error:
-        inside = told_inside(error) if rules.strict and body.raw("stream") is True else None
+        inside = told_inside(error, rules) if rules.strict and body.raw("stream") is True else None
         if inside is None:
             raise
         return inside

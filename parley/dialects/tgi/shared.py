@@ -61,6 +61,7 @@ class Rules:
     max_stops: int
     max_top: int  # alternatives per token
     max_prompts: int  # of one completion
+    max_body: int | None = None  # bytes
     old: bool = False  # as version 0.9.4: its defaults, its framing, its fewer members and headers
 
     @property
@@ -69,8 +70,8 @@ class Rules:
         return b"data:" if self.old else b"data: "
 
 
-STRICT = Rules(strict=True, max_best_of=2, max_stops=4, max_top=5, max_prompts=4)
-OLD = Rules(strict=True, max_best_of=2, max_stops=4, max_top=0, max_prompts=1, old=True)
+STRICT = Rules(strict=True, max_best_of=2, max_stops=4, max_top=5, max_prompts=4, max_body=2_000_000)
+OLD = Rules(strict=True, max_best_of=2, max_stops=4, max_top=0, max_prompts=1, max_body=2 << 20, old=True)
 EXTENDED = Rules(strict=False, max_best_of=128, max_stops=1024, max_top=20, max_prompts=128)
 
 TYPES = {
@@ -166,7 +167,7 @@ def unavailable(name: str) -> Unsupported:
     return Unsupported(f"`{name}` is not available on this server", field=name)
 
 
-def error(error: ParleyError) -> Answer:
+def error(rules: Rules, error: ParleyError) -> Answer:
     """An error as the whole answer."""
     match error:
         case Malformed():
@@ -177,11 +178,11 @@ def error(error: ParleyError) -> Answer:
         case TooLarge():
             return Answer(413, b"Failed to buffer the request body: length limit exceeded", PLAIN)
         case UnknownModel():
-            return Answer(424, encode(error_object(error)))
+            return Answer(424, encode(error_object(error, rules)))
         case Unauthorized() | NotFound() | NotAllowed():
             return Answer(error.status, b"", PLAIN)
     status = 422 if isinstance(error, BadRequest) else 424 if isinstance(error, EngineError) else error.status
-    return Answer(status, encode(error_object(error)))
+    return Answer(status, encode(error_object(error, rules)))
 
 
 def streamed(error: ParleyError, rules: Rules = STRICT) -> Answer:
@@ -191,10 +192,12 @@ def streamed(error: ParleyError, rules: Rules = STRICT) -> Answer:
 
 def failure(error: ParleyError, rules: Rules = STRICT) -> bytes:
     """The end of a stream that an error cuts short."""
-    return frame(error_object(error), rules)
+    return frame(error_object(error, rules), rules)
 
 
-def error_object(error: ParleyError) -> dict[str, str]:
+def error_object(error: ParleyError, rules: Rules) -> dict[str, str]:
+    """Of what is the server's own fault the original says no more than that it is so."""
+    why = "" if rules.strict else f": {error.message}"
     match error:
         case BadRequest() if special := kind(error):
             return {"error": KINDS[special] + error.message, "error_type": special}
@@ -205,9 +208,9 @@ def error_object(error: ParleyError) -> dict[str, str]:
         case EngineError() | UnknownModel():  # a model of another name would be an adapter
             return {"error": f"Request failed during generation: {error.message}", "error_type": "generation"}
         case NotReady():
-            return {"error": f"unhealthy: {error.message}", "error_type": "healthcheck"}
+            return {"error": f"unhealthy{why}", "error_type": "healthcheck"}
         case ParleyError(status=status) if status >= 500:
-            return {"error": f"Incomplete generation: {error.message}", "error_type": "incomplete_generation"}
+            return {"error": f"Incomplete generation{why}", "error_type": "incomplete_generation"}
         case _:
             return {"error": error.message, "error_type": "refused"}
 

@@ -18,6 +18,7 @@ from parley.errors import (
     Overloaded,
     ParleyError,
     TooLarge,
+    UnknownCoding,
     UnknownModel,
 )
 
@@ -61,6 +62,8 @@ def error(error: ParleyError) -> Answer:
             message = "Not Found"
         case TooLarge():
             status = 400
+        case UnknownCoding():
+            status, message = 501, "Unsupported compression type"
         case Overloaded():
             status = 503
     return Answer(status, body(message))

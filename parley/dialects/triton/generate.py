@@ -4,7 +4,7 @@ Members of the body, and those of its member ``parameters``, are inputs of the m
 request parameters. Which endpoint it was decides the framing, the input ``stream`` how many responses there are: a
 stream of one response is as good as one of many. What the original refuses is refused if ``strict``: many responses on
 ``generate``, which are given as one otherwise, the prompt in a stream, members that are null, and parameters that are
-lists or objects.
+lists or objects, and bodies that are compressed.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class GenerateReply(Reply):
 def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateReply:
     """Raises BadRequest, NotFound."""
     versions.check(head.path)
+    if strict and head.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        raise Invalid("Unsupported content-encoding, only 'identity' is supported.")
     document = parse(data)
     id = document.pop("id", "")
     if id is None and not strict:

@@ -1,12 +1,13 @@
 """``…/infer``: tensors in, tensors out, each as JSON or as bytes behind the JSON.
 
 ``Inference-Header-Content-Length`` tells where the JSON ends, in requests and in answers; 0 in a request means that the
-whole body is the text. The original refuses this endpoint for models that may give several responses; here there is
-always one, with all that was said.
+whole body is the text. A client that accepts gzip or deflate gets that. The original refuses this endpoint for models
+that may give several responses; here there is always one, with all that was said.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -27,6 +28,8 @@ from parley.types import Usage
 LENGTH = b"inference-header-content-length"
 OCTETS = b"application/octet-stream"
 MAX_ELEMENTS = 4096  # of one input
+MAX_CODINGS = 16  # that a client lists
+WEIGHT = re.compile(rb"q\s*=\s*([01](?:\.\d{0,3})?)")
 TYPES = frozenset({"BYTES", *FORMATS})
 OWN = {"sequence_id": "Sequences are", "sequence_start": "Sequences are", "sequence_end": "Sequences are"}
 
@@ -41,8 +44,9 @@ class Form:
 
 
 class InferReply(GenerateReply):
-    def __init__(self, asked: Asked, form: Form):
+    def __init__(self, asked: Asked, form: Form, coding: bytes = b""):
         super().__init__(asked, stream=False)
+        self.coding = coding
         self._form = form
         self._length = 0
 
@@ -76,8 +80,10 @@ def read(body: bytes, head: Head) -> InferReply:
     versions.check(head.path)
     size = _split(head.headers, len(body))
     if size == 0 and LENGTH in head.headers:
-        return InferReply(ask({"text_input": _text(body)}, "", head), Form(rest=True))
-    return InferReply(*understand(parse(body[:size]), memoryview(body)[size:], head))
+        asked, form = ask({"text_input": _text(body)}, "", head), Form(rest=True)
+    else:
+        asked, form = understand(parse(body[:size]), memoryview(body)[size:], head)
+    return InferReply(asked, form, _coding(head.headers.get(b"accept-encoding", b"")))
 
 
 def understand(document: dict[str, Any], tail: memoryview, head: Head) -> tuple[Asked, Form]:
@@ -102,6 +108,25 @@ def _split(headers: Mapping[bytes, bytes], length: int) -> int:
     if not 0 <= int(value) <= length:
         raise Invalid(f"inference header size should be in range (0, {length}), got: {shown}")
     return int(value)
+
+
+def _coding(accepted: bytes) -> bytes:
+    """The coding that a client likes best, the first of several; empty for none, which is what it gets if not asked."""
+    best, chosen = 0.0, b""
+    for part in accepted.lower().split(b",")[:MAX_CODINGS]:
+        name, _, weight = (piece.strip() for piece in part.partition(b";"))
+        quality = _quality(weight)
+        if name in (b"gzip", b"deflate", b"identity") and quality > best:
+            best, chosen = quality, name
+    return chosen if chosen != b"identity" else b""
+
+
+def _quality(weight: bytes) -> float:
+    """What a weight such as ``q=0.5`` says; 1 without one, 0 if it cannot be read."""
+    if not weight:
+        return 1.0
+    found = WEIGHT.fullmatch(weight)
+    return float(found[1]) if found else 0.0
 
 
 def _text(body: bytes) -> str:

@@ -50,6 +50,7 @@ STRICT = Dialect(
     title="vLLM",
     base="/v1",
     error=shared.error,
+    hints=False,
     routes=(
         _generate(legacy.STRICT),
         Route("POST", "/v1/chat/completions", "generate", read=chat.read),
@@ -74,5 +75,6 @@ OLD = Dialect(
     title="vLLM 0.6.3's demo server",
     base="",
     error=shared.error,
+    hints=False,
     routes=(_generate(legacy.OLD), Route("GET", "/health", "health")),
 )

@@ -132,9 +132,10 @@ class Words(fields.Words):
     def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
         name, place = path.rpartition(".")[2], _place(path)
         above = high is not None and value > high
-        if name in SCORES and above:
+        if name in SCORES and (above or value == -1):
+            told = excerpt(value) if above else "the whole vocabulary"  # which is what -1 asks for
             return named(
-                f"Requested {SCORES[name]} logprobs of {excerpt(value)}, which is greater than max allowed: {high}",
+                f"Requested {SCORES[name]} logprobs of {told}, which is greater than max allowed: {high}",
                 path, value,
             )  # fmt: skip
         if name in RANGES:

@@ -2,7 +2,7 @@
 //
 // The multiplier of such sums takes signed by unsigned numbers, and of the two only the signed one can be spread over a
 // register from memory; so weights are kept as w + 128, and a row comes with 128 times the sum of its numbers, which is
-// what that adds to each of its outputs.
+// what that adds to each of its outputs. Sums are modulo 2^32: only what is left after that has to fit.
 #include "linear.h"
 
 namespace {
@@ -18,7 +18,6 @@ void run(Rows x, const Four* w, const float* scales, const bf16* bias, T* y, lon
   product<int32_t>((const Four*)x.values, w, M, N, steps, threads, [=](const int32_t* sums, long m, long rows, long n) {
     for (long r = 0; r < rows; r++)
       for (long i = 0; i < PANEL && i < N - n; i += LANES) {
-        // Without signs, for either may have gone around where their difference has not.
         Ints exact = (Ints)(read<Bits>(sums + r * PANEL + i) - (uint32_t)x.excess[m + r]);
         Vec v = __builtin_convertvector(exact, Vec) * x.scales[m + r] * load(scales + n + i, N - n - i);
         if (bias) v += load(bias + n + i, N - n - i);

@@ -36,12 +36,16 @@ constexpr float LEAST = 0x1p-100f;  // a row whose largest number is below is ze
 // values = row / scale, to the nearest, ties to even; scale = the largest absolute value / 127. A row that holds what is
 // not a number, or infinite, gets zeros and a scale that is not a number.
 void quantise_row(const bf16* row, long width, int8_t* values, float* scale, int32_t* excess) {
+  // Among numbers without sign the order of bits is that of values, and a NaN is the largest.
+  auto larger = [](Bits most, Vec v) {
+    Bits size = (Bits)v & 0x7fffffff;
+    return size > most ? size : most;
+  };
+  long whole = width / LANES * LANES, rest = width - whole, i = 0;
   Bits most[4] = {};
-  for (long i = 0; i < width; i += LANES) {
-    // Among numbers without sign the order of bits is that of values, and a NaN is the largest.
-    Bits size = (Bits)load(row + i, width - i) & 0x7fffffff, &other = most[i / LANES % 4];
-    other = size > other ? size : other;
-  }
+#pragma GCC unroll 4
+  for (; i < whole; i += LANES) most[i / LANES % 4] = larger(most[i / LANES % 4], load(row + i));
+  if (rest) most[0] = larger(most[0], load(row + i, rest));
   uint32_t largest = 0, lanes[4][LANES];
   memcpy(lanes, most, sizeof lanes);
   for (auto& each : lanes)
@@ -50,18 +54,25 @@ void quantise_row(const bf16* row, long width, int8_t* values, float* scale, int
   memcpy(&top, &largest, sizeof top);
   bool sound = largest < 0x7f800000;
   *scale = sound ? top / 127 : __builtin_nanf("");
-  float inverse = sound && top >= LEAST ? 127 / top : 0;
-  long padded = (width + 3) / 4 * 4;
-  Ints sums[2] = {};
-  for (long i = 0; i < padded; i += LANES) {
-    Vec v = sound && i < width ? load(row + i, width - i) : Vec{};
-    // Adding 1.5 * 2^23 leaves the nearest integer in the low bits.
-    Ints near = (Ints)(v * inverse + 12582912.f) - 0x4b400000;
-    sums[i / LANES % 2] += near;
-    Bytes bytes = __builtin_convertvector(near, Bytes);
-    memcpy(values + i, &bytes, std::min<long>(LANES, padded - i));
+  *excess = 0;
+  if (!sound || top < LEAST) {
+    memset(values, 0, (width + 3) / 4 * 4);
+    return;
   }
-  *excess = 128 * sum(sums[0] + sums[1]);
+  float inverse = 127 / top;
+  Ints total = {};
+  auto round = [&](Vec v) {
+    Ints near = (Ints)(v * inverse + 12582912.f) - 0x4b400000;  // adding 1.5 * 2^23 leaves it in the low bits
+    total += near;
+    return __builtin_convertvector(near, Bytes);
+  };
+#pragma GCC unroll 4
+  for (i = 0; i < whole; i += LANES) put(values + i, round(load(row + i)));
+  if (rest) {
+    Bytes last = round(load(row + i, rest));
+    memcpy(values + i, &last, (rest + 3) / 4 * 4);
+  }
+  *excess = 128 * sum(total);
 }
 
 // Rows of `width` numbers that compute(m, to) writes, by a team of threads.

@@ -60,23 +60,23 @@ static inline Vec dot(Vec c, Bits a, Bits b) {
 }
 
 // in each lane the sum of two products
-static inline Ints multiply(Shorts a, Shorts b) {
+static inline Bits multiply(Shorts a, Shorts b) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  return (Bits)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
   Bits products = (Bits)(a * b);  // the caller sees to it that 16 bits hold one
-  return ((Ints)products >> 16) + ((Ints)(products << 16) >> 16);
+  return (Bits)((Ints)products >> 16) + (Bits)((Ints)(products << 16) >> 16);
 #endif
 }
 
-// c + the products of a lane's four signed bytes of a and unsigned bytes of b, without saturation
+// c + the products of a lane's four signed bytes of a and unsigned bytes of b, modulo 2^32: without saturation
 static inline Ints dot(Ints c, Bits a, Bits b) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)c, (__m512i)b, (__m512i)a);
 #else
-  // Without signs, for a sum may go around as it does in the instruction.
-  Bits low = (Bits)multiply((Shorts)(a << 8) >> 8, (Shorts)(b & 0x00ff00ff));
-  return (Ints)((Bits)c + low + (Bits)multiply((Shorts)a >> 8, (Shorts)(b >> 8 & 0x00ff00ff)));
+  Bits even = multiply((Shorts)(a << 8) >> 8, (Shorts)(b & 0x00ff00ff));
+  Bits odd = multiply((Shorts)a >> 8, (Shorts)(b >> 8 & 0x00ff00ff));
+  return (Ints)((Bits)c + even + odd);
 #endif
 }
 
