@@ -177,7 +177,8 @@ class Output(msgspec.Struct, array_like=True, gc=False):
 
     ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``). ``prompt_scores`` arrives once, with
     the first output of choice 0; its first entry is None, for nothing precedes the first token. ``waited``: seconds in
-    the engine's queue, told with the first output of a choice.
+    the engine's queue, told with the first output of a choice. ``preemptions``: how often it had to give up its place
+    until now.
     """
 
     id: str
@@ -190,6 +191,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     cached_tokens: int = 0
     prompt_scores: list[Score | None] | None = None
     waited: float = 0.0
+    preemptions: int = 0
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):

@@ -203,7 +203,7 @@ class Loop:
         sequence.prompt_scores += result.prompt_scores
         if row.start + row.count < len(sequence.tokens):
             return
-        output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached)
+        output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
         if sequence.generated == 0:
             output.waited = sequence.waited
             output.prompt_scores = sequence.prompt_scores or None

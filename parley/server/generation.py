@@ -213,6 +213,8 @@ class Generation:
                 raise self._error
             if output.token_ids:
                 self._tally.tokens(first + output.index, len(output.token_ids), now, output.waited)
+            if output.preemptions:
+                self._tally.preempt(first + output.index, output.preemptions)
             choice = branch.choices[output.index]
             for event in choice.push(output):
                 events.append(event)

@@ -18,6 +18,7 @@ PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2
 TGI = tuple(float(f"{0.0001 * 1.5**k:.6g}") for k in range(1, 36))
 # Numbers of something.
 CHOICES = (1, 2, 5, 10, 20)
+PREEMPTIONS = (0, *CHOICES)
 STEP = (1, *(2**k for k in range(3, 15)))
 
 
@@ -50,6 +51,7 @@ class Metrics:
         self.output_length = Distribution()  # of all choices together
         self.longest_output = Distribution()  # of its longest choice
         self.max_tokens = Distribution()
+        self.preempted = Distribution(vllm=PREEMPTIONS)  # how often its choices were
         # of a step of the engine
         self.step_tokens = Distribution(vllm=STEP)
         self.step_rows = Distribution(tgi=tuple(2**k for k in range(11)))

@@ -108,6 +108,7 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
     ("request_prefill_kv_computed_tokens", "Of those, computed rather than found.", lambda m: m.computed_length),
     ("request_generation_tokens", "Output tokens of a request.", lambda m: m.output_length),
     ("request_max_num_generation_tokens", "Output tokens of its longest choice.", lambda m: m.longest_output),
+    ("request_num_preemptions", "Preemptions of a request.", lambda m: m.preempted),
     ("request_params_n", "n of a request.", lambda m: m.choices),
     ("request_params_max_tokens", "max_tokens of a request.", lambda m: m.max_tokens),
     ("iteration_tokens_total", "Tokens of a step of the engine.", lambda m: m.step_tokens),

@@ -25,7 +25,7 @@ class Note:
 
 
 class Tally:
-    """The calls come in this order: submit, tokens and end as things happen, close."""
+    """The calls come in this order: submit, tokens, preempt and end as things happen, close."""
 
     def __init__(self, metrics: Metrics, note: Note, arrived: float):
         self.note = note
@@ -35,6 +35,7 @@ class Tally:
         self._began = 0.0  # when the engine's first step with it began
         self._first = 0.0
         self._last: dict[int, float] = {}  # choice -> when its last token came
+        self._preempted: dict[int, int] = {}  # choice -> how often
         self._usage = Usage()
 
     def submit(self, request: Request, usage: Usage) -> None:
@@ -63,6 +64,10 @@ class Tally:
             self._metrics.between_tokens.observe((now - before) / count, count)
         self._last[choice] = now
 
+    def preempt(self, choice: int, times: int) -> None:
+        """A choice was preempted so often until now."""
+        self._preempted[choice] = times
+
     def end(self, reason: Reason) -> None:
         """A choice ended."""
         self.note.finish = reason
@@ -87,6 +92,7 @@ class Tally:
         metrics.cached.add(usage.cached_tokens)
         metrics.whole.observe(now - self._arrived)
         metrics.output_length.observe(delivered)
+        metrics.preempted.observe(sum(self._preempted.values()))
         metrics.longest_output.observe(max(lengths, default=0))
         metrics.computed_length.observe(usage.prompt_tokens - usage.cached_tokens)
         if self._first:

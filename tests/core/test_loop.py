@@ -266,6 +266,7 @@ def test_max_tokens_reserves_nothing() -> None:
     assert bench.stats.running == 8 and bench.stats.blocks_used == 8
     bench.drain()
     assert bench.stats.preemptions > 0
+    assert sum(parts[-1].preemptions for parts in bench.outputs.values()) == bench.stats.preemptions
     for number in range(8):
         same(bench.result(f"w{number}"), alone(Work(f"w{number}", [number, 1, 2], max_tokens=200)))
 

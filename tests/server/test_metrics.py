@@ -7,7 +7,10 @@ from served import HELLO
 from test_routes import value
 
 from parley.errors import EngineError
+from parley.server.metrics import Metrics
 from parley.server.series import Count, Distribution, scalar
+from parley.server.tally import Note, Tally
+from parley.types import Request, Text, Usage
 
 VLLM = 'model_name="tiny",engine="0"'
 
@@ -18,7 +21,7 @@ QUERIED = [
       "request_generation_tokens", "request_queue_time_seconds", "request_prefill_time_seconds",
       "request_decode_time_seconds", "request_inference_time_seconds", "request_max_num_generation_tokens",
       "request_params_n", "request_params_max_tokens", "iteration_tokens_total", "request_prefill_kv_computed_tokens",
-      "request_time_per_output_token_seconds") for part in ("sum", "count")),
+      "request_time_per_output_token_seconds", "request_num_preemptions") for part in ("sum", "count")),
     "prompt_tokens_total", "generation_tokens_total", "num_requests_running", "num_requests_waiting",
     "kv_cache_usage_perc", "gpu_cache_usage_perc", "num_requests_swapped", "num_preemptions_total",
     "prefix_cache_queries_total", "prefix_cache_hits_total", "gpu_prefix_cache_queries_total",
@@ -35,6 +38,7 @@ async def test_what_vllms_dashboards_ask_for(serve):
     assert told["request_generation_tokens_sum"] == told["generation_tokens_total"] == 18
     assert told["request_max_num_generation_tokens_sum"] == told["request_params_max_tokens_sum"] == 9
     assert told["request_params_n_sum"] == 2
+    assert (told["request_num_preemptions_sum"], told["request_num_preemptions_count"]) == (0, 1)
     assert told["time_per_output_token_seconds_count"] == told["inter_token_latency_seconds_count"] == 16
     assert told["iteration_tokens_total_count"] == 9
     assert told["iteration_tokens_total_sum"] == 2 * 3 + 16  # the scripted engine reads a prompt for each choice
@@ -55,6 +59,17 @@ async def test_what_vllms_dashboards_ask_for(serve):
         assert value(page, f"vllm:{line}") == number, line
     assert 'request_prompt_tokens_bucket{model_name="tiny",engine="0",le="5000"}' not in page  # beyond the context
     assert "# TYPE vllm:iteration_tokens_total histogram" in page
+
+
+def test_preemptions_are_those_of_all_choices():
+    metrics = Metrics()
+    tally = Tally(metrics, Note(), 0.0)
+    tally.submit(Request(id="r", model="m", prompts=[Text("a")], n=2), Usage(3, 0))
+    for choice, times in ((0, 1), (1, 1), (0, 2), (0, 2)):  # each time: how often until now
+        tally.preempt(choice, times)
+    tally.close([4, 4], 0, failed=False)
+    told = "".join(metrics.preempted.lines("p", "", "vllm"))
+    assert 'p_bucket{le="2"} 0\np_bucket{le="5"} 1\n' in told and told.endswith("p_sum 3\np_count 1\n")
 
 
 async def test_what_tgis_dashboard_asks_for(serve):
