@@ -20,6 +20,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra"]
 if os.environ.get("PARLEY_SANITIZE"):
+    # What the sanitizers add is more than -O3 can chew in reasonable time.
+    FLAGS[FLAGS.index("-O3")] = "-O1"
     FLAGS += ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 AVX2 = ("avx2", "fma")

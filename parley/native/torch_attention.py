@@ -246,7 +246,7 @@ def store(rows: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
     pages = pool.data.view(-1, pool.data.shape[-1])
     if pages.dtype == torch.int8:
         rows, scale = quantise(rows)
-        pages[:, -SCALE:].index_put_((places,), scale.view(torch.int8))
+        pages[:, -SCALE:].index_put_((places,), scale.flatten().view(torch.int8).view(*scale.shape[:-1], SCALE))
     pages[:, : rows.shape[-1]].index_put_((places,), rows)
 
 
