@@ -405,7 +405,19 @@ def test_errors_are_typed(error, status, data):
     told = STRICT.error(error)
     assert (told.status, told.type, json.loads(told.body)) == (status, b"application/json", data)
     assert told.body == json.dumps(data, separators=(",", ":")).encode()
-    assert read(generate.stream).fail(error) == b"data: " + told.body + b"\n\n"
+    if data["error_type"] != "incomplete_generation":
+        assert read(generate.stream).fail(error) == b"data: " + told.body + b"\n\n"
+
+
+def test_a_fault_has_a_type_of_its_own_inside_a_stream():
+    fault = ParleyError("A fault.")
+    assert read(generate.stream).fail(fault) == (
+        b'data: {"error":"Incomplete generation stream","error_type":"incomplete_generation_stream"}\n\n'
+    )
+    lenient = b'data: {"error":"Incomplete generation: A fault.","error_type":"incomplete_generation"}\n\n'
+    assert read(generate.stream, shared.EXTENDED).fail(fault) == lenient
+    old = b'data:{"error":"Incomplete generation","error_type":"incomplete_generation"}\n\n'
+    assert read(generate.stream, shared.OLD).fail(fault) == old
 
 
 def test_lenient_errors_of_the_server_say_why():

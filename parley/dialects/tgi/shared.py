@@ -43,6 +43,7 @@ F32 = 3.4028234663852886e38
 
 SPOKEN = "3.3.7"  # the version of the original whose API this is; clients tell from it what they may ask for
 PLAIN = b"text/plain; charset=utf-8"
+INCOMPLETE = "incomplete_generation"  # a type that clients know, and that has another name inside a stream
 MISLABELLED = b"Expected request with `Content-Type: application/json`"
 encode = msgspec.json.Encoder().encode
 
@@ -192,7 +193,10 @@ def streamed(error: ParleyError, rules: Rules = STRICT) -> Answer:
 
 def failure(error: ParleyError, rules: Rules = STRICT) -> bytes:
     """The end of a stream that an error cuts short."""
-    return frame(error_object(error, rules), rules)
+    told = error_object(error, rules)
+    if told["error_type"] == INCOMPLETE and rules.strict and not rules.old:
+        told = {"error": "Incomplete generation stream", "error_type": f"{INCOMPLETE}_stream"}
+    return frame(told, rules)
 
 
 def error_object(error: ParleyError, rules: Rules) -> dict[str, str]:
@@ -210,7 +214,7 @@ def error_object(error: ParleyError, rules: Rules) -> dict[str, str]:
         case NotReady():
             return {"error": f"unhealthy{why}", "error_type": "healthcheck"}
         case ParleyError(status=status) if status >= 500:
-            return {"error": f"Incomplete generation{why}", "error_type": "incomplete_generation"}
+            return {"error": f"Incomplete generation{why}", "error_type": INCOMPLETE}
         case _:
             return {"error": error.message, "error_type": "refused"}
 

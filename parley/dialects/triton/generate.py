@@ -3,9 +3,8 @@
 Members of the body, and those of its member ``parameters``, are inputs of the model where it has one of that name, else
 request parameters. Which endpoint it was decides the framing, the input ``stream`` how many responses there are: a
 stream of one response is as good as one of many. What the original refuses is refused if ``strict``: many responses on
-``generate``, which are given as one otherwise, the prompt in a stream, members that are null, and parameters that are
-lists or objects, and bodies that are compressed
-or have an input twice.
+``generate``, which are given as one otherwise, the prompt in a stream, members that are null, parameters that are lists
+or objects, and bodies that are compressed or have an input twice.
 """
 
 from __future__ import annotations
