@@ -174,7 +174,7 @@ async def test_a_port_of_its_own_is_strict_and_drains_with_the_rest(folder, monk
     await connection.send(request("POST", "/generate_stream", long, {"authorization": "Bearer " + "k" * 16}))
     assert (await connection.head())[0] == 200
     os.kill(os.getpid(), signal.SIGTERM)
-    assert b"shutting down" in await connection.ended()
+    assert b'"error_type":"healthcheck"' in await connection.ended()
     assert await running == 0
     for port in (server.port, *server.others):
         with pytest.raises(OSError):
