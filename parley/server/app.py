@@ -21,7 +21,7 @@ from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import openai, tgi, triton, vllm
+from parley.dialects import mindie, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
@@ -53,6 +53,7 @@ SURFACES = (
     Surface("/triton", triton.STRICT),
     Surface("/vllm", vllm.STRICT),
     Surface("/vllm-0.6.3", vllm.OLD),
+    Surface("/mindie", mindie.DIALECT),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself

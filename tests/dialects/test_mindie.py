@@ -1,0 +1,202 @@
+"""MindIE's form of TGI's interface: what bodies mean, what is said of bad ones, and the exact bytes of the answers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Head
+from parley.dialects.mindie import DIALECT, tgi
+from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, TooLarge, UnknownModel
+from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage
+
+HEAD = Head("0f", 1700000000, "fp_1", context=100)
+INPUTS = "My name is Olivier and I"
+USAGE = Usage(prompt_tokens=3, completion_tokens=2)
+ONE, TWO = Token(29915, "'", b"'", -0.5), Token(29885, "m", b"m", -0.25)
+ACCEPTED = Accepted(0, [1, 2, 3], 77)
+DONE = Done(0, "length", USAGE)
+
+
+def read(route: Any = tgi.whole, parameters: Any = None, **members: Any) -> tgi.TextReply:
+    given = {} if parameters is None else {"parameters": parameters}
+    return route(json.dumps({"inputs": INPUTS} | given | members).encode(), HEAD)
+
+
+def refusal(route: Any = tgi.whole, parameters: Any = None, **members: Any) -> str:
+    with pytest.raises(ParleyError) as caught:
+        read(route, parameters, **members)
+    answer = DIALECT.error(caught.value)
+    told = json.loads(answer.body)
+    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
+    return told["error"]
+
+
+def test_what_parameters_mean():
+    request = read(parameters={}).request
+    assert request.prompts == [Text(INPUTS)] and not request.stream and request.truncate is None
+    assert request.sampling == Sampling(temperature=0.0) and request.stop == Stop(max_tokens=20, reserve=1)
+
+    request = read(
+        parameters={
+            "temperature": 0.5, "top_k": 10, "top_p": 0.95, "typical_p": 0.5, "seed": 2**64 - 1, "truncate": 5,
+            "repetition_penalty": 1.03, "watermark": True, "adapter_id": "None", "max_new_tokens": 7,
+            "stop": ["a", "b"], "return_full_text": False,
+        }
+    ).request  # fmt: skip
+    assert request.sampling == Sampling(
+        temperature=0.5, top_k=10, top_p=0.95, seed=2**64 - 1, repetition_penalty=1.03
+    )  # typical_p and watermark are looked at and have no effect
+    assert request.stop == Stop(strings=["a", "b"], max_tokens=7, reserve=1) and request.truncate == 5
+    assert read(parameters={"stop": "a"}).request.stop.strings == ["a"]
+    assert read(parameters={"stop": []}).request.stop.strings == []
+    assert read(parameters=dict.fromkeys(("stop", "seed", "details", "top_k"))).request.stop.strings == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "temperature"),
+    [
+        ({}, 0.0),
+        ({"do_sample": True}, 1.0),
+        ({"temperature": 0.7}, 0.7),
+        ({"top_k": 3}, 1.0),
+        ({"top_p": 0.5}, 1.0),
+        ({"temperature": 0.7, "do_sample": False}, 0.0),
+    ],
+)
+def test_when_a_token_is_drawn(parameters, temperature):
+    assert read(parameters=parameters).request.sampling.temperature == temperature
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("temperature", 0, "Parameter temperature must be in (0.0,3.40282e+38], got 0."),
+        ("temperature", 1e39, "Parameter temperature must be in (0.0,3.40282e+38], got 1e39."),
+        ("temperature", "1", "temperature must be float type."),
+        ("top_k", 0, "Parameter top_k must be in -1 || (0,2147483647], got 0"),
+        ("top_k", 2**31, "Parameter top_k must be in -1 || (0,2147483647], got 2147483648"),
+        ("top_k", 5.0, "top_k must be integer type."),
+        ("top_p", 0.0, "Parameter top_p must be in (0.0,1.0], got 0.0."),
+        ("top_p", 1.0, "Parameter top_p must be in (0.0,1.0], got 1.0."),
+        ("typical_p", 1.5, "Parameter typical_p must be in (0.0,1.0], got 1.5."),
+        ("do_sample", 1, "do_sample must be boolean type."),
+        ("seed", -1, "seed must be unsigned type."),
+        ("seed", 1.0, "seed must be unsigned type."),
+        ("seed", 2**64, f"Parameter seed must be in [0, 9223372036854775807], got {2**64}."),
+        ("repetition_penalty", 0.0, "Parameter 'repetition_penalty' must be in (0.0, 3.40282e+38], got 0.0."),
+        ("watermark", "x", "watermark must be boolean type."),
+        ("adapter_id", 1, "adapter_id must be string type."),
+        ("adapter_id", "a b", "The format of adapter_id is invalid."),
+        ("adapter_id", "", "The format of adapter_id is invalid."),
+        ("adapter_id", "mine", "Parameter adapter_id is not available on this server."),
+        ("max_new_tokens", 0, "Parameter max_new_tokens must be in (0,2147483647], got 0."),
+        ("max_new_tokens", 2.0, "max_new_tokens must be integer type."),
+        ("details", "yes", "details must be boolean type."),
+        ("decoder_input_details", 0, "decoder_input_details must be boolean type."),
+        ("return_full_text", [], "return_full_text must be boolean type."),
+        ("truncate", 0, "truncate must be in (0,2147483647], got 0."),
+        ("stop", 1, "Input validation error: param stop must be string or list[string]"),
+        ("stop", "", "Input validation error: length of `stop` must be in [1, 1024], but got 0"),
+        ("stop", "a" * 1025, "Input validation error: length of `stop` must be in [1, 1024], but got 1025"),
+        ("stop", ["a", 1], "Input validation error: `stop` must be list[string] if list, and item length in [1, 1024] "
+                           "with total <= 32768"),
+        ("stop", ["a" * 1000] * 33, "Input validation error: `stop` must be list[string] if list, and item length in "
+                                    "[1, 1024] with total <= 32768"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_parameter(name, value, text):
+    assert refusal(parameters={name: value}) == text
+
+
+def test_the_first_fault_in_the_original_order_is_told():
+    both = {"truncate": 0, "max_new_tokens": 0, "temperature": 0}
+    assert refusal(parameters=both).startswith("Parameter temperature")
+    assert refusal(parameters={"truncate": 0, "max_new_tokens": 0}).startswith("Parameter max_new_tokens")
+    assert refusal(parameters=1) == "parameters must be object type."
+
+
+def test_inputs():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert read(inputs=parts).request.prompts == [Text("ab")]
+    assert refusal(inputs=[]) == "Inputs arr is empty"
+    assert refusal(inputs="") == "Inputs length must be in (0, 41943040], but got 0"
+    assert refusal(inputs=5) == refusal(inputs=[5]) == "The type of inputs is abnormal"
+    assert refusal(inputs=[{"type": "text", "text": 5}]) == "Request param text must be string"
+    assert refusal(inputs=[{"type": "image_url"}]) == "Request param image_url null"
+    assert "not available" in refusal(inputs=[{"type": "image_url", "image_url": "/x.png"}])
+    text = "Request should contain 'inputs' and the type should be string."
+    assert refusal(tgi.stream, inputs=None) == refusal(tgi.either, inputs=None) == text
+    assert json.loads(refusal(inputs=None))["error_type"] == "validation"
+    assert "not available" in refusal(prompt="a")
+
+
+def test_bodies_that_are_none():
+    for route, text in ((tgi.either, "Failed to parse context to json body"), (tgi.stream, tgi.STREAM.unread)):
+        for body in (b"", b"{", b"[]", b"\xff"):
+            with pytest.raises(ParleyError) as caught:
+                route(body, HEAD)
+            answer = DIALECT.error(caught.value)
+            assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
+    assert refusal(tgi.either, stream="x") == "Stream must be boolean type."
+
+
+def test_an_answer():
+    reply = read(tgi.either, {"decoder_input_details": True}, stream=False)
+    assert reply.chunk([]) == b""
+    reply.add([ACCEPTED, Delta(0, "'", tokens=[ONE]), Delta(0, "m", tokens=[TWO]), DONE])
+    assert reply.body(USAGE) == (
+        b'[{"details":{"prompt_tokens":3,"finish_reason":"length","generated_tokens":2,"prefill":['
+        b'{"id":1,"logprob":null,"special":null,"text":null},{"id":2,"logprob":null,"special":null,"text":null},'
+        b'{"id":3,"logprob":null,"special":null,"text":null}],"seed":77,"tokens":['
+        b'{"id":29915,"logprob":null,"special":null,"text":null},{"id":29885,"logprob":null,"special":null,"text":null}'
+        b']},"generated_text":"\'m"}]'
+    )
+    assert reply.headers(None) == [(b"requestuuid", b"0f")]
+
+    reply = read(parameters={"return_full_text": True})
+    reply.add([ACCEPTED, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
+    assert reply.body(USAGE) == b'{"generated_text":"My name is Olivier and I \'m"}'
+    reply = read(parameters={"details": True})
+    reply.add([ACCEPTED, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
+    assert json.loads(reply.body(USAGE))["details"]["prefill"] == []
+
+
+def test_a_stream():
+    reply = read(tgi.stream, {"details": True})
+    assert reply.chunk([ACCEPTED]) == b""
+    assert reply.chunk([Delta(0, "'", tokens=[ONE])]) == (
+        b'data: {"token":{"id":[29915],"text":"\'","logprob":null,"special":null},"generated_text":null,'
+        b'"details":null}\n\n'
+    )
+    assert reply.chunk([Delta(0, "m", tokens=[TWO]), DONE]) == (
+        b'data: {"token":{"id":[29885],"text":"m","logprob":null,"special":null},"generated_text":"\'m","details":'
+        b'{"prompt_tokens":3,"finish_reason":"length","generated_tokens":2,"seed":77}}\n\n'
+    )
+    assert reply.end(USAGE) == b""
+    plain = read(tgi.either, stream=True)
+    assert plain.request.stream
+    assert json.loads(plain.chunk([ACCEPTED, Delta(0, "m", tokens=[TWO]), DONE])[6:])["details"] is None
+    text = "The decoder_input_details must not be true when stream is true."
+    assert refusal(tgi.stream, {"decoder_input_details": True}) == text
+    assert plain.fail(EngineDied("It ended.")) == b"It ended."
+
+
+def test_errors():
+    def told(error: ParleyError) -> tuple[int, Any]:
+        answer = DIALECT.error(error)
+        return answer.status, json.loads(answer.body)
+
+    long = ContextLength("x", field="prompt", limit=100, prompt=120, requested=20)
+    assert told(long) == (
+        424,
+        {
+            "error": "Failed to enqueue inferRequest. This model's maximum input ids length cannot be greater than 99,"
+            "the input ids length is 120",
+            "error_type": "Generation Error",
+        },
+    )
+    assert told(TooLarge("x")) == (413, {"message": "Request body too large. Maximum allowed size is 40MB."})
+    assert told(UnknownModel("x", name="m")) == (404, {"error": "Model m not found.", "error_type": "NotFoundError"})
+    assert told(NotReady("Stopped."))[0] == 503 and told(NotReady("x"))[1]["error_type"] == "Service Unavailable"
+    assert told(EngineDied("x"))[1]["error_type"] == "Incomplete Generation" and told(EngineDied("x"))[0] == 500
