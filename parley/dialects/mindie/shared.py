@@ -15,7 +15,6 @@ from parley.dialects.dialect import Answer
 from parley.errors import (
     BadRequest,
     ContextLength,
-    EngineError,
     Invalid,
     Malformed,
     Missing,
@@ -104,8 +103,6 @@ def error(error: ParleyError) -> Answer:
             return _answer(422, error.message, "Input Validation Error")
         case NotReady() | Overloaded():
             return _answer(503, error.message, "Service Unavailable")
-        case EngineError():
-            return _answer(500, error.message, "Incomplete Generation")
         case _ if error.status >= 500:
             return _answer(500, error.message, "Incomplete Generation")
         case _:
@@ -114,7 +111,7 @@ def error(error: ParleyError) -> Answer:
 
 def failure(error: ParleyError) -> bytes:
     """The end of a stream that an error cuts short."""
-    return (_reason(error) if isinstance(error, ContextLength) else error.message).encode()
+    return error.message.encode()
 
 
 def _reason(error: ContextLength) -> str:
