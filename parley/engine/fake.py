@@ -7,6 +7,7 @@ running choice one token, cancelled work gives nothing more. What the tokens are
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ FAKE = ModelInfo(
     kv_blocks=4096,
     block_size=16,
     lowered=False,
+    dimensions=8,
 )
 
 
@@ -151,7 +153,10 @@ class FakeEngine(Engine):
         ids: list[int] = []
         finish: Finish | None = None
         stop_id: int | None = None
-        if work.max_tokens == 0:
+        vector: bytes | None = None
+        if work.pooling is not None:
+            finish, vector = "stop", self._vector(work)
+        elif work.max_tokens == 0:
             finish = "length"
         elif choice.given < len(choice.reply):
             token = choice.reply[choice.given]
@@ -178,7 +183,18 @@ class FakeEngine(Engine):
             prompt_scores=[None, *(self._score(t, work.prompt_logprobs) for t in work.token_ids[1:])]
             if scored
             else None,
+            vector=vector,
         )
+
+    def _vector(self, work: Work) -> bytes:
+        """How often tokens of each residue occur, and so made up but telling of the prompt."""
+        size = self._model.dimensions
+        counts = [0.0] * size
+        for token in work.token_ids:
+            counts[token % size] += 1 / len(work.token_ids)
+        assert work.pooling is not None
+        counts = counts[: work.pooling.dimensions]
+        return struct.pack(f"<{len(counts)}f", *counts)
 
     def _score(self, token: int, top: int) -> Score:
         """Made-up but plausible numbers: the token itself is the most likely, its successors follow."""
