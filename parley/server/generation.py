@@ -178,6 +178,7 @@ class Generation:
             logprobs=-1 if want.logprobs is None else want.logprobs,
             prompt_logprobs=-1 if want.prompt_logprobs is None else want.prompt_logprobs,
             salt=request.salt,
+            costs=want.costs,
             pooling=request.pooling,
         )
         first = number * request.n
