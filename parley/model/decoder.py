@@ -44,7 +44,7 @@ class Decoder:
         # A table, for an angle's cosine must not depend on where in a vector it is computed.
         angles = torch.outer(torch.arange(max_len).float(), shape.rope.inverse_frequencies())
         self._angles = torch.stack((angles.cos(), angles.sin()), 1).to(embedding.device)  # [max_len, 2, rotary / 2]
-        self._stack = self._describe()
+        self.stack = self._describe()  # all layers as one call; None: they are computed kernel by kernel
 
     def select(self, blocks: list[int]) -> Decoder:
         """A decoder of some of the layers, which shares the weights."""
@@ -52,7 +52,7 @@ class Decoder:
         part.__dict__.update(self.__dict__)
         part.blocks = [self.blocks[i] for i in blocks]
         part.layers = [self.layers[i] for i in blocks]
-        part._stack = part._describe()
+        part.stack = part._describe()
         return part
 
     def _describe(self) -> native.Stack | None:
@@ -63,10 +63,10 @@ class Decoder:
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
         """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""
         x = native.embed(batch.token_ids, self._embedding)
-        if self._stack is None:
+        if self.stack is None:
             return self.kernel_by_kernel(x, batch, pages)
         pools = [pages.pool(i) for i in range(len(self.layers))]
-        return self._stack.run(x, batch.positions, batch.slots, batch.spans, pools)
+        return self.stack.run(x, batch.positions, batch.slots, batch.spans, pools)
 
     def kernel_by_kernel(self, residual: torch.Tensor, batch: Batch, pages: Pages) -> torch.Tensor:
         """What the layers make of embeddings [T, hidden]. This is the definition: a stack does the same in one call."""

@@ -148,7 +148,7 @@ def both(decoder: Decoder, batch: Batch, int8: bool) -> tuple[list[torch.Tensor]
 def test_one_call_gives_the_bits_of_the_definition(level, shape, formats, counts, int8, number, seed):
     source = Source(seed)
     decoder, batch = source.decoder(shape, formats), source.batch(counts)
-    assert decoder._stack is not None
+    assert decoder.stack is not None
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     got, want = both(decoder, batch, int8)
@@ -176,7 +176,7 @@ def test_what_one_call_cannot_do_is_done_kernel_by_kernel(level):
     source = Source(4)
     shape = Shape(VOCAB, 44, 30, 2, 1, 10, 1e-6, Rope(1e4, 10), (None,), CONTEXT, False, *[False] * 5)
     decoder = source.decoder(shape, ["bf16", "int4", "int8", "bf16"])
-    assert decoder._stack is None
+    assert decoder.stack is None
     got, want = both(decoder, source.batch([5, 1]), False)
     assert got[0].isfinite().all() and all(map(torch.equal, got, want))
 
