@@ -102,7 +102,7 @@ def main() -> int:
     for kind in ("bf16", "int8"):
         reached.append([kind, *(f"{share:.2f}" for share in shares(kind))])
         gc.collect()
-    text = "Linear layers of the 0.5B shape, all threads, by number of rows: share of what the machine allows just then.\n\n"
+    text = "Linear layers of the 0.5B shape by number of rows: share of what the machine allows just then.\n\n"
     text += table(["rows", *map(str, ROWS)], reached)
 
     torch.set_num_threads(1)
