@@ -94,19 +94,19 @@ def error(error: ParleyError) -> Answer:
             text = f"Request body too large. Maximum allowed size is {TEXT >> 20}MB."
             return Answer(413, encode({"message": text}))
         case ContextLength():
-            return _answer(424, _reason(error), "Generation Error")
+            return answer(424, _reason(error), "Generation Error")
         case UnknownModel():
-            return _answer(404, f"Model {error.name} not found.", "NotFoundError")
+            return answer(404, f"Model {error.name} not found.", "NotFoundError")
         case NotFound():
-            return _answer(404, error.message, "NotFoundError")
+            return answer(404, error.message, "NotFoundError")
         case BadRequest():
-            return _answer(422, error.message, "Input Validation Error")
+            return answer(422, error.message, "Input Validation Error")
         case NotReady() | Overloaded():
-            return _answer(503, error.message, "Service Unavailable")
+            return answer(503, error.message, "Service Unavailable")
         case _ if error.status >= 500:
-            return _answer(500, error.message, "Incomplete Generation")
+            return answer(500, error.message, "Incomplete Generation")
         case _:
-            return _answer(error.status, error.message, "Bad Request")
+            return answer(error.status, error.message, "Bad Request")
 
 
 def failure(error: ParleyError) -> bytes:
@@ -123,5 +123,5 @@ def _reason(error: ContextLength) -> str:
     )
 
 
-def _answer(status: int, text: str, kind: str) -> Answer:
+def answer(status: int, text: str, kind: str) -> Answer:
     return Answer(status, encode({"error": text, "error_type": kind}))
