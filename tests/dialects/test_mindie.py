@@ -11,6 +11,7 @@ from parley.dialects.mindie.rules import Rules
 from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, TooLarge, UnknownModel
 from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage
 
+RULES = Rules()
 HEAD = Head("0f", 1700000000, "fp_1", context=100)
 INPUTS = "My name is Olivier and I"
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
@@ -19,9 +20,7 @@ ACCEPTED = Accepted(0, [1, 2, 3], 77)
 DONE = Done(0, "length", USAGE)
 
 
-def read(
-    route: Any = tgi.whole, parameters: Any = None, *, rules: Rules = Rules(), **members: Any
-) -> tgi.TextReply:
+def read(route: Any = tgi.whole, parameters: Any = None, *, rules: Rules = RULES, **members: Any) -> tgi.TextReply:
     given = {} if parameters is None else {"parameters": parameters}
     return route(rules, json.dumps({"inputs": INPUTS} | given | members).encode(), HEAD)
 
@@ -137,7 +136,7 @@ def test_bodies_that_are_none():
     for route, text in ((tgi.either, "Failed to parse context to json body"), (tgi.stream, tgi.STREAM.unread)):
         for body in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(ParleyError) as caught:
-                route(Rules(), body, HEAD)
+                route(RULES, body, HEAD)
             answer = STRICT.error(caught.value)
             assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
     assert refusal(tgi.either, stream="x") == "Stream must be boolean type."

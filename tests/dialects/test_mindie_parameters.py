@@ -1,4 +1,4 @@
-"""Every row of the table of MindIE's parameters: taken and effective within its range, refused in the documented words."""
+"""Every row of the table of MindIE's parameters: effective within its range, refused in the documented words outside."""
 
 import json
 from dataclasses import dataclass, field
@@ -210,9 +210,7 @@ def test_parameters_that_another_interface_has_are_ignored() -> None:
     assert same(ask("K", "typical_p", 9).request) == same(ask("K").request)
 
 
-LISTED = (
-    "Input validation error: `stop` must be list[string] if list, and item length in [1, 1024] with total <= 32768"
-)
+LISTED = "Input validation error: `stop` must be list[string] if list, and item length in [1, 1024] with total <= 32768"
 
 
 @pytest.mark.parametrize("interface", ["T", "V"])
@@ -261,7 +259,9 @@ def test_n_and_best_of() -> None:
     assert refusal("V", best_of=2) == sure.format(2, "None")
     assert ask("V", n=2, rules=EXTENDED).request.n == 2
     assert "not available" in refusal("V", n=2, best_of=3, stream=True, temperature=1)
-    prefill = "The n parameter (51) exceeds 'maxPrefillBatchSize' (50). Please reduce n or increase maxPrefillBatchSize."
+    prefill = (
+        "The n parameter (51) exceeds 'maxPrefillBatchSize' (50). Please reduce n or increase maxPrefillBatchSize."
+    )
     assert refusal("V", n=51, temperature=1) == prefill
     batch = "The n parameter (4) exceeds 'max_batch_size' (3). Please reduce n or increase max_batch_size."
     assert refusal("V", n=4, temperature=1, rules=Rules(max_batch_size=3)) == batch
