@@ -1,4 +1,4 @@
-"""Every row of the table of MindIE's parameters: effective within its range, refused in the documented words outside."""
+"""Every row of the table of MindIE's parameters: effective within its range, refused in the documented words beyond."""
 
 import json
 from dataclasses import dataclass, field

@@ -50,9 +50,7 @@ def test_an_answer():
     reply = generate()
     reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
     assert not reply.request.want.costs and reply.request.prompts == [Text("a b")]
-    assert reply.body(USAGE) == (
-        b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am"}'
-    )
+    assert reply.body(USAGE) == (b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am"}')
     reply = generate(parameters={"details": True})
     reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
     assert reply.request.want.costs
