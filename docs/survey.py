@@ -27,6 +27,7 @@ FACTS = Facts("1", [Card("m", 1, 4096)], True, "ready", Totals())
 WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
     {"messages": [{"role": "user", "content": "a"}]},
     {"prompt": "a"},
+    {"input": "a"},
     {"inputs": "a"},
     {"tokens": [5]},
     {"text_input": "a"},

@@ -9,6 +9,7 @@ ParleyError                      500
 │   │   ├── NoTokens             400  the prompt is empty
 │   │   └── UnknownToken         400  the prompt has a token id that is not in the vocabulary
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
+│   │   ├── Incapable            400  the model generates no text, or makes no vectors
 │   │   └── UnknownCoding        400  the body has a content coding that is not read here
 │   └── ContextLength            400  prompt plus requested output exceed the context
 ├── Unauthorized                 401
@@ -88,6 +89,10 @@ class UnknownToken(Invalid):
 
 class Unsupported(BadRequest):
     code = "unsupported_parameter"
+
+
+class Incapable(Unsupported):
+    code = "unsupported_model"
 
 
 class UnknownCoding(Unsupported):

@@ -27,6 +27,7 @@ from parley.errors import (
 from parley.server.clock import Clock
 from parley.server.service import Service
 from parley.server.tally import Tally
+from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
 from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
 
@@ -38,7 +39,7 @@ class Branch:
     number: int
     prepared: Prepared
     stream: Stream
-    choices: list[Choice]
+    choices: list[Choice] | list[Pooled]
     scores_due: bool
     held: list[Output] = field(default_factory=list)
 
@@ -78,6 +79,7 @@ class Generation:
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
         request, service = self._request, self._service
+        check(request, service.info)
         self._check_ids()
         prepared = await service.off_loop(sum(map(_size, request.prompts)), self._prepare)
         if self._error is not None:
@@ -123,14 +125,16 @@ class Generation:
     def stop(self) -> None:
         """End it from outside as if it had been finished: the next ``next`` has the last events of every choice."""
         self._stopped = True
+        if self._request.pooling is not None:
+            return  # a vector is there whole, or not at all
         for branch in self._branches:
             branch.stream.cancel()
-            first = branch.number * self._request.n
-            for choice in branch.choices:
+            for index, choice in enumerate(branch.choices):
+                assert isinstance(choice, Choice)
                 for event in choice.close("cancel"):
                     self._fresh.append(event)
                     if isinstance(event, Done):
-                        self._end(event, choice.index - first)
+                        self._end(event, index)
 
     @property
     def timings(self) -> Timings:
@@ -158,7 +162,7 @@ class Generation:
         language, limit = self._service.language, self._service.info.max_model_len
         made = []
         for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit, self._request.truncate)
+            ready = language.prepare(prompt, limit, self._request.truncate, pooled=self._request.pooling is not None)
             made.append((ready, self._room(ready.token_ids)))
         return made
 
@@ -185,15 +189,18 @@ class Generation:
         wanted = stop.max_tokens if stop.max_tokens is not None else max(1, stop.min_tokens)
         if stop.reserve is not None:
             wanted = min(wanted, stop.reserve)
+        if self._request.pooling is not None:
+            wanted = 0
         if wanted > room:
-            asked = f" and {wanted} tokens were requested behind it" if stop.max_tokens is not None else ""
+            counted = stop.max_tokens is not None and self._request.pooling is None
+            asked = f" and {wanted} tokens were requested behind it" if counted else ""
             raise ContextLength(
                 f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(ids)}{asked}."
-                " Shorten the prompt or ask for fewer tokens.",
+                f" Shorten the prompt{' or ask for fewer tokens' if self._request.pooling is None else ''}.",
                 field="prompt",
                 limit=info.max_model_len,
                 prompt=len(ids),
-                requested=None if stop.max_tokens is None else wanted,
+                requested=wanted if counted else None,
             )
         return room if stop.max_tokens is None else min(stop.max_tokens, room)
 
@@ -214,12 +221,15 @@ class Generation:
             prompt_logprobs=-1 if want.prompt_logprobs is None else want.prompt_logprobs,
             salt=request.salt,
             costs=want.costs,
+            pooling=request.pooling,
         )
         first = number * request.n
         tokenizer = service.language.tokenizer
-        choices = [
+        choices: list[Choice] | list[Pooled] = [
             Choice(request, first + k, tokenizer, ready, stops, details=request.want.ids) for k in range(request.n)
         ]
+        if request.pooling is not None:
+            choices = [Pooled(number, len(ready.token_ids))]
         due = want.prompt_logprobs is not None
         self._branches.append(Branch(number, ready, service.engine.submit(work), choices, due))
         self.usage.prompt_tokens += len(ready.token_ids)
@@ -253,7 +263,7 @@ class Generation:
             if output.finish == "error":
                 self._error = self._failure(output)
                 raise self._error
-            if output.token_ids:
+            if output.token_ids or output.vector is not None:
                 self._tally.tokens(first + output.index, len(output.token_ids), now, output.waited)
             if output.preemptions:
                 self._tally.preempt(first + output.index, output.preemptions)

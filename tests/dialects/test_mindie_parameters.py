@@ -1,4 +1,4 @@
-"""Every row of the table of MindIE's parameters: effective within its range, refused in the documented words beyond."""
+"""Every row of the table of MindIE's parameters: taken within its range and refused beyond, in the documented words."""
 
 import json
 from dataclasses import dataclass, field
