@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from parley.errors import ParleyError
-from parley.types import Event, Prompt, Request, Usage
+from parley.types import Event, ModelInfo, Prompt, Request, Stats, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,34 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Vitals:
+    """How the main model does at this moment.
+
+    ``phase``: idle, loading, ready, restarting, draining, failed, closed; or held, prepared after such an ``Order``.
+    ``held`` of ``places`` are taken, of which ``batch`` run at once. Times are seconds, means of the last thousand.
+    """
+
+    phase: str = "ready"
+    places: int = 1
+    held: int = 0
+    batch: int = 1
+    stats: Stats = field(default_factory=Stats)
+    info: ModelInfo | None = None
+    first_token: float = 0.0
+    between_tokens: float = 0.0
+
+
+Order = Literal["hold", "prepare", "release"]  # new requests are refused; still so; taken again
+
+
+class Told(NamedTuple):
+    """What is said of a command, and what is to be done for it, if anything."""
+
+    answer: Answer
+    order: Order | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the server knows of itself. ``cards``: every name it serves, the main one first."""
 
@@ -156,6 +184,7 @@ class Facts:
     ready: bool
     phase: str  # loading, ready, restarting, draining, failed, closed
     totals: Totals
+    vitals: Vitals = Vitals()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +258,10 @@ Kind = Literal[
     "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
     "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
     "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
+    "state",  # the same, for probes: clients without a key may ask
+    "trial",  # have the model make one token: read(Head) -> seconds that it may take; write(bool: did it?) -> Answer
+    "order",  # hold requests back, or take them again: read(body, Head, Facts) -> Told
+    "stop",  # end the server: read(Head) -> bool (at once); write(bool: the first time?) -> Answer
     "metrics",
 ]
 

@@ -12,7 +12,7 @@ import msgspec
 from parley import __version__
 from parley.dialects.dialect import About, Answer, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound
-from parley.server import page
+from parley.server import control, page
 from parley.server.life import generate, head
 from parley.server.metrics import View
 from parley.server.respond import Exchange
@@ -28,8 +28,8 @@ OPERATIONS = (
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
 )
-OPEN: frozenset[Kind] = frozenset({"live", "ready"})  # to clients without a key
-PROBES: frozenset[Kind] = frozenset({"live", "ready", "health", "metrics", "load"})
+OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
+PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load"})
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
@@ -189,7 +189,7 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
         progress=1.0 if engine.state == "ready" else engine.progress.fraction,
         open=len(service.open),
     )
-    await exchange.answer(page.text(view).encode(), type=page.CONTENT_TYPE)
+    await exchange.answer(page.text(view, exchange.dialect.name).encode(), type=page.CONTENT_TYPE)
 
 
 HANDLERS: dict[Kind, Handle] = {
@@ -206,6 +206,10 @@ HANDLERS: dict[Kind, Handle] = {
     "reset": reset,
     "health": health,
     "ask": ask,
+    "state": ask,
+    "trial": control.trial,
+    "order": control.order,
+    "stop": control.stop,
     "live": live,
     "ready": ready,
     "metrics": metrics,

@@ -8,7 +8,7 @@ from parley.dialects.dialect import Answer, Facts, Head, Tokenize, Tokenized
 from parley.dialects.fields import decode
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import Words, encode, size
-from parley.errors import UnknownModel
+from parley.dialects.mindie.upkeep import known
 from parley.types import Text
 
 SERVER = "MindIE Server"
@@ -47,14 +47,14 @@ def metadata(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
     def tensor(name: str) -> dict[str, Any]:
         return {"name": name, "shape": [-1], "datatype": DATATYPE}
 
-    name = _known(head, facts)
+    name = known(head, facts)
     return _told({"name": name, "platform": SERVER, "inputs": [tensor("input0")], "outputs": [tensor("output0")]})
 
 
 def config(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
     return _told(
         {
-            "model_name": _known(head, facts),
+            "model_name": known(head, facts),
             "input_datatype": DATATYPE,
             "output_datatype": DATATYPE,
             "max_seq_len": rules.max_seq_len or head.context,
@@ -65,13 +65,6 @@ def config(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
             "model_instance_type": rules.instance,
         }
     )
-
-
-def _known(head: Head, facts: Facts) -> str:
-    name = head.path["model"]
-    if all(card.name != name for card in facts.cards):
-        raise UnknownModel("", name=name)
-    return name
 
 
 def _told(value: dict[str, Any]) -> Answer:
