@@ -189,14 +189,25 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``spans``: also the text that
-    was read and which part of it each token is; ``truncate``: only the last so many tokens."""
+    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``texts``: or each one's text
+    instead; ``spans``: also the text that was read and which part of it each token is; ``truncate``: only the last so
+    many tokens."""
 
     model: str
     prompt: Prompt
     strings: bool = False
+    texts: bool = False
     spans: bool = False
     truncate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The wish to end an open request, by its id or the label that its client gave it, and what is answered."""
+
+    label: str
+    done: Answer
+    unknown: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +251,7 @@ Kind = Literal[
     "tokenizer",  # the tokenizer's configuration; write(dict) -> bytes
     "version",  # write(str) -> bytes
     "info",  # write(About) -> bytes
+    "halt",  # end an open request: read(body, Head) -> Halt
     "load",  # requests being served; write(int) -> bytes
     "reset",  # forget cached prefixes: read(Head) -> bool (put back what runs); write(bool: was it done?) -> bytes
     "health",  # an empty 200 while the engine serves, else an error

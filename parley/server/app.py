@@ -53,7 +53,9 @@ SURFACES = (
     Surface("/triton", triton.STRICT),
     Surface("/vllm", vllm.STRICT),
     Surface("/vllm-0.6.3", vllm.OLD),
+    Surface("", mindie.DIALECT),
     Surface("/mindie", mindie.STRICT),
+    Surface("/mindie-old", mindie.OLD),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself

@@ -55,6 +55,9 @@ class ServerOptions:
     drain: float = 30.0  # how long running answers may go on after SIGTERM
     notes: tuple[str, ...] = ()  # to be said in the log at the start
 
+    timeout: float | None = None  # for a request as a whole
+    token_timeout: float | None = None  # between two outputs of a request, or before the first
+
     body_limit: int = 32 << 20
     header_limit: int = 64 << 10  # request line and all headers together
     header_count: int = 128

@@ -47,7 +47,7 @@ class Service:
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
-        self.open: set[Generation] = set()
+        self.open: dict[Generation, None] = {}  # the oldest first
         self.draining = False
         self.stop: Callable[[], None] = lambda: None  # ends the server
         self._held = ""  # held or prepared: requests are refused until they are let in again
@@ -162,6 +162,10 @@ class Service:
             self.metrics.totals.rejected += 1
             raise Overloaded(f"{self.held} answers are being made or waited for, as many as may be. Try again later.")
         self.held += choices
+
+    def labelled(self, label: str) -> Generation | None:
+        """The oldest open request under this label, or with this id."""
+        return next((each for each in self.open if label in (each.label, each.id)), None) if label else None
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do the work, in a thread if its input is large."""
