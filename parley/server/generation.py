@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from parley.dialects.dialect import Timings
 from parley.engine.protocol import Stream
@@ -159,12 +159,30 @@ class Generation:
 
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
-        language, limit = self._service.language, self._service.info.max_model_len
         made = []
         for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit, self._request.truncate, pooled=self._request.pooling is not None)
+            ready = self._read(prompt)
             made.append((ready, self._room(ready.token_ids)))
         return made
+
+    def _read(self, prompt: Prompt) -> Prepared:
+        """A prompt in tokens, cut where the request or the server has that done. Raises ContextLength."""
+        language, limit, cut = self._service.language, self._service.info.max_model_len, self._request.truncate
+        most, overlong = self._service.options.max_prompt, self._service.options.overlong
+        if self._request.pooling is not None:
+            return language.prepare(prompt, limit, cut, pooled=True)
+        if most is None:
+            return language.prepare(prompt, limit, cut)
+        if overlong == "tail":
+            return language.prepare(prompt, limit, most if cut is None else min(cut, most))
+        ready = language.prepare(prompt, limit if overlong == "refuse" else None, cut)
+        if overlong == "head":
+            return replace(ready, token_ids=ready.token_ids[:most])
+        if len(ready.token_ids) > most:
+            told = f"A prompt may have {most} tokens here; this one has {len(ready.token_ids)}."
+            # as in a context of one more, where no answer fits behind it
+            raise ContextLength(told, field="prompt", limit=most + 1, prompt=len(ready.token_ids))
+        return ready
 
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
@@ -202,7 +220,8 @@ class Generation:
                 prompt=len(ids),
                 requested=wanted if counted else None,
             )
-        return room if stop.max_tokens is None else min(stop.max_tokens, room)
+        most = self._service.options.max_output
+        return min(limit for limit in (room, stop.max_tokens, most) if limit is not None)
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, service = self._request, self._service

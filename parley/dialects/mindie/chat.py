@@ -1,7 +1,7 @@
 """MindIE's ``POST /v1/chat/completions`` in both its flavours: vLLM's members, or those of its own interface.
 
-Of a stream, the first event of each choice opens it with an empty text (servers of the old manual open none), and the last
-one tells finish_reason and usage in the same event as the last text.
+In a stream, a choice opens with an event that has an empty text (not with servers of the old manual), and ends with
+one that has its last text, finish_reason and usage.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ChatReply(OpenAIReply):
             model=self.model,
             prompts=[chat],
             sampling=parameters.sampling(values, rules),
-            stop=openai.stop(values, rules),
+            stop=openai.stop(values),
             want=Want(
                 logprobs=(top or 0) if scored else 0 if made > count else None,
                 skip_special=values["skip_special_tokens"] is not False,

@@ -1,4 +1,4 @@
-"""MindIE's ``POST /v1/completions``: a text or token ids in, text out. Several prompts and ``echo`` where nobody insists."""
+"""MindIE's ``POST /v1/completions``: a text or token ids in, text out. Not strictly, also several prompts, ``echo``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import constraints, inputs, openai, parameters
 from parley.dialects.mindie.inputs import Input
-from parley.dialects.mindie.openai import Choice, OpenAIReply, frame
+from parley.dialects.mindie.openai import OpenAIReply, frame
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import I32, UNREAD, encode, size
 from parley.dialects.openai.completions import Logprobs
@@ -39,9 +39,11 @@ class CompletionReply(OpenAIReply):
         values = parameters.read(body, interface)
         count, made = parameters.choices(body, values, interface, rules)
         constraints.refuse(body)
-        echo = not rules.strict and body.boolean("echo", False)
-        if not rules.strict and body.string("suffix", ""):
-            raise Unsupported("Parameter suffix is not available on this server.", field="suffix")
+        echo = False
+        if not rules.strict:
+            echo = body.boolean("echo", False)
+            if body.string("suffix", ""):
+                raise Unsupported("Parameter suffix is not available on this server.", field="suffix")
         super().__init__(rules, head, PROMPT, count * len(prompts), made * len(prompts))
         self._logprobs = values["logprobs"]
         self._scores = [None if self._logprobs is None else Logprobs(self._logprobs, False) for _ in self._choices]
@@ -51,7 +53,7 @@ class CompletionReply(OpenAIReply):
             model=self.model,
             prompts=prompts,
             sampling=parameters.sampling(values, rules),
-            stop=openai.stop(values, rules),
+            stop=openai.stop(values),
             want=Want(
                 logprobs=self._logprobs if self._logprobs is not None else 0 if made > count else None,
                 prompt_logprobs=self._logprobs if echo else None,
@@ -110,9 +112,9 @@ class CompletionReply(OpenAIReply):
                         self._take(Delta(index, event.text, tokens=event.tokens))
 
     def body(self, usage: Usage) -> bytes:
-        told = []
+        told: list[dict[str, Any]] = []
         for first in range(0, len(self._choices), self._made):
-            order = range(first, first + self._made)
+            order = list(range(first, first + self._made))
             if self._each < self._made:
                 order = sorted(order, key=lambda index: -self._choices[index].chance)[: self._each]
             for index in order:

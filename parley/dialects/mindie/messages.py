@@ -12,7 +12,7 @@ from parley.dialects.fields import MAX_DEPTH, Fields, shallow
 from parley.dialects.mindie import inputs
 from parley.dialects.mindie.inputs import Input
 from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import I32, mistaken, size
+from parley.dialects.mindie.shared import I32, UNREAD, mistaken, size
 from parley.dialects.openai.messages import RESERVED
 from parley.errors import Unsupported
 from parley.types import Chat, Message, ToolCall
@@ -55,21 +55,22 @@ def _messages(body: Fields, strict: bool, rules: Rules) -> list[Message]:
     if not isinstance(value, list) or not value:
         told = f"Request param messages {'is not arr' if strict else 'not arr'} or arr is empty"
         raise body.fail("messages", told)
-    messages = [_message(Fields({"item": item}), item, strict, rules) for item in value]
+    messages = [_message(item, strict, rules) for item in value]
     length, most = sum(size(message.content or "") for message in messages), rules.limit << 20
     if length > most:
         raise body.fail("messages", CHAT.length.format(length, most))
     return messages
 
 
-def _message(place: Fields, item: Any, strict: bool, rules: Rules) -> Message:
-    if not isinstance(item, dict) or not isinstance(item.get("role"), str):
-        raise place.fail("role", "Request param contains not role or role null")
-    turn = Fields(item)
-    role = item["role"]
+def _message(item: Any, strict: bool, rules: Rules) -> Message:
+    turn = Fields(item if isinstance(item, dict) else {}, "", UNREAD)
+    role = turn.raw("role")
+    if not isinstance(role, str):
+        raise turn.fail("role", "Request param contains not role or role null")
     if strict and role not in ROLES:
         raise turn.fail("role", "Request param contains role must be system, assistant, user or tool")
-    calls = [_call(turn, call) for call in turn.raw("tool_calls") or []] if role == "assistant" else []
+    given = turn.raw("tool_calls") if role == "assistant" else None
+    calls = [_call(turn, call) for call in (given if isinstance(given, list) else [given])] if given else []
     content = _content(turn, role, strict, bool(calls), rules)
     name = item.get("name") if isinstance(item.get("name"), str) else None
     if role != "tool":

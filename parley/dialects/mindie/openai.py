@@ -116,13 +116,13 @@ def model(body: Fields, rules: Rules) -> str:
     return value
 
 
-def stop(values: Values, rules: Rules) -> Stop:
+def stop(values: Values) -> Stop:
     return Stop(
         strings=values["stop"],
         ids=values["stop_token_ids"],
         include=bool(values["include_stop_str_in_output"]),
         ignore_eos=bool(values["ignore_eos"]),
-        max_tokens=values["max_tokens"] or rules.max_iter_times,
+        max_tokens=values["max_tokens"],
         reserve=1,
     )
 

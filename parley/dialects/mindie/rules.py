@@ -17,8 +17,7 @@ class Rules:
 
     ``vllm``: which of the two OpenAI interfaces it has, vLLM's or its own. ``full_text``: each event of a stream
     repeats the text so far. ``figures``: usage tells what each token took. ``limit``: MB that a body may have.
-    ``max_iter_times`` is the most tokens of an answer, ``max_n`` of its choices. ``truncation``: which part of a prompt
-    that is too long is kept, or none: it is refused. The rest is only told, by routes about the server itself.
+    ``max_n`` is the most choices of an answer. The rest is only told, by routes about the server itself.
     """
 
     profile: Profile = "strict"
@@ -27,7 +26,6 @@ class Rules:
     figures: bool = True
     monitored: bool = True  # the metrics plane tells metrics
     limit: int = 40
-    truncation: Literal["head", "tail"] | None = None
     max_seq_len: int | None = None
     max_input_token_len: int | None = None
     max_iter_times: int | None = None
