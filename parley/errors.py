@@ -14,6 +14,7 @@ ParleyError                      500
 ├── NotFound                     404  no such route or object
 │   └── UnknownModel             404
 ├── NotAllowed                   405
+├── Conflict                     409  something of that name is there already, or is at work
 ├── TimedOut                     408
 ├── TooLarge                     413
 ├── HeadersTooLarge              431
@@ -127,6 +128,10 @@ class UnknownModel(NotFound):
 class NotAllowed(ParleyError):
     status = 405
     code = "method_not_allowed"
+
+
+class Conflict(ParleyError):
+    status = 409
 
 
 class TimedOut(ParleyError):

@@ -74,7 +74,7 @@ async def _answer(service: Service, exchange: Exchange, reply: Reply, generation
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
     media_type, ping = reply.media_type, exchange.options.ping_interval or reply.silence
-    ping = ping if media_type.startswith("text/event-stream") else None
+    ping = ping if reply.ping and media_type.startswith("text/event-stream") else None
     exchange.extra = reply.headers(None)
     try:
         while events := await (_pinging(exchange, reply, generation, ping) if ping else generation.next()):
