@@ -119,6 +119,7 @@ class Want(msgspec.Struct, frozen=True):
     skip_special: bool = True  # leave special tokens out of the text
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
     plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
+    costs: bool = False  # what each token took, with the tokens behind each delta
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -145,7 +146,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
 
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
-    ``stop_ids`` already contains the model's end tokens unless they are to be ignored.
+    ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
+    their tokens took.
     """
 
     id: str
@@ -159,6 +161,20 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     logprobs: int = -1
     prompt_logprobs: int = -1
     salt: str = ""
+    costs: bool = False
+
+
+class Cost(msgspec.Struct, array_like=True, gc=False):
+    """What one token took. Seconds count from the choice's last token, or from when it was queued.
+
+    ``rows`` is how many choices had a row in the step that gave it. ``computed``: in steps that had a row of the
+    choice, all of them where its prompt was read in chunks or again; ``waited``: the rest, outside of steps or in
+    steps without it. Together they are the time between two tokens.
+    """
+
+    rows: int
+    waited: float
+    computed: float
 
 
 class Score(msgspec.Struct, array_like=True, gc=False):
@@ -196,6 +212,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     prompt_scores: list[Score | None] | None = None
     waited: float = 0.0
     preemptions: int = 0
+    costs: list[Cost] | None = None
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):
@@ -325,7 +342,7 @@ FromEngine = Progress | Ready | Outputs | Wiped | Fatal
 class Token(msgspec.Struct):
     """One token as a client may see it. ``raw`` are its own bytes, which may be part of a character.
 
-    ``special``: a mark of the model rather than text.
+    ``special``: a mark of the model rather than text. ``cost`` is there if it was wanted.
     """
 
     id: int
@@ -335,6 +352,7 @@ class Token(msgspec.Struct):
     rank: int | None = None
     top: list[Token] = []
     special: bool = False
+    cost: Cost | None = None
 
 
 class CallDelta(msgspec.Struct):

@@ -49,6 +49,8 @@ class Sequence:
     preemptions: int = 0
     added: float = 0.0  # when it was queued, time.perf_counter
     waited: float = 0.0  # seconds from then to its first step
+    since: float = 0.0  # when it got its last token, at first when it was queued
+    computing: float = 0.0  # seconds of steps with a row of it since then; kept if its work wants costs
     prompt_scores: list[Score | None] = field(default_factory=list)
     limit: int = 0  # output tokens it may have; 0 computes the prompt alone
     stops: frozenset[int] = frozenset()  # tokens that end it

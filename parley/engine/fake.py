@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 
 from parley.engine.protocol import Engine
 from parley.types import (
     Cancel,
+    Cost,
     Finish,
     ModelInfo,
     Output,
@@ -55,6 +57,7 @@ class _Choice:
     index: int
     reply: list[int]
     given: int = 0
+    since: float = field(default_factory=perf_counter)
 
 
 class FakeEngine(Engine):
@@ -141,12 +144,13 @@ class FakeEngine(Engine):
         read = sum(len(choice.work.token_ids) for choice in self._running if not choice.given)
         self._counts.step_rows, self._counts.step_prompt = len(self._running), read
         self._counts.step_tokens = read + sum(choice.given > 0 for choice in self._running)
-        outputs = [self._advance(choice) for choice in self._running]
+        rows = len(self._running)
+        outputs = [self._advance(choice, rows) for choice in self._running]
         self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish is None]
         self._counts.steps += 1
         self._deliver(Outputs(outputs, self._stats()))
 
-    def _advance(self, choice: _Choice) -> Output:
+    def _advance(self, choice: _Choice, rows: int) -> Output:
         work, first = choice.work, choice.given == 0
         ids: list[int] = []
         finish: Finish | None = None
@@ -178,7 +182,13 @@ class FakeEngine(Engine):
             prompt_scores=[None, *(self._score(t, work.prompt_logprobs) for t in work.token_ids[1:])]
             if scored
             else None,
+            costs=[self._cost(choice, rows)] if work.costs and ids else None,
         )
+
+    def _cost(self, choice: _Choice, rows: int) -> Cost:
+        """A step takes no time, so all of it was waiting."""
+        before, choice.since = choice.since, perf_counter()
+        return Cost(rows, choice.since - before, 0.0)
 
     def _score(self, token: int, top: int) -> Score:
         """Made-up but plausible numbers: the token itself is the most likely, its successors follow."""

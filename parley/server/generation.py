@@ -173,6 +173,7 @@ class Generation:
             logprobs=-1 if want.logprobs is None else want.logprobs,
             prompt_logprobs=-1 if want.prompt_logprobs is None else want.prompt_logprobs,
             salt=request.salt,
+            costs=want.costs,
         )
         first = number * request.n
         tokenizer = service.language.tokenizer

@@ -148,6 +148,7 @@ class Bench:
     ):
         self.runner = LedgerRunner(blocks, slots, max_model_len)
         self.outputs: dict[tuple[str, int], list[Output]] = {}
+        self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # choices with a row, of each step
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
         self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets))
@@ -156,6 +157,8 @@ class Bench:
         for output in outputs:
             self.outputs.setdefault((output.id, output.index), []).append(output)
         self.stats = stats
+        rows = [(id, index) for id, index, _, _ in self.runner.steps[-1]] if stats.step_rows else []
+        self.log.append((rows, stats, outputs))
 
     def step(self) -> bool:
         more = self.loop.step()

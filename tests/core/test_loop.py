@@ -30,6 +30,7 @@ def works(draw: st.DrawFn, number: int, longest: int) -> Work:
         logprobs=draw(st.sampled_from([-1, 0, 2])),
         prompt_logprobs=draw(st.sampled_from([-1, -1, 0])),
         salt=draw(st.sampled_from(["", "", "pepper"])),
+        costs=draw(st.booleans()),
     )
 
 
@@ -112,6 +113,30 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
     return bench, cancelled
 
 
+def check_costs(bench: Bench, works: list[Work]) -> None:
+    """What outputs tell of their tokens' costs is what the log of the steps has."""
+    wanted = {work.id for work in works if work.costs}
+    own: dict[tuple[str, int], float] = {}  # seconds of steps with a row of the choice, since its last token
+    others: dict[tuple[str, int], float] = {}  # and without, of choices that had a token
+    for rows, stats, outputs in bench.log:
+        assert len(rows) == stats.step_rows
+        for choice in rows:
+            own[choice] = own.get(choice, 0.0) + stats.step_seconds
+        for choice in others.keys() - set(rows):
+            others[choice] += stats.step_seconds
+        for output in outputs:
+            choice = output.id, output.index
+            if not output.token_ids or output.id not in wanted:
+                assert output.costs is None
+                continue
+            assert output.costs is not None
+            (cost,) = output.costs
+            assert cost.rows == len(rows) and choice in rows
+            assert cost.computed == pytest.approx(own.pop(choice), abs=1e-9)
+            assert cost.waited >= others.get(choice, 0.0) - 1e-9
+            others[choice] = 0.0
+
+
 def same(got: Output, expected: Output) -> None:
     got.cached_tokens = expected.cached_tokens = 0
     assert got == expected
@@ -119,6 +144,7 @@ def same(got: Output, expected: Output) -> None:
 
 def compare(plan: Plan, bench: Bench, cancelled: set[tuple[str, int]]) -> None:
     context = plan.blocks * 16
+    check_costs(bench, plan.works)
     for work in plan.works:
         for index in range(work.n):
             expected = alone(work, index, max_model_len=context)

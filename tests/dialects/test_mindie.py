@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import Head
-from parley.dialects.mindie import DIALECT, tgi
+from parley.dialects.mindie import STRICT, tgi
 from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, TooLarge, UnknownModel
 from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage
 
@@ -26,7 +26,7 @@ def read(route: Any = tgi.whole, parameters: Any = None, **members: Any) -> tgi.
 def refusal(route: Any = tgi.whole, parameters: Any = None, **members: Any) -> str:
     with pytest.raises(ParleyError) as caught:
         read(route, parameters, **members)
-    answer = DIALECT.error(caught.value)
+    answer = STRICT.error(caught.value)
     told = json.loads(answer.body)
     assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
     return told["error"]
@@ -136,7 +136,7 @@ def test_bodies_that_are_none():
         for body in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(ParleyError) as caught:
                 route(body, HEAD)
-            answer = DIALECT.error(caught.value)
+            answer = STRICT.error(caught.value)
             assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
     assert refusal(tgi.either, stream="x") == "Stream must be boolean type."
 
@@ -184,7 +184,7 @@ def test_a_stream():
 
 def test_errors():
     def told(error: ParleyError) -> tuple[int, Any]:
-        answer = DIALECT.error(error)
+        answer = STRICT.error(error)
         return answer.status, json.loads(answer.body)
 
     long = ContextLength("x", field="prompt", limit=100, prompt=120, requested=20)
