@@ -17,6 +17,7 @@ from parley import __version__
 from parley.dialects.dialect import Card, Facts, Head
 from parley.engine.protocol import Engine
 from parley.errors import NotReady, Overloaded, UnknownModel, excerpt
+from parley.server.endpoints import Endpoints
 from parley.server.metrics import Metrics
 from parley.server.options import ServerOptions
 from parley.text import Language
@@ -48,6 +49,7 @@ class Service:
         self.places = settings.max_batch + options.max_queue
         self.held = 0
         self.open: set[Generation] = set()
+        self.endpoints = Endpoints(options.endpoints)
         self.draining = False
         self._language: Language | None = None
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from parley.dialects.databricks import chat, completions, endpoints, shared
-from parley.dialects.databricks.shared import LENIENT, STRICT as CLOSED, Rules
+from parley.dialects.databricks.shared import Rules
 from parley.dialects.dialect import Dialect, Head, Route, named
 from parley.dialects.fields import decode
 
@@ -48,7 +48,10 @@ def _asked(rules: Rules) -> tuple[Route, ...]:
     """Where an endpoint is asked: by a path of its own, or in OpenAI's manner by the body."""
     read = partial(invoked, rules)
     one = "/serving-endpoints/{endpoint}"
-    paths = {"/chat/completions": partial(chat.read, rules), "/completions": partial(completions.read, rules)}
+    paths: dict[str, Any] = {
+        "/chat/completions": partial(chat.read, rules),
+        "/completions": partial(completions.read, rules),
+    }
     return (
         *(
             Route("POST", f"/serving-endpoints{version}{path}", "generate", read=reads, model=_named, shares=True)
@@ -95,7 +98,7 @@ DIALECT = Dialect(
     title="Databricks",
     base="/serving-endpoints",
     error=shared.error,
-    routes=(*_asked(LENIENT), *_managed()),
+    routes=(*_asked(shared.LENIENT), *_managed()),
 )
 STRICT = Dialect(
     name="databricks",
@@ -103,5 +106,5 @@ STRICT = Dialect(
     base="/serving-endpoints",
     error=shared.error,
     body_limit=shared.BODY,
-    routes=(*_asked(CLOSED), *_managed()),
+    routes=(*_asked(shared.STRICT), *_managed()),
 )

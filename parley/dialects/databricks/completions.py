@@ -1,7 +1,8 @@
 """Prompts and what they are continued by, in Databricks' form.
 
 A prompt is, unless it is raw, put into the model's template as a user's turn. ``suffix`` is text that each choice ends
-with. In the strict manner a choice's index is its prompt's, as documented; lenient, choices are numbered through.
+with. In the strict manner a choice's index is its prompt's, as documented, and no model is told; lenient, choices are
+numbered through.
 """
 
 from __future__ import annotations
@@ -131,11 +132,12 @@ class CompletionReply(Reply):
         return choice
 
     def _envelope(self, choices: list[Any]) -> dict[str, Any]:
+        named = {} if self._manner.strict else {"model": self.request.model}
         return {
             "id": f"cmpl_{shared.identity(self._head)}",
             "object": "text_completion",
             "created": self._head.created,
-            "model": self.request.model,
+            **named,
             "choices": choices,
         }
 

@@ -1,7 +1,8 @@
 """The configuration of an endpoint as a body gives it: which models are served, under which names, with which shares.
 
 Older clients say ``served_models`` and ``served_model_name`` where newer ones say ``served_entities`` and
-``served_entity_name``; both are read. What says how large a machine should be is kept and told again, and changes nothing.
+``served_entity_name``; both are read. What says how large a machine should be is kept and told again, and changes
+nothing.
 """
 
 from __future__ import annotations

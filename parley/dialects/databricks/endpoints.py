@@ -78,7 +78,7 @@ def delete(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
 
 def tag(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
     endpoint, fields = _own(head, facts, made), decode(body, WORDS)
-    tags = {each["key"]: each for each in endpoint.about["tags"]}
+    tags = {each["key"]: each for each in _about(endpoint)["tags"]}
     for key in fields.strings("delete_tags", cap=64, total=1 << 16):
         tags.pop(key, None)
     tags |= {each["key"]: each for each in config.tags(fields, "add_tags")}
@@ -103,7 +103,9 @@ def logs(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
     endpoint = _find(head, facts, made)
     served = head.path["served"]
     if served not in (share.name for share in endpoint.shares):
-        raise NotFound(f"Endpoint '{endpoint.name}' has no served entity '{served[:100]}'.", code="RESOURCE_DOES_NOT_EXIST")
+        raise NotFound(
+            f"Endpoint '{endpoint.name}' has no served entity '{served[:100]}'.", code="RESOURCE_DOES_NOT_EXIST"
+        )
     return _json({"logs": ""})
 
 
@@ -135,11 +137,8 @@ def _models(facts: Facts) -> list[str]:
 def _system(card: Card) -> Endpoint:
     """A model as the endpoint that it is by itself."""
     about = {
-        "id": hashlib.sha256(card.name.encode()).hexdigest()[:32],
         "creation_timestamp": card.created * 1000,
         "last_updated_timestamp": card.created * 1000,
-        "config_version": 1,
-        "tags": [],
         "entities": {card.name: {"entity_name": SYSTEM + card.name, "entity_version": "1"}},
     }
     return Endpoint(card.name, [Share(card.name, card.name, 100)], about)
@@ -156,6 +155,21 @@ def _find(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
     return _system(card)
 
 
+def _about(endpoint: Endpoint) -> dict[str, Any]:
+    """What is kept of it, with what a file that a person wrote leaves out."""
+    entities = {share.name: {"entity_name": share.model, "entity_version": "1"} for share in endpoint.shares}
+    return {
+        "id": hashlib.sha256(endpoint.name.encode()).hexdigest()[:32],
+        "creation_timestamp": 0,
+        "last_updated_timestamp": 0,
+        "config_version": 1,
+        "tags": [],
+        "route_optimized": False,
+        **endpoint.about,
+        "entities": entities | endpoint.about.get("entities", {}),
+    }
+
+
 def _own(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
     """As ``_find``, of those that can be changed. Raises UnknownModel, Forbidden."""
     endpoint = _find(head, facts, made)
@@ -167,7 +181,7 @@ def _own(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
 def _by_id(head: Head, facts: Facts, made: Endpoints) -> dict[str, Any]:
     """What is kept of the endpoint whose id the path has. Raises UnknownModel."""
     every = (*made.values(), *(_system(card) for card in facts.cards))
-    found = next((each.about for each in every if each.about["id"] == head.path["id"]), None)
+    found = next((about for about in map(_about, every) if about["id"] == head.path["id"]), None)
     if found is None:
         raise UnknownModel("There is no endpoint with this id.", name=head.path["id"])
     return found
@@ -184,11 +198,11 @@ def _configured(endpoint: Endpoint, given: Fields, head: Head, facts: Facts) -> 
         raise given.missing("served_entities")
     if named is None and not given.has("traffic_config"):
         raise given.missing("served_entities")
-    served, kept = named or ({share.name: share.model for share in endpoint.shares}, endpoint.about["entities"])
+    served, kept = named or ({share.name: share.model for share in endpoint.shares}, _about(endpoint)["entities"])
     shares = config.shares(given, served)
     about = endpoint.about | {
         "entities": kept,
-        "config_version": endpoint.about.get("config_version", 0) + 1,
+        "config_version": _about(endpoint)["config_version"] + 1 if endpoint.shares else 1,
         "last_updated_timestamp": head.created * 1000,
     }
     changed = Endpoint(endpoint.name, shares, about)
@@ -213,7 +227,7 @@ def _serves(share: Share, facts: Facts) -> bool:
 
 
 def _entity(share: Share, endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
-    about, there = endpoint.about, share.model in _models(facts)
+    about, there = _about(endpoint), share.model in _models(facts)
     deployment = "READY" if _serves(share, facts) else "CREATING" if there else "FAILED"
     return {
         "name": share.name,
@@ -235,7 +249,7 @@ def _model(entity: dict[str, Any]) -> dict[str, Any]:
 
 
 def _common(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
-    about = endpoint.about
+    about = _about(endpoint)
     told = {
         "name": endpoint.name,
         "id": about["id"],
@@ -246,7 +260,7 @@ def _common(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
         "tags": about["tags"],
         "task": "llm/v1/chat",
         "permission_level": "CAN_MANAGE",
-        "route_optimized": about.get("route_optimized", False),
+        "route_optimized": about["route_optimized"],
     }
     return told | {name: about[name] for name in ("description", "budget_policy_id") if about.get(name)}
 
@@ -270,7 +284,7 @@ def _detail(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
             "served_entities": entities,
             "served_models": list(map(_model, entities)),
             "traffic_config": {"routes": routes},
-            "config_version": endpoint.about["config_version"],
+            "config_version": _about(endpoint)["config_version"],
         }
     }
 

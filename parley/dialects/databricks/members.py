@@ -15,9 +15,8 @@ FUNCTION: Tree = {"name": FREE, "description": FREE, "parameters": FREE, "strict
 CALL: Tree = {"id": FREE, "type": FREE, "function": {"name": FREE, "arguments": FREE}}
 MESSAGE: Tree = {"role": FREE, "content": FREE, "name": FREE, "tool_calls": CALL, "tool_call_id": FREE}
 CONTEXT: Tree = {"extra_params": FREE, "usage_context": FREE, "client_request_id": FREE, "model": FREE}
-DRAWING: Tree = {
-    name: FREE for name in ("max_tokens", "stream", "stream_options", "temperature", "top_p", "top_k", "stop", "n")
-}
+NUMBERS = ("max_tokens", "temperature", "top_p", "top_k", "n")
+DRAWING: Tree = dict.fromkeys((*NUMBERS, "stream", "stream_options", "stop"), FREE)
 CHAT: Tree = {
     "messages": MESSAGE,
     **DRAWING,
@@ -36,7 +35,7 @@ CHAT: Tree = {
 COMPLETION: Tree = {
     "prompt": FREE,
     **DRAWING,
-    **{name: FREE for name in ("error_behavior", "suffix", "echo", "use_raw_prompt")},
+    **dict.fromkeys(("error_behavior", "suffix", "echo", "use_raw_prompt"), FREE),
     **CONTEXT,
 }
 
@@ -97,7 +96,7 @@ def chat(body: Fields, rules: Rules) -> None:
     for tool in tools:
         _tool(tool, rules)
     if body.has("tool_choice") and not tools and body.raw("tool_choice") != "none":
-        raise body.fail("tool_choice", "can only be used together with \"tools\"")
+        raise body.fail("tool_choice", 'can only be used together with "tools"')
 
 
 def _turns(body: Fields) -> None:
@@ -107,7 +106,7 @@ def _turns(body: Fields) -> None:
         role = item.string("role", None, allowed=tuple(FOLLOWS))
         if role is None:
             raise item.missing("role")
-        if before.removesuffix("calls") not in FOLLOWS[role] and before not in FOLLOWS[role]:
+        if before not in FOLLOWS[role]:
             raise item.fail("role", f'must not be "{role}" {_behind(before)}')
         content = item.string("content", None)
         if role == "assistant" and item.has("tool_calls"):
@@ -116,7 +115,8 @@ def _turns(body: Fields) -> None:
             role = "calls"
         elif item.has("tool_calls"):
             raise item.fail("tool_calls", 'is only for messages with role "assistant"')
-        if role != "tool" and item.string("tool_call_id", ""):
+        answered = item.string("tool_call_id", None)
+        if answered and role != "tool":
             raise item.fail("tool_call_id", 'is only for messages with role "tool"')
         before = role
     if before not in ("user", "tool", ""):
@@ -138,5 +138,3 @@ def _tool(tool: Fields, rules: Rules) -> None:
     if rules.keys is not None and isinstance(keys, dict) and len(keys) > rules.keys:
         raise function.fail("parameters", f"must have at most {rules.keys} keys in properties, but has {len(keys)}")
     function.boolean("strict", None)
-
-

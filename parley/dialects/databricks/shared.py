@@ -98,9 +98,7 @@ class Words(fields.Words):
             return Missing(f"Missing required {self.task} parameter: '{path}'", field=path, code=self.code)
         top, *inner = INDEX.sub("", owner).split(".")
         whose = f'"{inner[-1]}" object' if inner else "an object"
-        return Invalid(
-            f'"{name}" is a required property for {whose} in parameter "{top}"', field=path, code=self.code
-        )
+        return Invalid(f'"{name}" is a required property for {whose} in parameter "{top}"', field=path, code=self.code)
 
     def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
         wanted = JSON_TYPES.get(expected, expected)
