@@ -28,6 +28,7 @@ MADE = {"e": Endpoint("e", [Share("m", "m", 100)])}
 WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
     {"messages": [{"role": "user", "content": "a"}]},
     {"prompt": "a"},
+    {"input": "a"},
     {"inputs": "a"},
     {"tokens": [5]},
     {"text_input": "a"},

@@ -7,6 +7,7 @@ ParleyError                      500
 │   ├── WrongType                400  a field has another JSON type than the API knows
 │   ├── Invalid                  400  a value outside its range or list
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
+│   │   ├── Incapable            400  the model generates no text, or makes no vectors
 │   │   └── UnknownCoding        400  the body has a content coding that is not read here
 │   └── ContextLength            400  prompt plus requested output exceed the context
 ├── Unauthorized                 401
@@ -75,6 +76,10 @@ class Invalid(BadRequest):
 
 class Unsupported(BadRequest):
     code = "unsupported_parameter"
+
+
+class Incapable(Unsupported):
+    code = "unsupported_model"
 
 
 class UnknownCoding(Unsupported):

@@ -113,6 +113,19 @@ class Reply(ABC):
         return ()
 
 
+class Whole(Reply):
+    """A reply that is never a stream; its request must not ask for one."""
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+    def end(self, usage: Usage) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+    def fail(self, error: ParleyError) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """A model as the server offers it. ``max_model_len`` is None until it is loaded."""

@@ -16,6 +16,7 @@ from parley.engine.protocol import Stream
 from parley.errors import ContextLength, EngineDied, EngineError, Invalid, ParleyError
 from parley.server.service import Service
 from parley.server.tally import Tally
+from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
 from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
 
@@ -27,7 +28,7 @@ class Branch:
     number: int
     prepared: Prepared
     stream: Stream
-    choices: list[Choice]
+    choices: list[Choice] | list[Pooled]
     scores_due: bool
     held: list[Output] = field(default_factory=list)
 
@@ -54,6 +55,7 @@ class Generation:
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
         request, service = self._request, self._service
+        check(request, service.info)
         self._check_ids()
         prepared = await service.off_loop(sum(map(_size, request.prompts)), self._prepare)
         if self._error is not None:
@@ -119,7 +121,7 @@ class Generation:
         language, limit = self._service.language, self._service.info.max_model_len
         made = []
         for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit, self._request.truncate)
+            ready = language.prepare(prompt, limit, self._request.truncate, pooled=self._request.pooling is not None)
             made.append((ready, self._room(ready.token_ids)))
         return made
 
@@ -145,15 +147,18 @@ class Generation:
         wanted = stop.max_tokens if stop.max_tokens is not None else max(1, stop.min_tokens)
         if stop.reserve is not None:
             wanted = min(wanted, stop.reserve)
+        if self._request.pooling is not None:
+            wanted = 0
         if wanted > room:
-            asked = f" and {wanted} tokens were requested behind it" if stop.max_tokens is not None else ""
+            counted = stop.max_tokens is not None and self._request.pooling is None
+            asked = f" and {wanted} tokens were requested behind it" if counted else ""
             raise ContextLength(
                 f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(ids)}{asked}."
-                " Shorten the prompt or ask for fewer tokens.",
+                f" Shorten the prompt{' or ask for fewer tokens' if self._request.pooling is None else ''}.",
                 field="prompt",
                 limit=info.max_model_len,
                 prompt=len(ids),
-                requested=None if stop.max_tokens is None else wanted,
+                requested=wanted if counted else None,
             )
         return room if stop.max_tokens is None else min(stop.max_tokens, room)
 
@@ -174,12 +179,15 @@ class Generation:
             prompt_logprobs=-1 if want.prompt_logprobs is None else want.prompt_logprobs,
             salt=request.salt,
             costs=want.costs,
+            pooling=request.pooling,
         )
         first = number * request.n
         tokenizer = service.language.tokenizer
-        choices = [
+        choices: list[Choice] | list[Pooled] = [
             Choice(request, first + k, tokenizer, ready, stops, details=request.want.ids) for k in range(request.n)
         ]
+        if request.pooling is not None:
+            choices = [Pooled(number, len(ready.token_ids))]
         due = want.prompt_logprobs is not None
         self._branches.append(Branch(number, ready, service.engine.submit(work), choices, due))
         self.usage.prompt_tokens += len(ready.token_ids)
@@ -212,7 +220,7 @@ class Generation:
             if output.finish == "error":
                 self._error = self._failure(output)
                 raise self._error
-            if output.token_ids:
+            if output.token_ids or output.vector is not None:
                 self._tally.tokens(first + output.index, len(output.token_ids), now, output.waited)
             if output.preemptions:
                 self._tally.preempt(first + output.index, output.preemptions)

@@ -1,12 +1,13 @@
 """Databricks' requests: every row of the tables of its documentation, the exact bytes of answers, and the refusals."""
 
 import json
+import struct
 from functools import partial
 from typing import Any
 
 import pytest
 
-from parley.dialects.databricks import DIALECT, STRICT, chat, completions, invoked, shared
+from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, invoked, shared
 from parley.dialects.dialect import Head
 from parley.errors import (
     ContextLength,
@@ -33,8 +34,10 @@ from parley.types import (
     Stop,
     Text,
     Token,
+    Tokens,
     ToolCall,
     Usage,
+    Vector,
     Want,
 )
 
@@ -44,7 +47,11 @@ TALK = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
-READ = {"chat": (chat.read, {"messages": TALK}), "completion": (completions.read, {"prompt": "Hi"})}
+READ = {
+    "chat": (chat.read, {"messages": TALK}),
+    "completion": (completions.read, {"prompt": "Hi"}),
+    "embedding": (embeddings.read, {"input": "Hi"}),
+}
 
 
 def make(task: str, rules: shared.Rules = shared.STRICT, **members: Any) -> Any:
@@ -54,7 +61,7 @@ def make(task: str, rules: shared.Rules = shared.STRICT, **members: Any) -> Any:
     return reply
 
 
-talk, complete = partial(make, "chat"), partial(make, "completion")
+talk, complete, embed = partial(make, "chat"), partial(make, "completion"), partial(make, "embedding")
 
 
 def refused(call: Any, *args: Any, **members: Any) -> str:
@@ -147,7 +154,16 @@ TALKS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] 
     ),
     "response_format": (lambda request: request.n, [(None, 1), ({"type": "text"}, 1)], [], "object"),
 }
+VECTORS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+    "instruction": (
+        lambda request: request.prompts[0].text,
+        [(None, "Hi"), ("", "Hi"), ("Represent this:", "Represent this: Hi"), ("Query:\n", "Query:\nHi")],
+        [],
+        "string",
+    ),
+}
 ROWS = [(task, name, *row) for task in ("chat", "completion") for name, row in DRAWN.items()]
+ROWS += [("embedding", name, *row) for name, row in VECTORS.items()]
 ROWS += [("completion", name, *row) for name, row in TEXTS.items()]
 ROWS += [("chat", name, *row) for name, row in TALKS.items()]
 WRONG = {
@@ -198,7 +214,11 @@ def test_top_logprobs_need_logprobs(value):
 
 
 def test_what_must_be_there():
-    for task, name, said in (("chat", "messages", "Chat"), ("completion", "prompt", "Completion")):
+    for task, name, said in (
+        ("chat", "messages", "Chat"),
+        ("completion", "prompt", "Completion"),
+        ("embedding", "input", "Embedding"),
+    ):
         assert refused(make, task, **{name: None}) == f"Missing required {said} parameter: '{name}'"
         assert refused(make, task, **{name: []}) == f'Bad request: parameter "{name}" must not be empty'
     assert refused(invoked, shared.STRICT, b"{}", HEAD) == "Missing required Chat parameter: 'messages'"
@@ -340,7 +360,7 @@ def test_several_choices_are_for_answers_in_one_piece(task):
     assert make(task, shared.LENIENT, n=2, stream=True).request.n == 2
 
 
-@pytest.mark.parametrize("task", ["chat", "completion"])
+@pytest.mark.parametrize("task", ["chat", "completion", "embedding"])
 @pytest.mark.parametrize("body", [b"", b"x", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}}'])
 def test_no_json_object(task, body):
     for rules in (shared.STRICT, shared.LENIENT):
@@ -363,6 +383,7 @@ def test_the_body_says_what_is_asked_for():
     for body, kind, said in (
         ({"messages": TALK}, chat.ChatReply, Chat([Message("user", "Hi")])),
         ({"prompt": "Hi"}, completions.CompletionReply, Text("Hi", turn=True)),
+        ({"input": ["Hi"]}, embeddings.EmbeddingReply, Text("Hi")),
         ({"prompt": None, "messages": TALK}, chat.ChatReply, Chat([Message("user", "Hi")])),
     ):
         reply = invoked(shared.LENIENT, json.dumps(body).encode(), HEAD)
@@ -512,6 +533,31 @@ def test_completions_in_a_stream():
     ]
     assert [chunk["usage"]["total_tokens"] for chunk in told] == [2, 3, 4, 4]
     assert list(told[0]) == ["id", "object", "created", "choices", "usage"]
+
+
+def test_vectors():
+    reply = embed(input=["a", "b"], instruction="Find:", usage_context={"a": "b"}, encoding_format="base64")
+    assert reply.request.prompts == [Text("Find: a"), Text("Find: b")]
+    values = struct.pack("<2f", 0.5, -1.0)
+    reply.add([Accepted(0, [1]), Vector(0, values), Vector(1, values)])
+    assert reply.body(Usage(2)) == (
+        b'{"id":"' + ID.encode() + b'","object":"list","model":"m-1","data":['
+        b'{"object":"embedding","index":0,"embedding":[0.5,-1.0]},'
+        b'{"object":"embedding","index":1,"embedding":[0.5,-1.0]}],'
+        b'"usage":{"prompt_tokens":2,"total_tokens":2}}'
+    )
+    reply.served = "a"
+    assert reply.headers(None) == [(b"served-model-name", b"a")]
+
+
+def test_vectors_in_the_lenient_manner_have_openais_forms():
+    reply = embed(shared.LENIENT, encoding_format="base64", dimensions=2)
+    reply.add([Vector(0, struct.pack("<2f", 0.5, -1.0))])
+    assert json.loads(reply.body(USAGE))["data"][0]["embedding"] == "AAAAPwAAgL8="
+    assert refused(embed, dimensions=2) == 'Bad request: json: unknown field "dimensions"\n'
+    assert refused(embed, input=[1, 2]).startswith("Unable to parse json body for request, field 'input")
+    assert embed(shared.LENIENT, input=[1, 2]).request.prompts == [Tokens([1, 2])]
+    assert "stands before texts only" in refused(embed, shared.LENIENT, input=[1, 2], instruction="a")
 
 
 # -- errors

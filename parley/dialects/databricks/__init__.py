@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from parley.dialects.databricks import chat, completions, endpoints, shared
+from parley.dialects.databricks import chat, completions, embeddings, endpoints, shared
 from parley.dialects.databricks.shared import Rules
-from parley.dialects.dialect import Dialect, Head, Route, named
+from parley.dialects.dialect import Dialect, Head, Reply, Route, named
 from parley.dialects.fields import decode
 
 ROOT = "/api/2.0/serving-endpoints"
@@ -31,11 +31,15 @@ UNBUILT = {
 }
 
 
-def invoked(rules: Rules, body: bytes, head: Head) -> chat.ChatReply | completions.CompletionReply:
-    """A conversation or prompts, whichever the body has. Raises BadRequest."""
+def invoked(rules: Rules, body: bytes, head: Head) -> Reply:
+    """A conversation, prompts or texts to embed, whichever the body has. Raises BadRequest."""
     fields = decode(body, chat.WORDS)
-    if fields.has("prompt") and not fields.has("messages"):
+    if fields.has("messages"):
+        return chat.ChatReply(rules, fields, head)
+    if fields.has("prompt"):
         return completions.read(rules, body, head)
+    if fields.has("input"):
+        return embeddings.read(rules, body, head)
     return chat.ChatReply(rules, fields, head)
 
 
@@ -51,6 +55,7 @@ def _asked(rules: Rules) -> tuple[Route, ...]:
     paths: dict[str, Any] = {
         "/chat/completions": partial(chat.read, rules),
         "/completions": partial(completions.read, rules),
+        "/embeddings": partial(embeddings.read, rules),
     }
     return (
         *(

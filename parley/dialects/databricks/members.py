@@ -38,6 +38,7 @@ COMPLETION: Tree = {
     **dict.fromkeys(("error_behavior", "suffix", "echo", "use_raw_prompt"), FREE),
     **CONTEXT,
 }
+EMBEDDING: Tree = {"input": FREE, "instruction": FREE, "encoding_format": FREE, **CONTEXT}
 
 EFFORTS = ("low", "medium", "high")
 FOLLOWS = {  # roles, and those that they may stand behind; an empty one: the beginning
