@@ -16,7 +16,8 @@ BUILT_IN = BENCH.parent / "parley" / "demo" / "model"
 # heading, what runs, and with what
 TABLES: list[tuple[str, str, list[str]]] = [
     ("Engine, CPU time of one thread per step, the built-in model", "engine.py", [str(BUILT_IN)]),
-    ("The same with the 0.5B model", "engine.py", [str(MODELS / "0.5b"), "--steps", "8"]),
+    ("The same, kernel by kernel", "engine.py", [str(BUILT_IN), "--kernels"]),
+    ("The first with the 0.5B model", "engine.py", [str(MODELS / "0.5b"), "--steps", "8"]),
     ("API process, CPU time, the built-in model", "api.py", [str(BUILT_IN)]),
 ]
 

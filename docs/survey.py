@@ -32,6 +32,7 @@ WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for 
     {"inputs": "a"},
     {"tokens": [5]},
     {"text_input": "a"},
+    {"id": "a"},
     {"instances": [{"inputs": "a"}]},
     {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
     {"name": "n", "config": {"served_entities": [{"entity_name": "m"}]}},
@@ -158,7 +159,8 @@ def watched(found: Members) -> Iterator[None]:
 
 def ending(route: Route, body: dict[str, Any]) -> str:
     """How a reader ends: taken, unavailable, wrong."""
-    arguments = {"generate": (HEAD,), "ask": (HEAD, FACTS), "endpoint": (HEAD, FACTS, MADE)}.get(route.kind, ())
+    known = {"generate": (HEAD,), "halt": (HEAD,), "ask": (HEAD, FACTS), "endpoint": (HEAD, FACTS, MADE)}
+    arguments = known.get(route.kind, ())
     assert route.read is not None
     try:
         read = route.read(json.dumps(body).encode(), *arguments)
@@ -174,12 +176,8 @@ def ending(route: Route, body: dict[str, Any]) -> str:
 def members(route: Route) -> Members:
     """The members that a route reads, in the order in which it asks for them."""
     found: Members = {}
-    if (
-        route.read is None
-        or route.method not in ("POST", "PUT", "PATCH")
-        or route.kind == "reset"
-        or route.path.endswith("/infer")
-    ):
+    silent = route.read is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
+    if silent or route.path.endswith("}/infer"):
         return found  # the members of an inference are tensors: the inputs of the model, which generate has as members
     base = next((body for body in WANTED if ending(route, body) == "taken"), {})
     with watched(found):
@@ -223,4 +221,8 @@ def _holding(parent: str, child: str) -> dict[str, Any]:
 
 def survey(dialect: Dialect) -> dict[tuple[str, str], Members]:
     """Method and path of every route with its members."""
-    return {(route.method, route.path): members(route) for route in dialect.routes}
+    found: dict[tuple[str, str], Members] = {}
+    for route in dialect.routes:  # a path may have several, told apart by the body
+        place = found.setdefault((route.method, route.path), {})
+        place |= {path: member for path, member in members(route).items() if path not in place}
+    return found

@@ -55,11 +55,15 @@ SURFACES = (
     Surface("/databricks", databricks.STRICT),
     Surface("/vllm", vllm.STRICT),
     Surface("/vllm-0.6.3", vllm.OLD),
+    Surface("", mindie.DIALECT),
     Surface("/mindie", mindie.STRICT),
+    Surface("/mindie-old", mindie.OLD),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
-ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix}  # APIs that may have a port
+# APIs that may have a port; some are only ever there, for who reaches them may end the server.
+PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
+ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix} | PLANES
 EXCHANGE = "parley.exchange"
 
 

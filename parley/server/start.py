@@ -67,6 +67,8 @@ def run(settings: Settings, options: ServerOptions) -> int:
     """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
     keep_standard_streams()
     logs.set_up(options.log_format)
+    for note in options.notes:
+        log.warning(note)
     with contextlib.ExitStack() as stack:
         sockets, contexts = [], []
         for host, port, _, tls in places(options):
@@ -177,6 +179,7 @@ class Instance:
         self._sockets = sockets
         self._signals: list[int] = []
         self._stop = asyncio.Event()
+        self.service.stop = self._stop.set
         self._force = asyncio.Event()
         self._places = places(options)
         apps = [build(self.service, place.surfaces, place.host) for place in self._places]
