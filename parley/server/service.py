@@ -17,6 +17,7 @@ from parley import __version__
 from parley.dialects.dialect import Card, Facts, Head, Vitals
 from parley.engine.protocol import Engine
 from parley.errors import NotReady, Overloaded, UnknownModel, excerpt
+from parley.server.endpoints import Endpoints
 from parley.server.metrics import Metrics
 from parley.server.options import ServerOptions
 from parley.text import Language
@@ -47,7 +48,8 @@ class Service:
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
-        self.open: set[Generation] = set()
+        self.endpoints = Endpoints(options.endpoints)
+        self.open: dict[Generation, None] = {}  # the oldest first
         self.draining = False
         self.stop: Callable[[], None] = lambda: None  # ends the server
         self._held = ""  # held or prepared: requests are refused until they are let in again
@@ -162,6 +164,10 @@ class Service:
             self.metrics.totals.rejected += 1
             raise Overloaded(f"{self.held} answers are being made or waited for, as many as may be. Try again later.")
         self.held += choices
+
+    def labelled(self, label: str) -> Generation | None:
+        """The oldest open request under this label, or with this id."""
+        return next((each for each in self.open if label in (each.label, each.id)), None) if label else None
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do the work, in a thread if its input is large."""
