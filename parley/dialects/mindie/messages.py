@@ -55,15 +55,15 @@ def _messages(body: Fields, strict: bool, rules: Rules) -> list[Message]:
     if not isinstance(value, list) or not value:
         told = f"Request param messages {'is not arr' if strict else 'not arr'} or arr is empty"
         raise body.fail("messages", told)
-    messages = [_message(item, strict, rules) for item in value]
+    messages = [_message(item, f"messages[{i}]", strict, rules) for i, item in enumerate(value)]
     length, most = sum(size(message.content or "") for message in messages), rules.limit << 20
     if length > most:
         raise body.fail("messages", CHAT.length.format(length, most))
     return messages
 
 
-def _message(item: Any, strict: bool, rules: Rules) -> Message:
-    turn = Fields(item if isinstance(item, dict) else {}, "", UNREAD)
+def _message(item: Any, path: str, strict: bool, rules: Rules) -> Message:
+    turn = Fields(item if isinstance(item, dict) else {}, path, UNREAD)
     role = turn.raw("role")
     if not isinstance(role, str):
         raise turn.fail("role", "Request param contains not role or role null")
@@ -195,9 +195,9 @@ def _tool(body: Fields, member: str, tool: Any) -> dict[str, Any]:
 
 def _options(body: Fields) -> dict[str, Any]:
     """Names for the template. Raises Unsupported for a budget of thinking."""
-    if "chat_template_kwargs" not in body.names:
-        return {}
     given = body.raw("chat_template_kwargs")
+    if given is None and not body.null("chat_template_kwargs"):
+        return {}
     if not isinstance(given, dict) or not shallow(given, MAX_DEPTH):
         raise body.fail("chat_template_kwargs", "chat_template_kwargs must be a JSON object")
     thinking = given.get("enable_thinking", False)
