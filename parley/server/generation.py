@@ -7,8 +7,9 @@ A request may have several prompts; each is a work of its own, and their events 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from parley.dialects.dialect import Timings
@@ -44,8 +45,8 @@ class Generation:
         self._request = request
         self._tally = tally
         self._branches: list[Branch] = []
-        self._pumps: list[asyncio.Task[None]] = []
-        self._queue: asyncio.Queue[tuple[Branch, list[Output]]] = asyncio.Queue()
+        self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
+        self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
         self._fresh: list[Event] = []  # made by begin, given by the first next
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
@@ -65,6 +66,7 @@ class Generation:
             self._submit(number, ready, max_tokens, stops, stop_ids)
         self._tally.submit(request, self.usage)
         if len(self._branches) > 1:
+            self._queue = asyncio.Queue()
             self._pumps = [asyncio.create_task(self._pump(branch)) for branch in self._branches]
 
     async def next(self) -> list[Event]:
@@ -87,6 +89,29 @@ class Generation:
                 if not outputs and not self._error and any(not choice.ended for choice in branch.choices):
                     raise EngineError("The engine ended this request without an answer.")
                 self._fresh += self._take(branch, outputs)
+
+    async def feed(self, take: Callable[[list[Event]], bool]) -> None:
+        """Let ``take`` have the events of each step when they arrive, without waking this task for them.
+
+        Returns when it returned False, and before the last events, which ``next`` gives. Raises ParleyError.
+        """
+        if self._fresh or self._error is not None or len(self._branches) > 1:
+            return
+        (branch,) = self._branches
+
+        def fed(outputs: list[Output]) -> bool:
+            events = self._take(branch, outputs)
+            if self._left:
+                return take(events)
+            self._fresh = events
+            return False
+
+        await branch.stream.feed(fed)
+
+    @property
+    def ended(self) -> bool:
+        """Has every choice ended, and ``next`` given its last event?"""
+        return not self._left and not self._fresh
 
     def abort(self, error: ParleyError) -> None:
         """End it from outside: the next ``next`` raises the error."""
@@ -160,7 +185,7 @@ class Generation:
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, service = self._request, self._service
         sampling, want = request.sampling, request.want
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        seed = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8)) >> 1
         work = Work(
             id=f"{request.id}-{number}",
             token_ids=ready.token_ids,
