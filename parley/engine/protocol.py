@@ -64,6 +64,11 @@ class Stream:
         finally:
             self._waiter = self._take = None
 
+    @property
+    def ended(self) -> bool:
+        """Have all outputs been read?"""
+        return not self.open and not self._pending
+
     def cancel(self, index: int = -1) -> None:
         """Stop one choice or (-1) all that are still open. No output of them is delivered any more."""
         gone = set(self.open) if index < 0 else {index} & self.open

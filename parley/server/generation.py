@@ -20,6 +20,8 @@ from parley.server.tally import Tally
 from parley.text import Choice, Prepared, Stops, scored
 from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
 
+UNANSWERED = "The engine ended this request without an answer."
+
 
 @dataclass(eq=False)
 class Branch:
@@ -87,30 +89,33 @@ class Generation:
                     arrived.append(self._queue.get_nowait())
             for branch, outputs in arrived:
                 if not outputs and not self._error and any(not choice.ended for choice in branch.choices):
-                    raise EngineError("The engine ended this request without an answer.")
+                    raise EngineError(UNANSWERED)
                 self._fresh += self._take(branch, outputs)
 
     async def feed(self, take: Callable[[list[Event]], bool]) -> None:
-        """Let ``take`` have the events of each step when they arrive, without waking this task for them.
+        """Let ``take`` have the events of each step when they come, until it returns False or there are no more.
 
-        Returns when it returned False, and before the last events, which ``next`` gives. Raises ParleyError.
+        For one prompt, whose steps do not wake this task. Raises ParleyError, and what ``take`` raises.
         """
-        if self._fresh or self._error is not None or len(self._branches) > 1:
+        if len(self._branches) > 1:
+            while (events := await self.next()) and take(events):
+                pass
             return
+        if self._fresh:
+            events, self._fresh = self._fresh, []
+            if not take(events):
+                return
         (branch,) = self._branches
-
-        def fed(outputs: list[Output]) -> bool:
-            events = self._take(branch, outputs)
-            if self._left:
-                return take(events)
-            self._fresh = events
-            return False
-
-        await branch.stream.feed(fed)
+        if self._left and self._error is None:
+            await branch.stream.feed(lambda outputs: take(self._take(branch, outputs)))
+        if self._error is not None:
+            raise self._error
+        if self._left and branch.stream.ended:
+            raise EngineError(UNANSWERED)
 
     @property
     def ended(self) -> bool:
-        """Has every choice ended, and ``next`` given its last event?"""
+        """Have all events been given?"""
         return not self._left and not self._fresh
 
     def abort(self, error: ParleyError) -> None:

@@ -69,9 +69,7 @@ async def _answer(service: Service, exchange: Exchange, reply: Reply, generation
         reply.add(events)
         return True
 
-    while events := await generation.next():
-        add(events)
-        await generation.feed(add)
+    await generation.feed(add)
     body, extra = reply.body(generation.usage), reply.headers(generation.timings)
     if reply.coding:
         body = await service.off_loop(len(body), partial(deflate, body, reply.coding))
@@ -85,27 +83,28 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
     if interval and media_type.startswith("text/event-stream"):
         pinging = asyncio.create_task(_ping(exchange, reply, interval))
 
-    def write(events: list[Event]) -> bool:
-        if data := reply.chunk(events):
-            exchange.part(data)
-        return not exchange.blocked
-
     exchange.extra = reply.headers(None)
-    last = b""
+    held = b""
+
+    def write(events: list[Event]) -> bool:
+        nonlocal held
+        data = reply.chunk(events)
+        if data and (generation.ended or not exchange.flowing):
+            held = data
+            return False
+        return exchange.part(data) if data else True
+
     try:
-        while events := await generation.next():
-            data = reply.chunk(events)
-            if generation.ended:
-                last = data
-            elif data:
+        while not generation.ended:
+            await generation.feed(write)
+            if held and not generation.ended:
+                data, held = held, b""
                 await exchange.write(data, media_type)
-            if exchange.status and not exchange.blocked:
-                await generation.feed(write)
-        last += reply.end(generation.usage)
+        last = held + reply.end(generation.usage)
     except ParleyError as error:
         if not exchange.status:
             raise
-        last = reply.fail(exchange.translate(error))
+        last = held + reply.fail(exchange.translate(error))
     finally:
         if pinging is not None:
             pinging.cancel()

@@ -154,14 +154,15 @@ class Exchange:
         await self._body(data, last=last)
 
     @property
-    def blocked(self) -> bool:
-        """Must the next part wait, because the client has not read the last ones?"""
-        return self._cycle.blocked
+    def flowing(self) -> bool:
+        """Has a stream begun, and does the client read it? Only then may there be a ``part``."""
+        return self.status > 0 and not self._cycle.blocked
 
-    def part(self, data: bytes) -> None:
-        """``write`` of a part that is not the first, while it is not ``blocked``."""
+    def part(self, data: bytes) -> bool:
+        """``write`` while it is ``flowing``, without a coroutine's ceremony. Is it still?"""
         self.written = time.perf_counter()
         self._cycle.part(data)
+        return not self._cycle.blocked
 
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""
