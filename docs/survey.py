@@ -27,9 +27,11 @@ FACTS = Facts("1", [Card("m", 1, 4096)], True, "ready", Totals())
 WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
     {"messages": [{"role": "user", "content": "a"}]},
     {"prompt": "a"},
+    {"input": "a"},
     {"inputs": "a"},
     {"tokens": [5]},
     {"text_input": "a"},
+    {"id": "a"},
     {"instances": [{"inputs": "a"}]},
     {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
     {},
@@ -143,7 +145,7 @@ def watched(found: Members) -> Iterator[None]:
 
 def ending(route: Route, body: dict[str, Any]) -> str:
     """How a reader ends: taken, unavailable, wrong."""
-    arguments = {"generate": (HEAD,), "ask": (HEAD, FACTS)}.get(route.kind, ())
+    arguments = {"generate": (HEAD,), "halt": (HEAD,), "ask": (HEAD, FACTS)}.get(route.kind, ())
     assert route.read is not None
     try:
         read = route.read(json.dumps(body).encode(), *arguments)
@@ -159,7 +161,7 @@ def ending(route: Route, body: dict[str, Any]) -> str:
 def members(route: Route) -> Members:
     """The members that a route reads, in the order in which it asks for them."""
     found: Members = {}
-    if route.read is None or route.method != "POST" or route.kind == "reset" or route.path.endswith("/infer"):
+    if route.read is None or route.method != "POST" or route.kind == "reset" or route.path.endswith("}/infer"):
         return found  # the members of an inference are tensors: the inputs of the model, which generate has as members
     base = next((body for body in WANTED if ending(route, body) == "taken"), {})
     with watched(found):
@@ -203,4 +205,8 @@ def _holding(parent: str, child: str) -> dict[str, Any]:
 
 def survey(dialect: Dialect) -> dict[tuple[str, str], Members]:
     """Method and path of every route with its members."""
-    return {(route.method, route.path): members(route) for route in dialect.routes}
+    found: dict[tuple[str, str], Members] = {}
+    for route in dialect.routes:  # a path may have several, told apart by the body
+        place = found.setdefault((route.method, route.path), {})
+        place |= {path: member for path, member in members(route).items() if path not in place}
+    return found

@@ -229,6 +229,22 @@ SERVE: list[Option] = [
         section="server",
         variable=True,
     ),
+    Option(
+        "mindie-config",
+        text("FILE"),
+        "MindIE's config.json: its three planes are listened on as it says, with its models, limits and certificates. "
+        "Options given beside it win; the port of all APIs is there only with --port.",
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "mindie-profile",
+        choice("strict-old", "strict", "extended"),
+        "Whose refusals MindIE's interfaces have there: of its manual, of its servers today, or neither.",
+        "extended",
+        section="server",
+        variable=True,
+    ),
     Option("quiet", switch(), "Log no line for each request.", False, section="output", variable=True),
     Option("log-format", choice("text", "json"), "How log lines look.", "text", section="output", variable=True),
     Option("config", text("FILE"), "TOML file with any of these options as keys.", section="output", variable=True),

@@ -115,10 +115,25 @@ class Want(msgspec.Struct, frozen=True):
     skip_special: bool = True  # leave special tokens out of the text
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
     plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
+    costs: bool = False  # what each token took, with the tokens behind each delta
+
+
+class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The wish for a vector of the prompt (an embedding) rather than for text behind it.
+
+    ``dimensions``: only the first so many numbers; None: all. ``normalize``: to length 1, after that cut; None: as the
+    model's own settings say.
+    """
+
+    dimensions: int | None = None
+    normalize: bool | None = None
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One request of any API. With several prompts, choice index = prompt number * n + k."""
+    """One request of any API. With several prompts, choice index = prompt number * n + k.
+
+    With ``pooling`` each prompt gets a vector and no text: ``n`` is 1, and what is said of sampling has no meaning.
+    """
 
     id: str
     model: str
@@ -129,7 +144,11 @@ class Request(msgspec.Struct, kw_only=True):
     n: int = 1
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
-    truncate: int | None = None  # of a longer prompt only the last so many tokens are used
+    truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
+    pooling: Pooling | None = None
+    timeout: float | None = None  # seconds that it may take as a whole
+    label: str = ""  # a name under which clients can stop it, beside its id
+    sole: bool = False  # refused while another of this label is open
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -141,7 +160,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
 
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
-    ``stop_ids`` already contains the model's end tokens unless they are to be ignored.
+    ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
+    their tokens took.
     """
 
     id: str
@@ -155,6 +175,21 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     logprobs: int = -1
     prompt_logprobs: int = -1
     salt: str = ""
+    costs: bool = False
+    pooling: Pooling | None = None
+
+
+class Cost(msgspec.Struct, array_like=True, gc=False):
+    """What one token took. Seconds count from the choice's last token, or from when it was queued.
+
+    ``rows`` is how many choices had a row in the step that gave it. ``computed``: in steps that had a row of the
+    choice, all of them where its prompt was read in chunks or again; ``waited``: the rest, outside of steps or in
+    steps without it. Together they are the time between two tokens.
+    """
+
+    rows: int
+    waited: float
+    computed: float
 
 
 class Score(msgspec.Struct, array_like=True, gc=False):
@@ -178,7 +213,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``). ``prompt_scores`` arrives once, with
     the first output of choice 0; its first entry is None, for nothing precedes the first token. ``waited``: seconds in
     the engine's queue, told with the first output of a choice. ``preemptions``: how often it had to give up its place
-    until now.
+    until now. ``vector``: float32, little endian; of a work with ``pooling``, with its only output.
     """
 
     id: str
@@ -192,6 +227,8 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     prompt_scores: list[Score | None] | None = None
     waited: float = 0.0
     preemptions: int = 0
+    costs: list[Cost] | None = None
+    vector: bytes | None = None
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):
@@ -215,7 +252,10 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """What the engine says of the model once it is loaded. Sizes in bytes, lengths in tokens."""
+    """What the engine says of the model once it is loaded. Sizes in bytes, lengths in tokens.
+
+    A model generates text, or makes vectors of so many ``dimensions`` (0: it does not), or both.
+    """
 
     architecture: str
     dtype: str
@@ -231,6 +271,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
     kv_dtype: str = "auto"  # of keys and values: auto (as ``dtype``) or int8
+    generates: bool = True
+    dimensions: int = 0
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -321,7 +363,7 @@ FromEngine = Progress | Ready | Outputs | Wiped | Fatal
 class Token(msgspec.Struct):
     """One token as a client may see it. ``raw`` are its own bytes, which may be part of a character.
 
-    ``special``: a mark of the model rather than text.
+    ``special``: a mark of the model rather than text. ``cost`` is there if it was wanted.
     """
 
     id: int
@@ -331,6 +373,7 @@ class Token(msgspec.Struct):
     rank: int | None = None
     top: list[Token] = []
     special: bool = False
+    cost: Cost | None = None
 
 
 class CallDelta(msgspec.Struct):
@@ -396,10 +439,17 @@ class Done(msgspec.Struct):
     stop: str | int | None = None
 
 
+class Vector(msgspec.Struct):
+    """The vector of prompt number ``prompt``: float32, little endian."""
+
+    prompt: int
+    values: bytes
+
+
 class Failed(msgspec.Struct):
     """The end of the whole request by an error after it was accepted. ``error`` is a parley.errors.ParleyError."""
 
     error: Any
 
 
-Event = Accepted | Scored | Delta | Done | Failed
+Event = Accepted | Scored | Delta | Vector | Done | Failed

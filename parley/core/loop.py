@@ -23,7 +23,7 @@ from parley.core.finish import allowance, verdict
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Step
-from parley.types import Finish, Output, Settings, Stats, Work
+from parley.types import Cost, Finish, Output, Settings, Stats, Work
 
 log = logging.getLogger("parley.engine")
 
@@ -64,6 +64,7 @@ class Loop:
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._last = (0, 0, 0, 0.0)  # tokens, prompts' tokens, rows, seconds of the step
+        self._ended = 0.0  # when it was computed
 
     @property
     def idle(self) -> bool:
@@ -104,6 +105,7 @@ class Loop:
                 stops=stops,
                 root=start,
                 added=now,
+                since=now,
             )
             self._arrivals += 1
             choices[index] = sequence
@@ -171,6 +173,10 @@ class Loop:
             return "The prompt has no tokens."
         if len(work.token_ids) > self.context:
             return f"The prompt has {len(work.token_ids)} tokens, but only {self.context} fit."
+        if work.pooling is None and not self.runner.generates:
+            return "The model makes vectors only."
+        if work.pooling is not None and (work.pooling.dimensions or 1) > self.runner.dimensions:
+            return f"The model makes vectors of {self.runner.dimensions} dimensions."
         size = self.runner.vocab_size
         if not all(type(token) is int and 0 <= token < size for token in work.token_ids):
             return f"A token id of the prompt is outside of the vocabulary (0 to {size - 1})."
@@ -186,7 +192,8 @@ class Loop:
         except Exception:
             log.exception("a step of %d rows failed", len(step.rows))
             return None
-        seconds = perf_counter() - began
+        self._ended = perf_counter()
+        seconds = self._ended - began
         prompt = sum(row.count for row in step.rows if row.count > 1)
         self._last = (step.tokens, prompt, len(step.rows), seconds)
         self._pace.observe(seconds)
@@ -195,19 +202,23 @@ class Loop:
     def _finish(self, row: Row, result: Sampled) -> None:
         """Append what a row gave and end the choice if that was its last."""
         sequence = row.sequence
-        if result.error is not None or (row.sample and result.token is None):
+        missing = (row.sample and result.token is None) or (row.pool and result.vector is None)
+        if result.error is not None or missing:
             for block in sequence.blocks:
                 self.pool.forget(block)  # whatever went wrong may be in there
             self._fail(sequence, result.error or FAILED)
             return
         sequence.prompt_scores += result.prompt_scores
+        if sequence.work.costs:
+            sequence.computing += self._last[3]
         if row.start + row.count < len(sequence.tokens):
             return
         output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
         if sequence.generated == 0:
             output.waited = sequence.waited
             output.prompt_scores = sequence.prompt_scores or None
-        finish: Finish | None = "length"
+        output.vector = result.vector
+        finish: Finish | None = "stop" if row.pool else "length"
         if result.token is not None and row.sample:
             sequence.tokens.append(result.token)
             self._generated_tokens += 1
@@ -215,6 +226,8 @@ class Loop:
             output.token_ids = [result.token]
             if sequence.work.logprobs >= 0 and result.score is not None:
                 output.scores = [result.score]
+            if sequence.work.costs:
+                output.costs = [self._cost(sequence)]
             if finish == "stop":
                 output.stop_id = result.token
         output.finish = finish
@@ -222,6 +235,14 @@ class Loop:
             self._outputs.append(output)
         else:
             self._end(sequence, output)
+
+    def _cost(self, sequence: Sequence) -> Cost:
+        """What its newest token took; from here on the next one's time runs."""
+        _, _, rows, _ = self._last
+        waited = max(0.0, self._ended - sequence.since - sequence.computing)
+        cost = Cost(rows, waited, sequence.computing)
+        sequence.since, sequence.computing = self._ended, 0.0
+        return cost
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         self._end(sequence, Output(sequence.id, sequence.index, finish="error", error=reason))

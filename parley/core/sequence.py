@@ -49,6 +49,8 @@ class Sequence:
     preemptions: int = 0
     added: float = 0.0  # when it was queued, time.perf_counter
     waited: float = 0.0  # seconds from then to its first step
+    since: float = 0.0  # when it got its last token, at first when it was queued
+    computing: float = 0.0  # seconds of steps with a row of it since then; kept if its work wants costs
     prompt_scores: list[Score | None] = field(default_factory=list)
     limit: int = 0  # output tokens it may have; 0 computes the prompt alone
     stops: frozenset[int] = frozenset()  # tokens that end it
@@ -66,6 +68,7 @@ class Sequence:
 @dataclass(slots=True)
 class Row:
     """Compute tokens ``start .. start + count`` of a sequence. ``sample``: draw the next token after the last of them.
+    ``pool``: make its vector, for the last of them is the sequence's last.
 
     ``score_from``: if not None, also give the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
     prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
@@ -77,6 +80,7 @@ class Row:
     count: int
     sample: bool
     score_from: int | None = None
+    pool: bool = False
 
 
 @dataclass(slots=True)
@@ -100,11 +104,12 @@ class Sampled:
     """What a row gave: the drawn token (None if the row does not sample) and the scores that were asked for.
 
     ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
-    example logits that are not numbers); the others are unaffected.
+    example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian.
     """
 
     token: int | None = None
     score: Score | None = None
+    vector: bytes | None = None
     prompt_scores: list[Score] = field(default_factory=list)
     error: str | None = None
 
@@ -115,6 +120,8 @@ class Runner(Protocol):
     blocks: int  # pages in the KV cache
     max_model_len: int
     vocab_size: int
+    generates: bool  # can it draw tokens?
+    dimensions: int  # of the vectors it makes, 0: it makes none
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence got ``sequence.slot``: write its sampling parameters (and token counts) into that row."""

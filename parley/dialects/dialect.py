@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from parley.errors import ParleyError
-from parley.types import Event, Prompt, Request, Usage
+from parley.types import Event, ModelInfo, Prompt, Request, Stats, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,19 @@ class Reply(ABC):
         return ()
 
 
+class Whole(Reply):
+    """A reply that is never a stream; its request must not ask for one."""
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+    def end(self, usage: Usage) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+    def fail(self, error: ParleyError) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """A model as the server offers it. ``max_model_len`` is None until it is loaded."""
@@ -135,6 +148,34 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Vitals:
+    """How the main model does at this moment.
+
+    ``phase``: idle, loading, ready, restarting, draining, failed, closed; or held, prepared after such an ``Order``.
+    ``held`` of ``places`` are taken, of which ``batch`` run at once. Times are seconds, means of the last thousand.
+    """
+
+    phase: str = "ready"
+    places: int = 1
+    held: int = 0
+    batch: int = 1
+    stats: Stats = field(default_factory=Stats)
+    info: ModelInfo | None = None
+    first_token: float = 0.0
+    between_tokens: float = 0.0
+
+
+Order = Literal["hold", "prepare", "release"]  # new requests are refused; still so; taken again
+
+
+class Told(NamedTuple):
+    """What is said of a command, and what is to be done for it, if anything."""
+
+    answer: Answer
+    order: Order | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the server knows of itself. ``cards``: every name it serves, the main one first."""
 
@@ -143,18 +184,30 @@ class Facts:
     ready: bool
     phase: str  # loading, ready, restarting, draining, failed, closed
     totals: Totals
+    vitals: Vitals = Vitals()
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``spans``: also the text that
-    was read and which part of it each token is; ``truncate``: only the last so many tokens."""
+    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``texts``: or each one's text
+    instead; ``spans``: also the text that was read and which part of it each token is; ``truncate``: only the last so
+    many tokens."""
 
     model: str
     prompt: Prompt
     strings: bool = False
+    texts: bool = False
     spans: bool = False
     truncate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The wish to end an open request, by its id or the label that its client gave it, and what is answered."""
+
+    label: str
+    done: Answer
+    unknown: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +251,17 @@ Kind = Literal[
     "tokenizer",  # the tokenizer's configuration; write(dict) -> bytes
     "version",  # write(str) -> bytes
     "info",  # write(About) -> bytes
+    "halt",  # end an open request: read(body, Head) -> Halt
     "load",  # requests being served; write(int) -> bytes
     "reset",  # forget cached prefixes: read(Head) -> bool (put back what runs); write(bool: was it done?) -> bytes
     "health",  # an empty 200 while the engine serves, else an error
     "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
     "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
     "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
+    "state",  # the same, for probes: clients without a key may ask
+    "trial",  # have the model make one token: read(Head) -> seconds that it may take; write(bool: did it?) -> Answer
+    "order",  # hold requests back, or take them again: read(body, Head, Facts) -> Told
+    "stop",  # end the server: read(Head) -> bool (at once); write(bool: the first time?) -> Answer
     "metrics",
 ]
 

@@ -7,12 +7,15 @@ running choice one token, cancelled work gives nothing more. What the tokens are
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 
 from parley.engine.protocol import Engine
 from parley.types import (
     Cancel,
+    Cost,
     Finish,
     ModelInfo,
     Output,
@@ -41,6 +44,7 @@ FAKE = ModelInfo(
     kv_blocks=4096,
     block_size=16,
     lowered=False,
+    dimensions=8,
 )
 
 
@@ -55,6 +59,7 @@ class _Choice:
     index: int
     reply: list[int]
     given: int = 0
+    since: float = field(default_factory=perf_counter)
 
 
 class FakeEngine(Engine):
@@ -141,17 +146,21 @@ class FakeEngine(Engine):
         read = sum(len(choice.work.token_ids) for choice in self._running if not choice.given)
         self._counts.step_rows, self._counts.step_prompt = len(self._running), read
         self._counts.step_tokens = read + sum(choice.given > 0 for choice in self._running)
-        outputs = [self._advance(choice) for choice in self._running]
+        rows = len(self._running)
+        outputs = [self._advance(choice, rows) for choice in self._running]
         self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish is None]
         self._counts.steps += 1
         self._deliver(Outputs(outputs, self._stats()))
 
-    def _advance(self, choice: _Choice) -> Output:
+    def _advance(self, choice: _Choice, rows: int) -> Output:
         work, first = choice.work, choice.given == 0
         ids: list[int] = []
         finish: Finish | None = None
         stop_id: int | None = None
-        if work.max_tokens == 0:
+        vector: bytes | None = None
+        if work.pooling is not None:
+            finish, vector = "stop", self._vector(work)
+        elif work.max_tokens == 0:
             finish = "length"
         elif choice.given < len(choice.reply):
             token = choice.reply[choice.given]
@@ -178,7 +187,24 @@ class FakeEngine(Engine):
             prompt_scores=[None, *(self._score(t, work.prompt_logprobs) for t in work.token_ids[1:])]
             if scored
             else None,
+            costs=[self._cost(choice, rows)] if work.costs and ids else None,
+            vector=vector,
         )
+
+    def _vector(self, work: Work) -> bytes:
+        """How often tokens of each residue occur, and so made up but telling of the prompt."""
+        size = self._model.dimensions
+        counts = [0.0] * size
+        for token in work.token_ids:
+            counts[token % size] += 1 / len(work.token_ids)
+        assert work.pooling is not None
+        counts = counts[: work.pooling.dimensions]
+        return struct.pack(f"<{len(counts)}f", *counts)
+
+    def _cost(self, choice: _Choice, rows: int) -> Cost:
+        """A step takes no time, so all of it was waiting."""
+        before, choice.since = choice.since, perf_counter()
+        return Cost(rows, choice.since - before, 0.0)
 
     def _score(self, token: int, top: int) -> Score:
         """Made-up but plausible numbers: the token itself is the most likely, its successors follow."""

@@ -79,7 +79,7 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.parser = httptools.HttpRequestParser(self)  # strict: uvicorn's takes requests behind a last one
+        self.parser: Any = httptools.HttpRequestParser(self)  # strict: uvicorn's takes requests behind a last one
         self.cycle: Cycle | None = None  # type: ignore[assignment]
         self._in_head = True
         self._in_message = self._began = False
@@ -139,7 +139,8 @@ class Protocol(HttpToolsProtocol):
         refused = self._judge()
         if refused is not None:
             scope[REFUSED] = refused  # type: ignore[literal-required]
-        before, self.cycle = self.cycle, Cycle(
+        before = self.cycle
+        self.cycle = Cycle(
             scope,  # type: ignore[arg-type]
             self.transport,
             self.flow,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parley.types import CallDelta, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
+from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
 from .detokenizer import Detokenizer
 from .prompt import Prepared
@@ -40,7 +40,7 @@ class Choice:
         self.usage = Usage(prompt_tokens=len(prepared.token_ids))
         self._tokenizer = tokenizer
         self._stop = request.stop
-        self._details = details or want.logprobs is not None
+        self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
         self._regions = Regions(markup, prepared.thinking) if markup.marks else None
@@ -67,7 +67,8 @@ class Choice:
         self._deltas = []
         silent = self._silent(output)
         for number, id in enumerate(output.token_ids):
-            self._add(id, output.scores[number] if output.scores else None, number == silent)
+            score = output.scores[number] if output.scores else None
+            self._add(id, score, output.costs[number] if output.costs else None, number == silent)
             if self._scanner is not None and self._scanner.matched is not None:
                 return self._end("stop", self._scanner.matched)
         if output.finish is None:
@@ -87,10 +88,10 @@ class Choice:
         shown = self._stop.include and output.stop_id in self._stop.ids
         return -1 if output.stop_id is None or shown else len(output.token_ids) - 1
 
-    def _add(self, id: int, score: Score | None, silent: bool) -> None:
+    def _add(self, id: int, score: Score | None, cost: Cost | None, silent: bool) -> None:
         self.usage.completion_tokens += 1
         if self._details:
-            self._tokens.append(token(self._tokenizer, id, score, self._alternatives))
+            self._tokens.append(token(self._tokenizer, id, score, self._alternatives, cost))
         thinking = self._regions is not None and self._regions.thinking
         piece = "" if silent else self._text.one(id)
         if piece and self._scanner is not None:
@@ -151,9 +152,12 @@ def _joins(last: Delta, part: Part, call: CallDelta | None) -> bool:
     return call.name is None and last.call is not None and last.call.name is None and last.call.index == call.index
 
 
-def token(tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0) -> Token:
+def token(
+    tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0, cost: Cost | None = None
+) -> Token:
     """A token as a client may see it, with at most so many alternatives."""
     made = _token(tokenizer, id)
+    made.cost = cost
     if score is not None:
         made.logprob, made.rank = score.logprob, score.rank
         made.top = [

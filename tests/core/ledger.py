@@ -42,6 +42,7 @@ def histories(salt: str, tokens: list[int]) -> list[int]:
 class LedgerRunner:
     def __init__(self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, clears: bool = True):
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
+        self.generates, self.dimensions = True, 2
         self.pages: list[list[int | None]] = [[-1] * BLOCK_SIZE for _ in range(blocks)]  # dirty from the start
         self.slots: list[Sequence | None] = [None] * slots
         self.computed = 0  # tokens that went through the model
@@ -100,6 +101,9 @@ class LedgerRunner:
             require(row.start < row.score_from <= end, "asked to score what the row does not predict")
             last = min(end, sequence.prompt_len - 1)
             result.prompt_scores = [score(past[p - 1], sequence.tokens[p]) for p in range(row.score_from, last + 1)]
+        if row.pool:
+            require(end == len(sequence.tokens), "a vector before the end")
+            result.vector = past[end - 1].to_bytes(8, "little", signed=True)
         if row.sample:
             require(end == len(sequence.tokens), "sampled before the end")
             if (sequence.id, sequence.generated) in self.poison:
@@ -148,6 +152,7 @@ class Bench:
     ):
         self.runner = LedgerRunner(blocks, slots, max_model_len)
         self.outputs: dict[tuple[str, int], list[Output]] = {}
+        self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # choices with a row, of each step
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
         self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets))
@@ -156,6 +161,8 @@ class Bench:
         for output in outputs:
             self.outputs.setdefault((output.id, output.index), []).append(output)
         self.stats = stats
+        rows = [(id, index) for id, index, _, _ in self.runner.steps[-1]] if stats.step_rows else []
+        self.log.append((rows, stats, outputs))
 
     def step(self) -> bool:
         more = self.loop.step()
@@ -188,6 +195,7 @@ class Bench:
             error=parts[-1].error,
             cached_tokens=parts[-1].cached_tokens,
             prompt_scores=parts[0].prompt_scores,
+            vector=parts[-1].vector,
         )
 
 
@@ -204,6 +212,7 @@ def alone(work: Work, index: int = 0, max_model_len: int = 10_000) -> Output:
         logprobs=work.logprobs,
         prompt_logprobs=work.prompt_logprobs if index == 0 else -1,
         salt=work.salt,
+        pooling=work.pooling,
     )
     bench = Bench(blocks=64, slots=1, budgets=(8192,), prefix_cache=False, max_model_len=max_model_len)
     bench.loop.add(single)

@@ -100,7 +100,9 @@ async def test_work_before_ready_and_a_failed_start_are_errors_not_hangs():
     await engine.close()
 
 
-@given(st.integers(1, 3), st.integers(1, 6), st.lists(st.sampled_from(["more", "enough", "next", "cancel"]), max_size=12))
+@given(
+    st.integers(1, 3), st.integers(1, 6), st.lists(st.sampled_from(["more", "enough", "next", "cancel"]), max_size=12)
+)
 def test_feeding_and_reading_give_the_same_once_and_in_order(n, limit, wishes):
     async def scenario() -> None:
         engine = await started()

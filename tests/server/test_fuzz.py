@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from served import HELLO
 
 BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # of all tests of this kind together
-ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
 VLLM = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations", "/vllm/tokenize", "/vllm/detokenize",
-        "/vllm/generate", "/generate"]  # fmt: skip
+        "/vllm/generate", "/generate", "/vllm/v1/embeddings", "/vllm/pooling"]  # fmt: skip
 TGI = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
 scalars = st.one_of(
@@ -30,7 +30,8 @@ names = st.sampled_from(
      "bad_words", "skip_special_tokens", "include_stop_str_in_output", "add_special_tokens", "return_token_strs",
      "documents", "truncate_prompt_tokens", "truncation_side", "request_id", "priority", "vllm_xargs", "echo",
      "kv_transfer_params", "repetition_detection", "stream_interval", "allowed_token_ids",
-     "mm_processor_kwargs", "use_beam_search"]
+     "mm_processor_kwargs", "use_beam_search", "input", "dimensions", "encoding_format", "embed_dtype", "endianness",
+     "normalize", "use_activation", "padding", "task", "data"]
 )  # fmt: skip
 message = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
@@ -39,7 +40,7 @@ message = st.fixed_dictionaries(
 near = st.fixed_dictionaries(
     {}, optional={"messages": st.lists(message, max_size=3), "prompt": st.text(max_size=9) | values}
 )
-good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "tokens": [5]}])
+good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}])
 odd = st.dictionaries(names | st.text(max_size=5), values, max_size=4)
 bodies = st.builds(lambda *parts: parts[0] | parts[1] | parts[2], good, near, odd)
 raw = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import KINDS, byte_level
 
 from parley.text import Choice, Markup, Prepared, Tokenizer, scored
-from parley.types import CallDelta, Chat, Delta, Done, Message, Output, Request, Score, Stop, Want
+from parley.types import CallDelta, Chat, Cost, Delta, Done, Message, Output, Request, Score, Stop, Want
 
 QWEN = Markup(("<think>", "</think>"), ("<tool_call>", "</tool_call>"))
 CHAT = Chat([Message("user", "hi")])
@@ -253,3 +253,16 @@ def test_prompt_tokens_with_their_scores() -> None:
     assert event.tokens[0].logprob is None and event.tokens[0].top == []
     assert all(token.logprob == -1.0 and token.top[0].id == 5 for token in event.tokens[1:])
     assert [token.logprob for token in scored(tokenizer, 0, ids).tokens] == [None] * len(ids)
+
+
+def test_a_token_has_its_cost_also_where_its_text_comes_later():
+    tokenizer = byte_level()
+    ids = tokenizer.encode("a é b", special=False)
+    costs = [Cost(number, number / 10, 0.5) for number in range(len(ids))]
+    choice = Choice(Request(id="r", model="m", prompts=[CHAT], want=Want(costs=True)), 0, tokenizer, Prepared([1]))
+    events = []
+    for number, id in enumerate(ids):
+        finish = "length" if number == len(ids) - 1 else None
+        events += choice.push(Output("r", 0, [id], finish=finish, costs=[costs[number]]))
+    tokens = [token for event in events if isinstance(event, Delta) for token in event.tokens]
+    assert [token.id for token in tokens] == ids and [token.cost for token in tokens] == costs
