@@ -36,7 +36,7 @@ class Stream:
         self.open = set(range(work.n))  # choices whose last output has not been seen
         self._engine = engine
         self._pending: list[Output] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
         self._take: Take | None = None
 
     async def next(self) -> list[Output]:
@@ -52,15 +52,15 @@ class Stream:
         outputs, self._pending = self._pending, []
         return outputs
 
-    async def feed(self, take: Take) -> None:
+    async def feed(self, take: Take) -> bool:
         """Let ``take`` have the outputs of each step when they arrive, without waking the caller's task for them.
 
-        Returns when it returned False or every choice has ended, and raises what it raises.
+        False as soon as it returned False, True when every choice has ended. Raises what it raises.
         """
         self._waiter, self._take = asyncio.get_running_loop().create_future(), take
         try:
             self._wake()
-            await self._waiter
+            return await self._waiter
         finally:
             self._waiter = self._take = None
 
@@ -91,8 +91,11 @@ class Stream:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        more = self._take is not None
-        if self._take is not None and self._pending:
+        if self._take is None:
+            waiter.set_result(True)
+            return
+        more = True
+        if self._pending:
             outputs, self._pending = self._pending, []
             try:
                 more = self._take(outputs)
@@ -101,7 +104,7 @@ class Stream:
                     waiter.set_exception(error)
                 return
         if not (more and self.open) and not waiter.done():
-            waiter.set_result(None)
+            waiter.set_result(more)
 
 
 class Engine(ABC):

@@ -129,17 +129,20 @@ class Generation:
             while (events := await self.next()) and take(events):
                 pass
             return
-        if self._fresh:
-            events, self._fresh = self._fresh, []
-            if not take(events):
-                return
         (branch,) = self._branches
-        if self._left and self._error is None:
-            await branch.stream.feed(lambda outputs: take(self._take(branch, outputs)))
-        if self._error is not None:
-            raise self._error
-        if self._left and branch.stream.ended:
-            raise EngineError(UNANSWERED)
+        more = True
+        while more:
+            if self._fresh:
+                events, self._fresh = self._fresh, []
+                more = take(events)
+            elif self._error is not None:
+                raise self._error
+            elif not self._left:
+                return
+            elif branch.stream.ended:
+                raise EngineError(UNANSWERED)
+            else:
+                more = await branch.stream.feed(lambda outputs: take(self._take(branch, outputs)))
 
     @property
     def ended(self) -> bool:
@@ -147,13 +150,13 @@ class Generation:
         return not self._left and not self._fresh
 
     def abort(self, error: ParleyError) -> None:
-        """End it from outside: the next ``next`` raises the error."""
+        """End it from outside: whoever waits for events, or asks for the next ones, gets the error."""
         self._error = self._error or error
         for branch in self._branches:
             branch.stream.cancel()
 
     def stop(self) -> None:
-        """End it from outside as if it had been finished: the next ``next`` has the last events of every choice."""
+        """End it from outside as if it had been finished: what comes next are the last events of every choice."""
         self._stopped = True
         if self._request.pooling is not None:
             return  # a vector is there whole, or not at all
