@@ -148,7 +148,7 @@ async def test_a_reader_that_fails_takes_nobody_with_it():
     results = await asyncio.gather(
         broken.feed(fail), whole.feed(lambda outputs: seen.append(len(outputs)) is None), return_exceptions=True
     )
-    assert isinstance(results[0], RuntimeError) and results[1] is None
+    assert isinstance(results[0], RuntimeError) and results[1] is True
     assert sum(seen) == 4 and whole.ended
     broken.cancel()
     assert engine.in_flight == 0
