@@ -1,4 +1,4 @@
-"""databricks-openai, OpenAI's client with Databricks' addresses: chat, tools, vectors, errors. Arguments: HOST:PORT MODEL."""
+"""databricks-openai: chat, streams, tools, vectors, errors. Arguments: HOST:PORT MODEL."""
 
 import json
 import sys
