@@ -1,6 +1,7 @@
 """MindIE's service plane through a running server: its paths and frames, stopping by id, time limits, true figures."""
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
@@ -54,7 +55,7 @@ async def test_with_full_text_each_frame_repeats_what_was_said(serve):
     told = frames(await served.post("/", {"inputs": INPUTS, "stream": True}))
     texts = [frame["token"]["text"] for frame in told]
     assert texts[-1] == told[-1]["generated_text"] and len(texts) == 20
-    assert all(after.startswith(before) for before, after in zip(texts, texts[1:], strict=False))
+    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
     told = frames(await served.post("/v2/models/tiny/generate_stream", {"text_input": INPUTS}), "data:")
     assert told[-1]["text_output"] == texts[-1]
 
