@@ -17,6 +17,7 @@ ParleyError                      500
 ├── NotFound                     404  no such route or object
 │   └── UnknownModel             404
 ├── NotAllowed                   405
+├── Conflict                     409  something of that name is there already, or is at work
 ├── TimedOut                     408
 ├── InUse                        409  another open request has the label
 ├── TooLarge                     413
@@ -147,6 +148,10 @@ class UnknownModel(NotFound):
 class NotAllowed(ParleyError):
     status = 405
     code = "method_not_allowed"
+
+
+class Conflict(ParleyError):
+    status = 409
 
 
 class TimedOut(ParleyError):

@@ -21,10 +21,14 @@ import msgspec
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A plain prompt. ``special``: let the tokenizer add its own marks (such as a leading BOS)."""
+    """A plain prompt. ``special``: let the tokenizer add its own marks (such as a leading BOS).
+
+    ``turn``: it is what a user says, in the model's chat template if it has one.
+    """
 
     text: str
     special: bool = True
+    turn: bool = False
 
 
 class Tokens(msgspec.Struct, frozen=True):

@@ -50,6 +50,7 @@ class ServerOptions:
     strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
     tgi_compat: str = "3"  # the version of TGI on that port
     names: tuple[str, ...] = ()
+    endpoints: str | None = None  # the file in which endpoints are kept; none: until the server ends
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may go on after SIGTERM

@@ -17,6 +17,7 @@ from parley import __version__
 from parley.dialects.dialect import Card, Facts, Head, Vitals
 from parley.engine.protocol import Engine
 from parley.errors import NotReady, Overloaded, Stopping, UnknownModel, excerpt
+from parley.server.endpoints import Endpoints
 from parley.server.metrics import Metrics
 from parley.server.options import ServerOptions
 from parley.text import Language
@@ -47,6 +48,7 @@ class Service:
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
+        self.endpoints = Endpoints(options.endpoints)
         self.open: dict[Generation, None] = {}  # the oldest first
         self.draining = False
         self.stop: Callable[[], None] = lambda: None  # ends the server

@@ -252,6 +252,66 @@ async def test_nothing_is_too_odd_for_mindie(serve):
     assert await served.control() == before
 
 
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "served_entities": st.lists(
+            st.fixed_dictionaries({"entity_name": st.just("tiny") | scalars}, optional={"name": scalars}), max_size=3
+        )
+        | values,
+        "served_models": values,
+        "traffic_config": st.builds(
+            lambda routes: {"routes": routes},
+            st.lists(
+                st.fixed_dictionaries({"served_model_name": scalars, "traffic_percentage": st.just(100) | scalars}),
+                max_size=2,
+            ),
+        )
+        | values,
+    },
+)
+creations = st.builds(lambda config, more: {"name": "e", "config": config} | more, configs | values, odd)
+thoughts = st.fixed_dictionaries({}, optional={"thinking": values, "usage_context": values, "error_behavior": scalars})
+
+
+async def check_databricks(served, method: str, path: str, body: bytes) -> None:
+    answer = await served.call(method, path, body, {"content-type": "application/json"})
+
+    if answer.status != 200:
+        assert answer.status in (400, 403, 404, 409), (path, body, answer.body)
+        assert list(answer.json) == ["error_code", "message"] and 0 < len(answer.json["message"]) < 2000
+        assert "0x" not in answer.json["message"]
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert all("error_code" not in event for event in answer.events), (path, body)
+    else:
+        assert answer.json.keys() & {"choices", "data", "config", "tags"}, (path, body)
+
+
+async def test_nothing_is_too_odd_for_databricks(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+    asked = st.sampled_from(
+        ["/tiny/invocations", "/chat/completions", "/completions", "/embeddings", "/e/served-models/x/invocations"]
+    )
+    managed = st.sampled_from([("POST", ""), ("PUT", "/e/config"), ("PATCH", "/e/tags"), ("PUT", "/tiny/config")])
+    wholes = st.builds(lambda body, more: body | more, bodies, thoughts)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/databricks"]), path=asked, body=wholes.map(encode) | raw)
+    async def fuzz(prefix, path, body):
+        await check_databricks(served, "POST", f"{prefix}/serving-endpoints{path}", body)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(call=managed, body=(creations | configs).map(encode) | raw)
+    async def fuzz_endpoints(call, body):
+        await check_databricks(served, call[0], "/api/2.0/serving-endpoints" + call[1], body)
+
+    await run(fuzz)
+    await run(fuzz_endpoints)
+    await served.idle()
+    assert await served.control() == before
+
+
 async def run(test) -> None:
     """Run a hypothesis test of coroutines inside the running event loop."""
     import asyncio
