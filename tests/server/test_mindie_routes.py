@@ -1,273 +1,268 @@
-"""MindIE's service plane through a running server: its document's examples, the limits of its configuration file, and
-all planes in MindIE's place."""
+"""MindIE's service plane through a running server: its paths and frames, stopping by id, time limits, true figures."""
 
+import asyncio
+import itertools
 import json
-import re
-import shutil
-import socket
-import ssl
-import subprocess
-import sys
-import threading
-import urllib.error
-import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import authority, certificate
-from test_examples import members
+from served import Answer, Served
 
-from parley import hub
-from parley.dialects import mindie
+from parley.dialects.mindie import service
 from parley.dialects.mindie.rules import Rules
-from parley.server.app import OWN, Surface
+from parley.server.app import ALONE, Surface
 
-STRICT, OLD = Rules("strict", vllm=False), Rules("strict-old", vllm=False)
-LAST = '"best_of": 1, "n": 1, "logprobs": false, "top_logprobs":null }'
-WISHES = (
-    '"stream": %s, "presence_penalty": 1.03, "frequency_penalty": 1.0, "repetition_penalty": 1.0, "temperature": 0.5, '
-    '"top_p": 0.95, "top_k": %d, "seed": null, "stop": ["stop1", "stop2"], "stop_token_ids": [2, 13], '
-    '"include_stop_str_in_output": false, "skip_special_tokens": true, "ignore_eos": false, "max_tokens": 20, '
-)
-ONE = '{ "model": "tiny", "messages": [{ "role": "user", "content": "You are a helpful assistant." }], '
-SINGLE = ONE + WISHES + LAST
-FIRST = (
-    '{ "model": "tiny", "messages": [ {"role": "system", "content": "You are a helpful customer support assistant."}, '
-    '{"role": "user", "content": "Hi, can you tell me what is the best city in China? Just tell me the answer."}%s ], '
-)
-NEXT = (
-    ', {"role": "assistant", "content": "The best city in China is subjective and depends on personal preferences, but '
-    "**Shanghai** is often considered one of the most vibrant and dynamic cities in the country. It is a global "
-    'financial hub, known for its modern skyline, cultural diversity, and international influence."}, {"role": "user", '
-    '"content": "What is the best thing in this city?"}'
-)
-THINKING = '"chat_template_kwargs": {"enable_thinking": false} }'
-MEDIA = (
-    '{ "model": "tiny", "messages": [{ "role": "user", "content": [ {"type": "text", "text": "My name is Olivier and '
-    'I"}, {"type": "image_url", "image_url": "/xxxx/test.png"} ] }], ' + WISHES % ("false", 0) +
-    '"best_of": null, "n": null, "logprobs": false, "top_logprobs":null }'
-)  # fmt: skip
-USAGE = {
-    "usage",
-    *(f"usage.{name}" for name in (
-        "prompt_tokens", "prompt_tokens_details", "prompt_tokens_details.cached_tokens", "completion_tokens",
-        "total_tokens", "batch_size", "queue_wait_time",
-    )),
+INPUTS = "My name is Olivier and I"
+LONG = {"text_input": "a b", "parameters": {"max_new_tokens": 3000}}
+PARAMETERS = {  # of the document's example
+    "details": True, "do_sample": True, "max_new_tokens": 20, "repetition_penalty": 1.03, "return_full_text": False,
+    "seed": None, "temperature": 0.5, "top_k": 10, "top_p": 0.95, "truncate": None, "typical_p": 0.5,
+    "watermark": False, "stop": ["stop1", "stop2"], "adapter_id": "None",
 }  # fmt: skip
-ENVELOPE = {"id", "object", "created", "model", "choices", "choices.index", "choices.finish_reason"}
-MESSAGE = {"choices.message", "choices.message.role", "choices.message.content"}
-DELTA = {"choices.delta", "choices.delta.role", "choices.delta.content"}
-TIMES = {"prefill_time", "decode_time_arr"}
-BESIDE = {"choices.message.tool_calls", "choices.logprobs"}
+TGI_FRAME = ["token", "generated_text", "details"]
+TOKEN = ["id", "text", "logprob", "special"]
 
 
-def plane(rules: Rules) -> tuple[Surface, ...]:
-    return (Surface("", mindie.service(rules)), OWN)
+def frames(answer: Answer, lead: str = "data: ") -> list[Any]:
+    assert answer.status == 200 and answer.headers["content-type"] == "text/event-stream"
+    parts = answer.body.decode().split("\n\n")
+    assert parts.pop() == "" and all(part.startswith(lead) for part in parts)
+    return [json.loads(part.removeprefix(lead)) for part in parts]
 
 
-async def send(served: Any, body: str) -> Any:
-    return await served.call("POST", "/v1/chat/completions", body.encode(), {"content-type": "application/json"})
+def error(answer: Answer) -> tuple[int, str, str]:
+    assert list(answer.json) == ["error", "error_type"]
+    return answer.status, answer.json["error"], answer.json["error_type"]
 
 
-async def test_the_documents_examples_in_one_piece(serve):
-    single = SINGLE % ("false", 0)
-    wishes = WISHES % ("false", 1)
-    rounds = [FIRST % "" + wishes + THINKING, FIRST % NEXT + wishes + '"best_of": null, ' + THINKING]
-    for rules, bodies, expected in ((OLD, [single], MESSAGE), (STRICT, [single, *rounds], MESSAGE | BESIDE)):
-        served = await serve(surfaces=plane(rules))
-        for body in bodies:
-            answer = await send(served, body)
-            assert answer.status == 200, answer.body
-            assert members(answer.json) == ENVELOPE | USAGE | TIMES | expected
-            usage = answer.json["usage"]
-            count = usage["completion_tokens"]
-            assert len(usage["batch_size"]) == len(usage["queue_wait_time"]) == count
-            assert len(answer.json["decode_time_arr"]) == count - 1
-        answer = await send(served, MEDIA)
-        assert (answer.status, list(answer.json)) == (422, ["error", "error_type"])
+@pytest.mark.parametrize("path", ["/mindie", "/mindie-old"])
+async def test_a_stream_has_the_documented_members_frame_by_frame(serve, path):
+    served = await serve()
+    body = {"inputs": INPUTS, "parameters": PARAMETERS | {"decoder_input_details": False}, "stream": True}
+    told = frames(await served.post(path, body))
+    assert all(list(frame) == TGI_FRAME and list(frame["token"]) == TOKEN for frame in told)
+    assert all(len(frame["token"]["id"]) == 1 for frame in told)
+    assert all(frame["generated_text"] is frame["details"] is None for frame in told[:-1])
+    last = told[-1]
+    assert last["generated_text"] == "".join(frame["token"]["text"] for frame in told)
+    assert list(last["details"]) == ["prompt_tokens", "finish_reason", "generated_tokens", "seed"]
+    assert last["details"]["generated_tokens"] == len(told) == 20 and last["details"]["finish_reason"] == "length"
 
 
-async def test_the_documents_examples_frame_by_frame(serve):
-    for full in (False, True):
-        served = await serve(surfaces=plane(Rules("strict-old", vllm=False, full_text=full)))
-        answer = await send(served, SINGLE % ("true", 0))
-        assert answer.headers["content-type"] == "text/event-stream"
-        *pieces, last = answer.events
-        assert pieces and all(members(piece) == ENVELOPE | DELTA for piece in pieces)
-        assert members(last) == ENVELOPE | DELTA | USAGE | ({"full_text"} if full else set())
-        assert list(last)[-2:] == ["usage", "choices"] and last["choices"][0]["finish_reason"] == "length"
-        texts = [event["choices"][0]["delta"]["content"] for event in answer.events]
-        assert last["full_text"] == texts[-1] and texts[1].startswith(texts[0]) if full else texts[1] != texts[0]
+async def test_with_full_text_each_frame_repeats_what_was_said(serve):
+    full = service(Rules(full_text=True))
+    served = await serve(surfaces=(Surface("", full),))
+    told = frames(await served.post("/", {"inputs": INPUTS, "stream": True}))
+    texts = [frame["token"]["text"] for frame in told]
+    assert texts[-1] == told[-1]["generated_text"] and len(texts) == 20
+    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+    told = frames(await served.post("/v2/models/tiny/generate_stream", {"text_input": INPUTS}), "data:")
+    assert told[-1]["text_output"] == texts[-1]
 
 
-async def test_which_flavour_it_is(serve):
-    cold = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-    for vllm, hot, cool in ((True, 200, 422), (False, 422, 200)):
-        served = await serve(surfaces=plane(Rules("strict", vllm=vllm)))
-        assert (await served.post("/v1/chat/completions", cold | {"temperature": 3})).status == hot
-        assert (await served.post("/v1/chat/completions", cold | {"top_k": 0})).status == cool
-        assert (await served.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2})).status == 200
+async def test_the_paths_that_no_other_api_has_are_at_the_root_too(serve):
+    served = await serve()
+    for root in ("", "/mindie", "/mindie-old"):
+        for path in ("/infer", "/infer_token"):
+            answer = await served.post(root + path, {"inputs": INPUTS, "parameters": {"details": True}})
+            told = answer.json
+            assert list(told) == ["generated_text", "details"], answer.body
+            assert list(told["details"]) == ["finish_reason", "generated_tokens", "generated_token_ids", "seed"]
+            assert answer.headers["requestuuid"]
+            again = await served.post(root + path, {"input_id": told["details"]["generated_token_ids"]})
+            assert list(again.json) == ["generated_text"]
+        told = (await served.post(root + "/v1/tokenizer", {"inputs": "a b"})).json
+        assert told["token_number"] == len(told["tokens"]) and "".join(told["tokens"]) == "a b"
+        bare = await served.post(root + "/v1/tokenizer", {"inputs": "a b", "do_decode": False})
+        assert bare.json == {"token_number": told["token_number"], "tokens": []}
+        slots = (await served.get(root + "/v2/models/tiny/getSlotCount")).json
+        assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
 
 
-async def test_the_model_of_a_body_and_of_a_path(serve):
-    served = await serve(surfaces=plane(Rules("strict")))
-    answer = await served.post("/v1/completions", {"model": "x", "prompt": "a"})
-    assert answer.json == {
-        "error": "Not found given model, please check modelName in config file.",
-        "error_type": "Input Validation Error",
-    }
-    assert answer.status == 422
-    assert (await served.get("/v1/models/x")).status == 404
-    assert (await served.get("/v1/models/tiny")).json["owned_by"] == "MindIE Server"
-    assert (await served.get("/v1/models")).body.startswith(b'{\n    "data": [\n')
+async def test_the_body_tells_whose_generate_it_is(serve):
+    served = await serve()
+    record = await served.post("/mindie/generate", {"prompt": "a b", "inputs": "c", "max_tokens": 3})
+    assert list(record.json) == ["text"] and record.json["text"][0].startswith("a b ")
+    assert list((await served.post("/mindie/generate", {"prompt": None, "inputs": "c"})).json) == ["generated_text"]
+    for body in ({}, {"inputs": None}, b"{", b"[]"):
+        status, text, kind = error(await served.post("/mindie/generate", body))
+        assert (status, kind) == (422, "Input Validation Error")
+        assert json.loads(text)["Error"].startswith("`inputs` or `prompt` must be necessary")
+    answer = await served.post("/mindie/generate", {"prompt": "a b", "max_tokens": 3, "stream": True})
+    parts = answer.body.decode().split("\0")
+    assert parts.pop() == "" and not answer.body.startswith(b"data")
+    said = "".join(json.loads(part)["text"][0] for part in parts)
+    assert record.json["text"] == ["a b " + said]
 
 
-async def test_the_limits_of_lengths(serve):
-    def body(length: int, **more: Any) -> dict[str, Any]:
-        return {"model": "tiny", "prompt": [70] * length, **more}
+async def test_metadata_and_unknown_models(serve):
+    served = await serve()
+    for path in ("/v2", "/v2/models/tiny", "/v2/models/tiny/config"):
+        assert (await served.get("/mindie" + path)).status == 200
+    unknown = (404, "Model x not found.", "NotFoundError")
+    for path in ("/generate", "/generate_stream", "/infer", "/stopInfer"):
+        assert error(await served.post("/mindie/v2/models/x" + path, b"no JSON")) == unknown
+    assert error(await served.get("/mindie/v2/models/x")) == unknown
 
-    served = await serve(surfaces=plane(STRICT), max_prompt=5, max_output=7)
-    answer = await served.post("/v1/completions", body(5))
-    assert answer.json["usage"]["completion_tokens"] == 7
-    assert answer.json["choices"][0]["finish_reason"] == "length"
-    assert (await served.post("/v1/completions", body(5, max_tokens=3))).json["usage"]["completion_tokens"] == 3
-    refused = await served.post("/v1/completions", body(6))
-    assert refused.status == 424 and refused.json["error"].endswith("be greater than 5,the input ids length is 6")
-    for overlong, kept in (("tail", [3, 4, 5, 6, 7]), ("head", [1, 2, 3, 4, 5])):
-        seen: list[list[int]] = []
-        served = await serve(
-            surfaces=plane(STRICT),
-            max_prompt=5,
-            overlong=overlong,
-            reply=lambda work, index, seen=seen: seen.append(work.token_ids) or [70],
+
+async def test_prompts_that_cannot_be_served(serve):
+    served = await serve(max_prompt=10)
+    limit = (
+        "Failed to enqueue inferRequest. This model's maximum input ids length cannot be greater than 10,the input ids "
+        "length is 11"
+    )
+    assert (await served.post("/mindie/infer", {"input_id": [5] * 10})).status == 200
+    assert error(await served.post("/mindie/infer", {"input_id": [5] * 11})) == (424, limit, "Generation Error")
+    ids = await served.post("/mindie/infer", {"input_id": [100_000]})
+    assert error(ids) == (424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
+    assert (await served.post("/generate", {"inputs": "a b c d e f g h i j k l m n o p"})).status == 422  # TGI's
+
+
+@pytest.mark.parametrize("kept", ["head", "tail"])
+async def test_a_prompt_that_is_too_long_may_be_cut(serve, kept):
+    served = await serve(max_prompt=4, surfaces=(Surface("", service(Rules(truncation=kept))),))
+    body = {"input_id": [5, 6, 7, 8, 9, 10], "parameters": {"max_new_tokens": 4, "details": True}}
+    told = (await served.post("/infer", body)).json["details"]["generated_token_ids"]
+    assert told == ([5, 6, 7, 8] if kept == "head" else [7, 8, 9, 10])
+    assert (await served.post("/infer", {"inputs": "a b c " * 20_000})).status == 200
+    await served.idle()
+
+
+async def test_answers_are_cut_where_the_server_says(serve):
+    served = await serve(max_output=3)
+    body = {"inputs": INPUTS, "parameters": {"max_new_tokens": 9, "details": True}}
+    details = (await served.post("/mindie/infer", body)).json["details"]
+    assert (details["generated_tokens"], details["finish_reason"]) == (3, "length")
+
+
+# -- stopping
+
+
+async def begun(served: Served) -> None:
+    await served.until(lambda: served.engine.stats.generated_tokens > 3)
+
+
+async def test_a_request_is_stopped_by_its_id(serve):
+    served = await serve(tick=0.001)
+    body = LONG | {"id": "mine"}
+    body["parameters"] = LONG["parameters"] | {"details": True}
+    stream = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate_stream", body))
+    await begun(served)
+    whole = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body))  # the same id again
+    await served.until(lambda: served.service.held == 2)
+    stop = b'{"id" : "mine"}'
+    answer = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
+    assert (answer.status, answer.body) == (200, stop)
+    assert frames(await stream, "data:")[-1]["details"]["finish_reason"] == "stop_sequence"
+    assert not whole.done()  # the older one is stopped first
+    await asyncio.sleep(0.01)
+    assert (await served.post("/v2/models/tiny/stopInfer", stop)).status == 200
+    details = (await whole).json["details"]
+    assert details["finish_reason"] == "stop_sequence"
+    assert len(details["batch_size"]) == len(details["queue_wait_time"]) == details["generated_tokens"]
+    await served.idle()
+    gone = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
+    assert error(gone) == (404, "RequestId is mine not found.", "NotFoundError")
+
+
+async def test_a_request_is_stopped_before_its_first_token(serve):
+    served = await serve()
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", LONG | {"id": "mine"}))
+    await served.until(lambda: served.service.held == 1 and bool(served.engine.in_flight))
+    assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
+    answer = await waiting
+    assert (answer.status, answer.json["text_output"]) == (200, "")
+    served.engine.gate.set()
+    await served.idle()
+
+
+async def test_a_name_in_the_header_is_for_one_request_at_a_time(serve):
+    served = await serve(tick=0.001)
+    first = asyncio.create_task(served.call("POST", "/mindie/infer", {"inputs": "a", "parameters": {
+        "max_new_tokens": 3000}}, {"req-id": "mine"}))  # fmt: skip
+    await begun(served)
+    second = await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})
+    used = "Failed to enqueue inferRequest. Runtime request has been used before."
+    assert error(second) == (500, used, "Incomplete Generation")
+    assert (await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "other"})).status == 200
+    assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
+    assert (await first).status == 200
+    assert (await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})).status == 200
+    await served.idle()
+
+
+# -- time limits
+
+
+async def test_requests_that_take_too_long(serve):
+    wish = {"max_new_tokens": 3000, "timeout": 1}
+    text = "Engine callback timeout: "
+    for options, parameters, told in (
+        ({"tick": 0.01}, wish, text + "client timeout"),
+        ({"tick": 0.01, "timeout": 0.1}, wish, text + "server e2eTimeout"),
+        ({"tick": 0.2, "token_timeout": 0.05}, wish, text + "server tokenTimeout"),
+    ):
+        served = await serve(**options)
+        body = {"inputs": "a", "parameters": parameters}
+        whole, stream = await asyncio.gather(
+            served.post("/mindie/infer", body), served.post("/mindie/infer", body | {"stream": True})
         )
-        answer = await served.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3, 4, 5, 6, 7]})
-        assert answer.status == 200 and answer.json["usage"]["prompt_tokens"] == 5 and seen == [kept]
-        long = await served.post("/v1/completions", {"model": "tiny", "prompt": "a b " * 20_000, "max_tokens": 1})
-        assert long.json["usage"]["prompt_tokens"] == 5
-
-
-async def test_an_answer_that_takes_too_long(serve):
-    body = {"model": "tiny", "prompt": "a", "max_tokens": 3000}
-    for limit in ({"timeout": 0.2}, {"token_timeout": 0.1}):
-        served = await serve(surfaces=plane(STRICT), tick=0.01 if "timeout" in limit else 0.5, **limit)
-        answer = await served.post("/v1/completions", body)
-        assert (answer.status, answer.json["error_type"]) == (500, "Incomplete Generation")
-        if "timeout" in limit:  # a stream that has begun ends with the bare text
-            answer = await served.post("/v1/completions", body | {"stream": True})
-            assert answer.status == 200 and not answer.body.endswith(b"\n\n") and b"[DONE]" not in answer.body
+        assert error(whole) == (500, told, "Incomplete Generation")
+        if stream.status == 200:  # it had begun: the bare text ends it
+            assert stream.body.decode().split("\n\n")[-1] == told
+        else:
+            assert error(stream) == (500, told, "Incomplete Generation")
         await served.idle()
 
 
-# -- in MindIE's place
+async def test_tokens_that_keep_coming_are_in_time(serve):
+    served = await serve(tick=0.01, token_timeout=0.5, timeout=60)
+    answer = await served.post("/mindie/infer", {"inputs": "a", "parameters": {"max_new_tokens": 80}})
+    assert answer.status == 200  # longer in all than a token may take
+    assert (await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3})).status == 200
+    await served.idle()
 
 
-@pytest.fixture
-def weights() -> Path:
-    found = hub.find(hub.BUILT_IN)
-    assert found is not None
-    return found
+# -- figures
 
 
-def free() -> list[int]:
-    """Three ports of the range that the file allows."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
+async def test_figures_are_those_of_the_engine_s_steps(serve):
+    served = await serve(max_batch=3)
+    steps: list[tuple[int, set[str]]] = []  # how many rows, and whose
+    deliver = served.engine._deliver
+
+    def log(message: Any) -> None:
+        if message.stats.step_tokens:
+            steps.append((message.stats.step_rows, {output.id for output in message.outputs if output.token_ids}))
+        deliver(message)
+
+    served.engine._deliver = log
+
+    async def ask(number: int) -> None:
+        parameters = {"max_new_tokens": 5 + 3 * number, "details": True}
+        body = {"text_input": "a b", "id": f"r{number}", "parameters": parameters}
+        if number % 2:
+            answer = await served.post("/mindie/v2/models/tiny/generate", body)
+            rows, waits = answer.json["details"]["batch_size"], answer.json["details"]["queue_wait_time"]
+        else:
+            told = frames(await served.post("/mindie/v2/models/tiny/generate_stream", body), "data:")
+            rows = [frame["details"]["batch_size"] for frame in told]
+            waits = [frame["details"]["queue_wait_time"] for frame in told]
+            assert [frame["prefill_time"] is None for frame in told] == [False] + [True] * (len(told) - 1)
+            assert [frame["decode_time"] is None for frame in told] == [True] + [False] * (len(told) - 1)
+        assert len(rows) == len(waits) == 5 + 3 * number and all(wait >= 0 for wait in waits)
+        asked[number] = rows
+
+    asked: dict[int, list[int]] = {}
+    await asyncio.gather(*map(ask, range(8)))
+    of_work: dict[str, list[int]] = {}
+    for rows, ids in steps:
+        for id in ids:
+            of_work.setdefault(id, []).append(rows)
+    assert sorted(of_work.values()) == sorted(asked.values())
+    assert max(max(rows) for rows in asked.values()) == 3
 
 
-def configured(root: Path, model: Path, instance: str = "StandardMock", **server: Any) -> Path:
-    file = root / "conf" / "config.json"
-    file.parent.mkdir(exist_ok=True)
-    model_ = {"modelName": "qwen", "modelWeightPath": str(model), "modelInstanceType": instance}
-    deploy = {"maxSeqLen": 256, "ModelConfig": [model_]}
-    file.write_text(json.dumps({"ServerConfig": server, "BackendConfig": {"ModelDeployConfig": deploy}}))
-    return file
-
-
-def start(*flags: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "parley", "serve", *map(str, flags)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-@pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
-def test_a_server_in_mindies_place(tmp_path, weights):
-    root = tmp_path / "mindie"
-    for folder in ("security/ca", "security/certs", "security/keys"):
-        (root / folder).mkdir(parents=True)
-    authority(tmp_path, "ours")
-    certificate(tmp_path, "server", "ours")
-    certificate(tmp_path, "friend", "ours")
-    for name, place in (("ours", "ca/ca.pem"), ("server", "certs/server.pem")):
-        shutil.copy(tmp_path / f"{name}.pem", root / "security" / place)
-    shutil.copy(tmp_path / "server.key", root / "security" / "keys" / "server.key.pem")
-    ports = dict(zip(("port", "managementPort", "metricsPort"), free(), strict=True))
-    process = start("--mindie-config", configured(root, weights, ipAddress="127.0.0.1", someThing=1, **ports))
-    lines: list[str] = []
-    ready = threading.Event()
-
-    def watch() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith("ready in"):
-                ready.set()
-
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        assert ready.wait(60), lines
-        secure = ssl.create_default_context(cafile=tmp_path / "ours.pem")
-        secure.load_cert_chain(tmp_path / "friend.pem", tmp_path / "friend.key")
-
-        def call(port: str, path: str, body: Any = None) -> tuple[int, bytes]:
-            data = None if body is None else json.dumps(body).encode()
-            url = f"https://127.0.0.1:{ports[port]}{path}"
-            try:
-                answer = urllib.request.urlopen(urllib.request.Request(url, data), timeout=30, context=secure)
-            except urllib.error.HTTPError as error:
-                return error.code, error.read()
-            return answer.status, answer.read()
-
-        text = {"model": "qwen", "prompt": "a", "max_tokens": 3}
-        status, body = call("port", "/v1/completions", text)
-        assert status == 200 and json.loads(body)["model"] == "qwen"
-        assert call("managementPort", "/health/timed-5") == (200, b'{"status":"healthy"}')
-        assert b'generation_tokens_total{model_name="qwen"} 4\n' in call("metricsPort", "/metrics")[1]
-        assert call("port", "/stopService")[0] == 404 and call("metricsPort", "/stopService")[0] == 404
-        assert json.loads(call("managementPort", "/info")[1])["models"][0]["max_total_tokens"] == 256
-        assert call("managementPort", "/stopService") == (200, b"")
-        assert process.wait(30) == 0
-        assert any("without effect here: ServerConfig.someThing" in line for line in lines)
-        assert not any(":8000" in line for line in lines)
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.parametrize(
-    "server,text",
-    [
-        ({"port": 5}, "ServerConfig.port: 5 is not a whole number from 1024 to 65535."),
-        (
-            {"httpsEnabled": True},
-            r"cannot encrypt 127.0.0.1 port \d+: .*security/certs/server.pem cannot be read: No such",
-        ),
-        ({}, "cannot listen on 127.0.0.1 port {}: Address already in use."),
-    ],
-)
-def test_what_is_said_of_a_start_that_fails(tmp_path, weights, server, text):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        given = {"httpsEnabled": False, "ipAddress": "127.0.0.1", "port": port} | server
-        process = start("--mindie-config", configured(tmp_path, weights, **given))
-        out, _ = process.communicate(timeout=60)
-    assert process.returncode in (1, 2) and re.search(text.format(port) if "{}" in text else text, out), out
-
-
-def test_a_weight_path_that_is_not_there(tmp_path):
-    process = start("--mindie-config", configured(tmp_path, tmp_path / "none", "Standard"))
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 2 and "ModelConfig[0].modelWeightPath" in out and "there is no such folder" in out
+def test_two_manners_have_a_port_of_their_own():
+    assert {"mindie", "mindie-old"} <= set(ALONE)

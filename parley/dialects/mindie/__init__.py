@@ -25,6 +25,7 @@ from parley.dialects.mindie import (
 )
 from parley.dialects.mindie.rules import Rules
 
+ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
 
@@ -36,7 +37,8 @@ def service(rules: Rules) -> Dialect:
         name="mindie",
         title="MindIE",
         base="",
-        error=shared.error,
+        error=partial(shared.error, rules=rules),
+        id_header=ID_HEADER,
         hints=not rules.strict,
         routes=(
             Route("POST", "/", "generate", read=partial(tgi.either, rules)),
@@ -87,7 +89,8 @@ def management(rules: Rules) -> Dialect:
         name="mindie-management",
         title="MindIE management",
         base="",
-        error=shared.error,
+        error=partial(shared.error, rules=rules),
+        id_header=ID_HEADER,
         routes=(
             Route("GET", "/health", "state", read=partial(upkeep.ready, rules)),
             Route("GET", "/health/timed", "trial", read=upkeep.wait, write=upkeep.tried),
@@ -113,7 +116,14 @@ def metrics(rules: Rules) -> Dialect:
     page = Route("GET", "/metrics", "metrics")
     if rules.strict and not rules.monitored:
         page = Route("GET", "/metrics", "ask", read=upkeep.unmonitored)
-    return Dialect(name="mindie-metrics", title="MindIE metrics", base="", error=shared.error, routes=(page,))
+    return Dialect(
+        name="mindie-metrics",
+        title="MindIE metrics",
+        base="",
+        error=partial(shared.error, rules=rules),
+        id_header=ID_HEADER,
+        routes=(page,),
+    )
 
 
 DIALECT = shared_root(Rules("extended"))

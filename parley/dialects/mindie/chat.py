@@ -12,6 +12,7 @@ from typing import Any
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import constraints, messages, openai, parameters
+from parley.dialects.mindie.answers import common
 from parley.dialects.mindie.openai import Choice, OpenAIReply, frame
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, encode
@@ -43,7 +44,7 @@ class ChatReply(OpenAIReply):
         self._tools = bool(chat.tools)
         self._opened: set[int] = set()
         self.request = Request(
-            id=head.id,
+            **common(rules, head),
             model=self.model,
             prompts=[chat],
             sampling=parameters.sampling(values, rules),

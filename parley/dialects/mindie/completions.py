@@ -8,6 +8,7 @@ from typing import Any
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import constraints, inputs, openai, parameters
+from parley.dialects.mindie.answers import common
 from parley.dialects.mindie.inputs import Input
 from parley.dialects.mindie.openai import OpenAIReply, frame
 from parley.dialects.mindie.rules import Rules
@@ -49,7 +50,7 @@ class CompletionReply(OpenAIReply):
         self._scores = [None if self._logprobs is None else Logprobs(self._logprobs, False) for _ in self._choices]
         self._made, self._each = made, count
         self.request = Request(
-            id=head.id,
+            **common(rules, head),
             model=self.model,
             prompts=prompts,
             sampling=parameters.sampling(values, rules),

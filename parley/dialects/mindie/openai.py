@@ -48,7 +48,8 @@ class OpenAIReply(MindieReply):
     model: str
 
     def __init__(self, rules: Rules, head: Head, known: Input, count: int, made: int):
-        super().__init__(rules, head, known)
+        super().__init__(rules, known)
+        self._head = head
         self._count = count  # of the choices, how many are given
         self._choices = [Choice() for _ in range(made)]
 

@@ -17,7 +17,8 @@ class Rules:
 
     ``vllm``: which of the two OpenAI interfaces it has, vLLM's or its own. ``full_text``: each event of a stream
     repeats the text so far. ``figures``: usage tells what each token took. ``limit``: MB that a body may have.
-    ``max_n`` is the most choices of an answer. The rest is only told, by routes about the server itself.
+    ``max_n`` is the most choices of an answer. ``truncation``: which part of a prompt that is too long is kept; none:
+    it is refused. The rest is only told, by routes about the server itself.
     """
 
     profile: Profile = "strict"
@@ -26,6 +27,7 @@ class Rules:
     figures: bool = True
     monitored: bool = True  # the metrics plane tells metrics
     limit: int = 40
+    truncation: Literal["head", "tail"] | None = None
     max_seq_len: int | None = None
     max_input_token_len: int | None = None
     max_iter_times: int | None = None
