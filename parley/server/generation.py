@@ -121,7 +121,7 @@ class Generation:
         language, limit = self._service.language, self._service.info.max_model_len
         made = []
         for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit, self._request.truncate, pooled=self._request.pooling is not None)
+            ready = language.prepare(prompt, limit, self._request.truncate, pooling=self._request.pooling)
             made.append((ready, self._room(ready.token_ids)))
         return made
 
