@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +23,19 @@ Answers requests for one model. Listens first and loads after: GET /health/ready
 
 
 def run(config: Config) -> int:
+    plan = None
+    if config["mindie-config"]:
+        from parley.commands import mindie
+
+        plan = mindie.read(config["mindie-config"], os.environ)
+        config = config.over(plan.options, config["mindie-config"])
+        plan.check(config["model"])
     if config["show-config"]:
         print(show(SERVE, config))
         return 0
     served = server_options(config)
+    if plan is not None:
+        served = plan.applied(served, config["mindie-profile"])
     from parley import server
 
     return server.run(settings(config, config["model"] or ""), served)
@@ -43,6 +53,7 @@ def server_options(config: Config) -> ServerOptions:
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
         names=tuple(config["name"] or [served_name(config["model"])]),
+        endpoints=config["endpoints"],
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
         max_queue=config["max-queue"],
         drain=config["drain"],

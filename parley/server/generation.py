@@ -9,11 +9,22 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from parley.dialects.dialect import Timings
 from parley.engine.protocol import Stream
-from parley.errors import ContextLength, EngineDied, EngineError, Invalid, ParleyError
+from parley.errors import (
+    ContextLength,
+    EngineDied,
+    EngineError,
+    InUse,
+    Invalid,
+    NoTokens,
+    ParleyError,
+    UnknownToken,
+    excerpt,
+)
+from parley.server.clock import Clock
 from parley.server.service import Service
 from parley.server.tally import Tally
 from parley.server.vector import Pooled, check
@@ -38,8 +49,10 @@ class Generation:
 
     def __init__(self, service: Service, request: Request, tally: Tally):
         request.model = tally.note.model = service.resolve(request.model)
+        if request.sole and service.labelled(request.sole):
+            raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
         service.hold(request.n * len(request.prompts))
-        service.open.add(self)
+        service.open[self] = None
         self.usage = Usage()
         self._service = service
         self._request = request
@@ -51,6 +64,14 @@ class Generation:
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
         self._closed = False
+        self._stopped = False
+        options = service.options
+        self._clock = Clock(request.timeout, options.timeout, options.token_timeout, self.abort)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names under which it can be stopped."""
+        return self._request.id, *self._request.labels
 
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
@@ -65,6 +86,8 @@ class Generation:
         stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else service.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
+        if self._stopped:
+            self.stop()
         self._tally.submit(request, self.usage)
         if len(self._branches) > 1:
             self._pumps = [asyncio.create_task(self._pump(branch)) for branch in self._branches]
@@ -96,6 +119,20 @@ class Generation:
         for branch in self._branches:
             branch.stream.cancel()
 
+    def stop(self) -> None:
+        """End it from outside as if it had been finished: the next ``next`` has the last events of every choice."""
+        self._stopped = True
+        if self._request.pooling is not None:
+            return  # a vector is there whole, or not at all
+        for branch in self._branches:
+            branch.stream.cancel()
+            for index, choice in enumerate(branch.choices):
+                assert isinstance(choice, Choice)
+                for event in choice.close("cancel"):
+                    self._fresh.append(event)
+                    if isinstance(event, Done):
+                        self._end(event, index)
+
     @property
     def timings(self) -> Timings:
         return self._tally.timings()
@@ -105,12 +142,13 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        self._clock.stop()
         for task in self._pumps:
             task.cancel()
         for branch in self._branches:
             branch.stream.cancel()
         self._service.held -= self._request.n * len(self._request.prompts)
-        self._service.open.discard(self)
+        self._service.open.pop(self, None)
         delivered = [choice.usage.completion_tokens for branch in self._branches for choice in branch.choices]
         self._tally.close(delivered, self._left, failed=self._error is not None)
 
@@ -119,11 +157,30 @@ class Generation:
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
         language, limit = self._service.language, self._service.info.max_model_len
+        request, longest = self._request, self._service.options.max_prompt
         made = []
-        for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit, self._request.truncate, pooling=self._request.pooling)
+        for prompt in request.prompts:
+            # where a prompt is cut anyway, none is hopelessly long
+            most = limit if request.overflow == "refuse" else None
+            ready = language.prepare(prompt, most, request.truncate, pooling=request.pooling)
+            if longest is not None or request.overflow != "refuse":
+                ready = self._shortened(ready, min(longest or limit, limit - 1))
             made.append((ready, self._room(ready.token_ids)))
         return made
+
+    def _shortened(self, ready: Prepared, longest: int) -> Prepared:
+        """A prompt of at most so many tokens. Raises ContextLength."""
+        ids = ready.token_ids
+        if len(ids) <= longest:
+            return ready
+        if self._request.overflow == "refuse":
+            raise ContextLength(
+                f"The prompt has {len(ids)} tokens, but at most {longest} are allowed here. Shorten the prompt.",
+                field="prompt",
+                limit=longest + 1,
+                prompt=len(ids),
+            )
+        return replace(ready, token_ids=ids[:longest] if self._request.overflow == "head" else ids[-longest:])
 
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
@@ -140,9 +197,10 @@ class Generation:
         """How many tokens may be generated behind the prompt. Raises ContextLength, Invalid."""
         info, stop = self._service.info, self._request.stop
         if not ids:
-            raise Invalid("The prompt is empty: it has no tokens.", field="prompt")
+            raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
         if max(ids) >= info.vocab_size:
-            raise Invalid(f"Token id {max(ids)} is not in the vocabulary of {info.vocab_size} tokens.", field="prompt")
+            told = f"Token id {max(ids)} is not in the vocabulary of {info.vocab_size} tokens."
+            raise UnknownToken(told, field="prompt")
         room = info.max_model_len - len(ids)
         wanted = stop.max_tokens if stop.max_tokens is not None else max(1, stop.min_tokens)
         if stop.reserve is not None:
@@ -160,7 +218,8 @@ class Generation:
                 prompt=len(ids),
                 requested=wanted if counted else None,
             )
-        return room if stop.max_tokens is None else min(stop.max_tokens, room)
+        given = (stop.max_tokens, self._service.options.max_output)
+        return min([room, *(each for each in given if each is not None)])
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, service = self._request, self._service
@@ -215,6 +274,7 @@ class Generation:
             if scores is not None:
                 events.append(self._scored(branch, scores))
         now = time.perf_counter()
+        self._clock.seen()
         first = branch.number * self._request.n
         for output in outputs:
             if output.finish == "error":

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from parley import __version__
-from parley.dialects.dialect import About, Answer, Detokenize, Kind, Route, Tokenize, Tokenized
+from parley.dialects.dialect import About, Answer, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound
-from parley.server import page
+from parley.server import control, page
 from parley.server.life import generate, head
 from parley.server.metrics import View
 from parley.server.respond import Exchange
@@ -28,8 +28,8 @@ OPERATIONS = (
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
 )
-OPEN: frozenset[Kind] = frozenset({"live", "ready"})  # to clients without a key
-PROBES: frozenset[Kind] = frozenset({"live", "ready", "health", "metrics", "load"})
+OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
+PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load"})
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
@@ -55,7 +55,11 @@ def _tokenized(service: Service, wish: Tokenize) -> Tokenized:
         ids = language.prepare(wish.prompt).token_ids
     if wish.truncate is not None:
         ids, spans = ids[-wish.truncate :], spans[-wish.truncate :]
-    strings = [language.tokenizer.token_str(id) or "" for id in ids] if wish.strings else None
+    strings = None
+    if wish.strings:
+        strings = [language.tokenizer.token_str(id) or "" for id in ids]
+    elif wish.texts:
+        strings = [language.tokenizer.decode([id], False) for id in ids]
     return Tokenized(ids, strings, service.info.max_model_len, text, spans)
 
 
@@ -111,6 +115,17 @@ async def info(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(route.write(about))
 
 
+async def halt(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None
+    if "model" in exchange.path:
+        service.resolve(exchange.path["model"])
+    wish: Halt = route.read(await exchange.body(), head(service, exchange))
+    generation = service.labelled(wish.label)
+    if generation is not None:
+        generation.stop()
+    await _tell(exchange, wish.done if generation is not None else wish.unknown)
+
+
 async def load(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
     await exchange.answer(route.write(len(service.open)))
@@ -132,6 +147,13 @@ async def ask(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None
     body = await exchange.body()
     told = await service.off_loop(len(body), partial(route.read, body, head(service, exchange), service.facts()))
+    await _tell(exchange, told)
+
+
+async def endpoint(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None
+    body = await exchange.body()
+    told = await service.endpoints.change(partial(route.read, body, head(service, exchange), service.facts()))
     await _tell(exchange, told)
 
 
@@ -174,7 +196,7 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
         progress=1.0 if engine.state == "ready" else engine.progress.fraction,
         open=len(service.open),
     )
-    await exchange.answer(page.text(view).encode(), type=page.CONTENT_TYPE)
+    await exchange.answer(page.text(view, exchange.dialect.name).encode(), type=page.CONTENT_TYPE)
 
 
 HANDLERS: dict[Kind, Handle] = {
@@ -186,10 +208,16 @@ HANDLERS: dict[Kind, Handle] = {
     "tokenizer": tokenizer,
     "version": version,
     "info": info,
+    "halt": halt,
     "load": load,
     "reset": reset,
     "health": health,
     "ask": ask,
+    "endpoint": endpoint,
+    "state": ask,
+    "trial": control.trial,
+    "order": control.order,
+    "stop": control.stop,
     "live": live,
     "ready": ready,
     "metrics": metrics,

@@ -45,16 +45,21 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int | None = 8000  # of all APIs. 0: any free port, printed at the start; None: only those of ``listen``
     listen: tuple[Listen, ...] = ()  # further ports, each for one API or for several that are given the same
-    apis: Mapping[str, Dialect] = field(
-        default_factory=dict
-    )  # what is not as usual of them, by the names in ``listen``
+    apis: Mapping[str, Dialect] = field(default_factory=dict)  # those of ``listen`` that are not as usual, by name
     grpc: tuple[Listen, ...] = ()  # ports for Triton's API over gRPC
     strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
     tgi_compat: str = "3"  # the version of TGI on that port
     names: tuple[str, ...] = ()
+    endpoints: str | None = None  # the file in which endpoints are kept; none: until the server ends
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may go on after SIGTERM
+    notes: tuple[str, ...] = ()  # to be said in the log at the start
+
+    max_prompt: int | None = None  # tokens, where less than the model's context is allowed
+    max_output: int | None = None  # tokens; longer answers are cut
+    timeout: float | None = None  # for a request as a whole
+    token_timeout: float | None = None  # between two outputs of a request, or before the first
 
     body_limit: int = 32 << 20
     header_limit: int = 64 << 10  # request line and all headers together

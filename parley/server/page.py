@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.server import names_tgi, names_vllm
+from parley.server import names_mindie, names_tgi, names_vllm
 from parley.server.metrics import View
 from parley.server.names_triton import TRITON
 from parley.server.series import labels, scalar
@@ -10,8 +10,13 @@ from parley.server.series import labels, scalar
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-def text(view: View) -> str:
+ALONE = {"mindie-metrics": names_mindie.told}  # APIs that have a page of their own, by name
+
+
+def text(view: View, api: str = "") -> str:
     """The page, in Prometheus' text format."""
+    if api in ALONE:
+        return ALONE[api](view)
     return names_vllm.told(view) + names_tgi.told(view) + _triton(view) + _own(view)
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from parley import __version__
-from parley.dialects.dialect import Card, Facts, Head
+from parley.dialects.dialect import Card, Facts, Head, Vitals
 from parley.engine.protocol import Engine
-from parley.errors import NotReady, Overloaded, UnknownModel, excerpt
+from parley.errors import NotReady, Overloaded, Stopping, UnknownModel, excerpt
+from parley.server.endpoints import Endpoints
 from parley.server.metrics import Metrics
 from parley.server.options import ServerOptions
 from parley.text import Language
@@ -47,8 +48,11 @@ class Service:
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
-        self.open: set[Generation] = set()
+        self.endpoints = Endpoints(options.endpoints)
+        self.open: dict[Generation, None] = {}  # the oldest first
         self.draining = False
+        self.stop: Callable[[], None] = lambda: None  # ends the server
+        self._held = ""  # held or prepared: requests are refused until they are let in again
         self._language: Language | None = None
 
     async def load(self) -> ModelInfo:
@@ -83,8 +87,10 @@ class Service:
     def refusal(self) -> NotReady | None:
         """Why requests cannot be taken now, None if they can."""
         if self.draining:
-            return NotReady("The server is shutting down.", retry_after=5)
+            return Stopping("The server is shutting down.", retry_after=5)
         engine = self.engine
+        if self._held:
+            return NotReady("The server is paused.", retry_after=5)
         match engine.state:
             case "ready" if self._language is not None:
                 return None
@@ -107,6 +113,8 @@ class Service:
         """One word for the state."""
         if self.draining:
             return "draining"
+        if self._held and self.engine.state == "ready":
+            return self._held
         return "loading" if self.engine.state in ("idle", "ready") and self.refusal() else self.engine.state
 
     def resolve(self, model: str) -> str:
@@ -138,7 +146,16 @@ class Service:
 
     def facts(self) -> Facts:
         cards = [self.card(name) for name in self.names]
-        return Facts(__version__, cards, self.refusal() is None, self.phase, self.metrics.totals)
+        return Facts(__version__, cards, self.refusal() is None, self.phase, self.metrics.totals, self._vitals())
+
+    def _vitals(self) -> Vitals:
+        first, gap = self.metrics.first_tokens.mean, self.metrics.gaps.mean
+        batch, stats = self.settings.max_batch, self.engine.stats
+        return Vitals(self.phase, self.places, self.held, batch, stats, self.engine.info, first, gap)
+
+    def hold_back(self, how: str) -> None:
+        """Refuse requests, in one of two ways, until they are let in again (empty); running ones go on."""
+        self._held = how
 
     def hold(self, choices: int) -> None:
         """Take places. A request is let in whole as long as one place is free. Raises Overloaded."""
@@ -147,6 +164,10 @@ class Service:
             self.metrics.totals.rejected += 1
             raise Overloaded(f"{self.held} answers are being made or waited for, as many as may be. Try again later.")
         self.held += choices
+
+    def labelled(self, label: str) -> Generation | None:
+        """The oldest open request under this label, or with this id."""
+        return next((each for each in self.open if label in each.labels), None)
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do the work, in a thread if its input is large."""
@@ -158,7 +179,7 @@ class Service:
         if await self.settle(self.options.drain):
             return
         for generation in list(self.open):
-            generation.abort(NotReady("The server is shutting down and could not finish this answer.", retry_after=5))
+            generation.abort(Stopping("The server is shutting down and could not finish this answer.", retry_after=5))
         await self.settle(GRACE)
 
     async def settle(self, seconds: float) -> bool:

@@ -32,6 +32,7 @@ from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.server import banner, logs
 from parley.server.app import ALONE, OWN, Surface, alone, build, universal
+from parley.server.endpoints import BadFile
 from parley.server.limits import Protocol
 from parley.server.options import Listen, ServerOptions, Tls
 from parley.server.service import Service
@@ -66,6 +67,8 @@ def run(settings: Settings, options: ServerOptions) -> int:
     """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
     keep_standard_streams()
     logs.set_up(options.log_format)
+    for note in options.notes:
+        log.warning(note)
     with contextlib.ExitStack() as stack:
         sockets, contexts = [], []
         for host, port, _, tls in places(options):
@@ -81,7 +84,12 @@ def run(settings: Settings, options: ServerOptions) -> int:
                 banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        return runner.run(Instance(settings, options, sockets, contexts).live())
+        try:
+            instance = Instance(settings, options, sockets, contexts)
+        except BadFile as error:
+            banner.say(f"parley: {error}")
+            return 1
+        return runner.run(instance.live())
 
 
 class Place(NamedTuple):
@@ -171,6 +179,7 @@ class Instance:
         self._sockets = sockets
         self._signals: list[int] = []
         self._stop = asyncio.Event()
+        self.service.stop = self._stop.set
         self._force = asyncio.Event()
         self._places = places(options)
         apps = [build(self.service, place.surfaces, place.host) for place in self._places]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from parley.errors import ContextLength, Invalid, excerpt
-from parley.types import Chat, Pooling, Prompt, Text
+from parley.types import Chat, Message, Pooling, Prompt, Text
 
 from .regions import PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
@@ -94,7 +94,9 @@ class Language:
         """
         last, first = (cut, None) if pooling is None else (None, cut)
         if pooling is not None and isinstance(prompt, Text):
-            prompt = Text(self.customs.apply(prompt.text, pooling.prompt), prompt.special)
+            prompt = Text(self.customs.apply(prompt.text, pooling.prompt), prompt.special, prompt.turn)
+        if isinstance(prompt, Text) and prompt.turn and self.template:
+            return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, last))
         if isinstance(prompt, Chat):
             text = self.template.render(prompt)
             markup = self.markup if prompt.tools else replace(self.markup, call=None)
@@ -148,6 +150,10 @@ class Language:
                 return ids[-count:]
             size *= PROBE
         return self.tokenizer.encode(text, special)[-count:]
+
+
+def _turn(prompt: Text) -> Chat:
+    return Chat([Message("user", prompt.text)])
 
 
 def _advice(folder: Path) -> dict[str, float]:

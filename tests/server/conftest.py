@@ -33,7 +33,7 @@ Serve = Callable[..., Awaitable[Served]]
 
 @pytest.fixture
 async def serve(folder: Path) -> AsyncIterator[Serve]:
-    """Start servers: engine options by name, everything else is a server option."""
+    """Start servers: engine options by name, ``surfaces`` if not all, everything else is a server option."""
     running: list[tuple[Served, asyncio.Task[None]]] = []
 
     async def begin(
@@ -44,13 +44,14 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         max_batch: int = 256,
         wait: bool = True,
         info: Any = INFO,
+        surfaces: Any = (),
         **options: Any,
     ) -> Served:
         engine = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
         given = ServerOptions(**({"port": 0, "access_log": False} | options))
         service = Service(given, Settings(model=str(folder), max_batch=max_batch), engine)
         sock = start.listen(given.host, given.port)
-        server = start.Server(start.http(given, build(service)))
+        server = start.Server(start.http(given, build(service, surfaces)))
         task = asyncio.create_task(server.serve(sockets=[sock]))
         served = Served(service, engine, server, sock.getsockname()[1])
         running.append((served, task))
