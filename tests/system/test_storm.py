@@ -97,7 +97,7 @@ def test_a_thousand_clients_that_leave_cost_nothing(serve):
 
 
 async def sse(port: int, body: dict, begun: asyncio.Semaphore | None = None) -> tuple[str, str]:
-    """One stream to its end: its text, and how it ended ("done", "error: …" or "cut"). ``begun`` is told of its first."""
+    """One stream to its end: its text and its end ("done", "error: …" or "cut"). ``begun``: told of its first event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(payload("/v1/completions", body))
     text, end = "", "cut"
