@@ -165,6 +165,14 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "endpoints",
+        text("FILE"),
+        "File in which endpoints are kept that clients make over Databricks' API.",
+        section="server",
+        unset="kept until the server ends",
+        variable=True,
+    ),
+    Option(
         "api-key",
         text("KEY"),
         "Key that clients must send.",

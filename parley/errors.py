@@ -17,12 +17,14 @@ ParleyError                      500
 ├── NotFound                     404  no such route or object
 │   └── UnknownModel             404
 ├── NotAllowed                   405
+├── Conflict                     409  something of that name is there already, or is at work
 ├── TimedOut                     408
 ├── InUse                        409  another open request has the label
 ├── TooLarge                     413
 ├── HeadersTooLarge              431
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
+│   └── Stopping                 503  it will not be ready any more
 ├── Expired                      504  it took too long; ``limit`` says by whose wish, or that a token did
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
@@ -148,6 +150,10 @@ class NotAllowed(ParleyError):
     code = "method_not_allowed"
 
 
+class Conflict(ParleyError):
+    status = 409
+
+
 class TimedOut(ParleyError):
     status = 408
 
@@ -179,6 +185,10 @@ class NotReady(ParleyError):
     def __init__(self, message: str, *, retry_after: float = 1.0):
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Stopping(NotReady):
+    pass
 
 
 class Expired(ParleyError):

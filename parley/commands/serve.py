@@ -53,6 +53,7 @@ def server_options(config: Config) -> ServerOptions:
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
         names=tuple(config["name"] or [served_name(config["model"])]),
+        endpoints=config["endpoints"],
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
         max_queue=config["max-queue"],
         drain=config["drain"],

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import msgspec
+
 from parley.errors import ParleyError
 from parley.types import Event, ModelInfo, Prompt, Request, Stats, Usage
 
@@ -69,7 +71,8 @@ class Reply(ABC):
     is ``add`` for each batch, then ``body``, then ``type``, ``coding`` and ``headers``; the server compresses what
     has a coding (gzip or deflate). ``names`` maps neutral fields, which errors of the server name ("prompt"), to this
     API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if this API has a custom of its own
-    and the server was not told another.
+    and the server was not told another; empty: nothing is. ``served``: which of an endpoint's models the server chose,
+    as the endpoint calls it.
     """
 
     type: bytes = b"application/json"
@@ -79,6 +82,7 @@ class Reply(ABC):
     ping: ClassVar[bytes] = b": ping\n\n"
     silence: ClassVar[float | None] = None
     request: Request
+    served: str = ""
 
     @abstractmethod
     def chunk(self, events: Sequence[Event]) -> bytes:
@@ -187,6 +191,31 @@ class Facts:
     vitals: Vitals = Vitals()
 
 
+class Share(msgspec.Struct, frozen=True):
+    """One of an endpoint's models: ``name`` there, the server's ``model``, and how many of 100 requests it answers."""
+
+    name: str
+    model: str
+    percent: int
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A name behind which models share the requests. ``about``: what else its API keeps of it, as JSON can hold it."""
+
+    name: str
+    shares: list[Share]
+    about: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An answer, and what is to be done before it is given: an endpoint made or replaced, or one removed by name."""
+
+    answer: Answer
+    put: Endpoint | None = None
+    drop: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Tokenize:
     """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``texts``: or each one's text
@@ -258,6 +287,7 @@ Kind = Literal[
     "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
     "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
     "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
+    "endpoint",  # look at endpoints or change one: read(body, Head, Facts, endpoints by name) -> Answer | Change
     "state",  # the same, for probes: clients without a key may ask
     "trial",  # have the model make one token: read(Head) -> seconds that it may take; write(bool: did it?) -> Answer
     "order",  # hold requests back, or take them again: read(body, Head, Facts) -> Told
@@ -266,12 +296,29 @@ Kind = Literal[
 ]
 
 
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def named(body: bytes) -> str:
+    """The model that a JSON body names in its member ``model``, looked at no deeper; empty if it names none."""
+    try:
+        return _NAMED.decode(body).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One path of an API and what the server does there.
 
     Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
-    model: it is looked up before the body is read. ``claims``: where several APIs share a path, a body with one of
+    model: it is looked up before the body is read. ``model``: the name in a body, for routes whose bodies name their
+    model; others are for the main one. ``shares``: the name, or ``{endpoint}`` in the path, is an endpoint's, and
+    ``{served}`` one of its models. ``claims``: where several APIs share a path, a body with one of
     these members is for this route. ``yields``: a body that nobody claims is rather for another route.
     """
 
@@ -280,6 +327,8 @@ class Route:
     kind: Kind
     read: Callable[..., Any] | None = None
     write: Callable[[Any], Any] | None = None
+    model: Callable[[bytes], str] | None = None
+    shares: bool = False
     claims: tuple[str, ...] = ()
     yields: bool = False
 
@@ -301,3 +350,4 @@ class Dialect:
     headers: Callable[[float], Headers] = field(default=lambda seconds: ())
     body_limit: int | None = None
     hints: bool = True
+    id_header: bytes = b""  # under which all answers have the request's unique id

@@ -6,6 +6,8 @@ without padding, new pages are cleared first, and logits are made only for posit
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -106,10 +108,13 @@ class Runner:
         drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]
         if not drawn:
             return
-        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in drawn], device=self.device)
-        logits = self.network.logits(hidden.index_select(0, last))
+        if len(drawn) < len(hidden):  # not decodes alone
+            last = torch.tensor([spans[i].first + spans[i].count - 1 for i in drawn], device=self.device)
+            hidden = hidden.index_select(0, last)
+        logits = self.network.logits(hidden)
         peaks, likely = native.argmax(logits)
-        sound = torch.isfinite(peaks).tolist()  # a NaN anywhere is the peak; -inf is merely impossible
+        # A NaN anywhere is the peak; -inf is merely impossible.
+        sound = [math.isfinite(peak) for peak in peaks.tolist()]
         if not all(sound):
             for i, good in zip(drawn, sound, strict=True):
                 if not good:

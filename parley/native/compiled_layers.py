@@ -93,7 +93,7 @@ class Stack:
     def run(
         self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, spans: list[Span], pools: Sequence[Pool]
     ) -> torch.Tensor:
-        """Normed result [T, hidden] for embeddings x [T, hidden] of tokens; writes keys and values of all of them."""
+        """Normed result [T, hidden] for embeddings x [T, hidden], which are lost; keys and values go to the pages."""
         cut = plan(spans, None)  # windows are the layers' own
         x, positions, slots = x.contiguous(), positions.contiguous(), slots.contiguous()
         out = torch.empty_like(x)

@@ -21,7 +21,7 @@ from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import mindie, openai, tgi, triton, vllm
+from parley.dialects import databricks, mindie, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
@@ -51,6 +51,8 @@ SURFACES = (
     Surface("/tgi", tgi.STRICT),
     Surface("/tgi-0.9.4", tgi.OLD),
     Surface("/triton", triton.STRICT),
+    Surface("", databricks.DIALECT),
+    Surface("/databricks", databricks.STRICT),
     Surface("/vllm", vllm.STRICT),
     Surface("/vllm-0.6.3", vllm.OLD),
     Surface("", mindie.DIALECT),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from parley.dialects.dialect import Answer, Head, Reply, Route
+from parley.dialects.dialect import Answer, Head, Reply, Route, Share
 from parley.errors import BadRequest, ParleyError
 from parley.server.generation import Generation
 from parley.server.limits import deflate
@@ -50,7 +50,19 @@ async def _read(service: Service, route: Route, exchange: Exchange) -> Reply | A
     """The parsed body; the body itself is let go of here."""
     assert route.read is not None
     body = await exchange.body()
-    return await service.off_loop(len(body), partial(route.read, body, head(service, exchange)))
+    share = _share(service, route, exchange, body) if route.shares else None
+    reply = await service.off_loop(len(body), partial(route.read, body, head(service, exchange)))
+    if share is not None and isinstance(reply, Reply):
+        reply.request.model, reply.served = share.model, share.name
+    return reply
+
+
+def _share(service: Service, route: Route, exchange: Exchange, body: bytes) -> Share:
+    """Which of an endpoint's models is to answer. Raises NotFound."""
+    named = exchange.path.get("endpoint") or (route.model(body) if route.model is not None else "")
+    share = service.endpoints.choose(named or service.names[0], exchange.path.get("served", ""))
+    service.resolve(share.model)
+    return share
 
 
 def head(service: Service, exchange: Exchange) -> Head:
@@ -74,7 +86,7 @@ async def _answer(service: Service, exchange: Exchange, reply: Reply, generation
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
     media_type, ping = reply.media_type, exchange.options.ping_interval or reply.silence
-    ping = ping if media_type.startswith("text/event-stream") else None
+    ping = ping if reply.ping and media_type.startswith("text/event-stream") else None
     exchange.extra = reply.headers(None)
     try:
         while events := await (_pinging(exchange, reply, generation, ping) if ping else generation.next()):

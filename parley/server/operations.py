@@ -150,6 +150,13 @@ async def ask(service: Service, route: Route, exchange: Exchange) -> None:
     await _tell(exchange, told)
 
 
+async def endpoint(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None
+    body = await exchange.body()
+    told = await service.endpoints.change(partial(route.read, body, head(service, exchange), service.facts()))
+    await _tell(exchange, told)
+
+
 async def _tell(exchange: Exchange, told: Answer) -> None:
     await exchange.answer(told.body, told.status, told.type)
 
@@ -206,6 +213,7 @@ HANDLERS: dict[Kind, Handle] = {
     "reset": reset,
     "health": health,
     "ask": ask,
+    "endpoint": endpoint,
     "state": ask,
     "trial": control.trial,
     "order": control.order,

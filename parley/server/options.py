@@ -50,11 +50,14 @@ class ServerOptions:
     strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
     tgi_compat: str = "3"  # the version of TGI on that port
     names: tuple[str, ...] = ()
+    endpoints: str | None = None  # the file in which endpoints are kept; none: until the server ends
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may go on after SIGTERM
     notes: tuple[str, ...] = ()  # to be said in the log at the start
 
+    max_prompt: int | None = None  # tokens, where less than the model's context is allowed
+    max_output: int | None = None  # tokens; longer answers are cut
     timeout: float | None = None  # for a request as a whole
     token_timeout: float | None = None  # between two outputs of a request, or before the first
 

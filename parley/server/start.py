@@ -32,6 +32,7 @@ from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.server import banner, logs
 from parley.server.app import ALONE, OWN, Surface, alone, build, universal
+from parley.server.endpoints import BadFile
 from parley.server.limits import Protocol
 from parley.server.options import Listen, ServerOptions, Tls
 from parley.server.service import Service
@@ -83,7 +84,12 @@ def run(settings: Settings, options: ServerOptions) -> int:
                 banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        return runner.run(Instance(settings, options, sockets, contexts).live())
+        try:
+            instance = Instance(settings, options, sockets, contexts)
+        except BadFile as error:
+            banner.say(f"parley: {error}")
+            return 1
+        return runner.run(instance.live())
 
 
 class Place(NamedTuple):

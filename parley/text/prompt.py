@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parley.errors import ContextLength
-from parley.types import Chat, Prompt, Text
+from parley.types import Chat, Message, Prompt, Text
 
 from .regions import PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
@@ -57,6 +57,8 @@ class Language:
         cut at its end instead, and keeps the marks around it.
         """
         last, first = (None, cut) if pooled else (cut, None)
+        if isinstance(prompt, Text) and prompt.turn and self.template:
+            return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, last))
         if isinstance(prompt, Chat):
             text = self.template.render(prompt)
             markup = self.markup if prompt.tools else replace(self.markup, call=None)
@@ -110,6 +112,10 @@ class Language:
                 return ids[-count:]
             size *= PROBE
         return self.tokenizer.encode(text, special)[-count:]
+
+
+def _turn(prompt: Text) -> Chat:
+    return Chat([Message("user", prompt.text)])
 
 
 def _advice(folder: Path) -> dict[str, float]:

@@ -209,24 +209,105 @@ async def test_no_body_in_openais_form_is_too_odd_for_tgi(serve):
     assert await served.control() == before
 
 
+mindie = st.one_of(
+    generations,
+    st.fixed_dictionaries({}, optional={
+        "prompt": st.just("a b") | values, "text_input": st.just("a b") | values, "id": st.just("i") | scalars,
+        "input_id": st.just([5, 6]) | values, "inputs": st.just("a b") | values, "parameters": parameters,
+        "do_decode": scalars, "outputs": st.just([{"name": "o"}]) | values, "stream": st.booleans() | scalars,
+        "stop_token_ids": values, "n": st.integers(1, 3) | scalars, "best_of": st.integers(1, 3) | scalars,
+        "max_tokens": st.integers(1, 5) | scalars, "timeout": st.integers(1, 9) | scalars, "priority": scalars,
+    }),
+    st.fixed_dictionaries({"inputs": st.lists(st.fixed_dictionaries({}, optional={
+        "name": st.just("i") | scalars, "shape": st.sampled_from([[2], [1, 2]]) | values,
+        "datatype": st.just("UINT32") | scalars, "data": st.just([5, 6]) | values, "parameters": parameters,
+    }) | scalars, max_size=2), "outputs": st.just([{"name": "o"}]) | values}),
+)  # fmt: skip
+MINDIE = ["/", "/generate", "/generate_stream", "/infer", "/infer_token", "/v1/tokenizer", "/v2/models/tiny/infer",
+          "/v2/models/tiny/generate", "/v2/models/tiny/generate_stream", "/v2/models/tiny/stopInfer"]  # fmt: skip
+
+
 async def test_nothing_is_too_odd_for_mindie(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(path=st.sampled_from(["/", "/generate", "/generate_stream"]), body=generations.map(encode) | raw)
+    @settings(max_examples=BODIES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(MINDIE), body=mindie.map(encode) | raw)
     async def fuzz(path, body):
         answer = await served.post("/mindie" + path, body)
         if answer.status != 200:
-            assert answer.status in (422, 424), (path, body, answer.body)
+            assert answer.status in (422, 424) or (answer.status, path[-9:]) == (404, "stopInfer"), (path, answer.body)
             assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
+        elif path == "/generate" and b"\0" in answer.body:
+            assert all(json.loads(part)["text"] for part in answer.body.decode().removesuffix("\0").split("\0"))
         elif answer.headers["content-type"] == "text/event-stream":
             frames = answer.body.decode().removesuffix("\n\n").split("\n\n")
-            assert json.loads(frames[-1].removeprefix("data: "))["generated_text"] is not None, (path, body)
+            last = json.loads(frames[-1].removeprefix("data:"))
+            assert last.get("generated_text", last.get("text_output")) is not None, (path, body)
         else:
             assert answer.json, (path, body)
 
     await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "served_entities": st.lists(
+            st.fixed_dictionaries({"entity_name": st.just("tiny") | scalars}, optional={"name": scalars}), max_size=3
+        )
+        | values,
+        "served_models": values,
+        "traffic_config": st.builds(
+            lambda routes: {"routes": routes},
+            st.lists(
+                st.fixed_dictionaries({"served_model_name": scalars, "traffic_percentage": st.just(100) | scalars}),
+                max_size=2,
+            ),
+        )
+        | values,
+    },
+)
+creations = st.builds(lambda config, more: {"name": "e", "config": config} | more, configs | values, odd)
+thoughts = st.fixed_dictionaries({}, optional={"thinking": values, "usage_context": values, "error_behavior": scalars})
+
+
+async def check_databricks(served, method: str, path: str, body: bytes) -> None:
+    answer = await served.call(method, path, body, {"content-type": "application/json"})
+
+    if answer.status != 200:
+        assert answer.status in (400, 403, 404, 409), (path, body, answer.body)
+        assert list(answer.json) == ["error_code", "message"] and 0 < len(answer.json["message"]) < 2000
+        assert "0x" not in answer.json["message"]
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert all("error_code" not in event for event in answer.events), (path, body)
+    else:
+        assert answer.json.keys() & {"choices", "data", "config", "tags"}, (path, body)
+
+
+async def test_nothing_is_too_odd_for_databricks(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+    asked = st.sampled_from(
+        ["/tiny/invocations", "/chat/completions", "/completions", "/embeddings", "/e/served-models/x/invocations"]
+    )
+    managed = st.sampled_from([("POST", ""), ("PUT", "/e/config"), ("PATCH", "/e/tags"), ("PUT", "/tiny/config")])
+    wholes = st.builds(lambda body, more: body | more, bodies, thoughts)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/databricks"]), path=asked, body=wholes.map(encode) | raw)
+    async def fuzz(prefix, path, body):
+        await check_databricks(served, "POST", f"{prefix}/serving-endpoints{path}", body)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(call=managed, body=(creations | configs).map(encode) | raw)
+    async def fuzz_endpoints(call, body):
+        await check_databricks(served, call[0], "/api/2.0/serving-endpoints" + call[1], body)
+
+    await run(fuzz)
+    await run(fuzz_endpoints)
     await served.idle()
     assert await served.control() == before
 

@@ -38,23 +38,23 @@ struct Stack {
 // read, as they are or as int8 (see int8.cpp); and the angles of rope_write.
 struct Room {
   uintptr_t end;
-  bf16 *residual, *made, *plain, *sorted;
+  bf16 *made, *plain, *sorted;
   int8_t* values;
   float* scales;
   int32_t* excess;
   float *cos, *sin;
 
   Room(const Stack& stack, long M, void* memory) : end((uintptr_t)memory) {
-    long made_most = 0, read_most = 0;
+    long made_most = 0, read_most = 0, sorted_most = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down}) {
         made_most = std::max(made_most, each->out);
         read_most = std::max(read_most, each->into);
+        sorted_most = std::max(sorted_most, each->form == INT8 ? each->into / 2 : each->order ? each->into : 0);
       }
-    take(residual, M * stack.hidden());
     take(made, M * made_most);
     take(plain, M * read_most);
-    take(sorted, M * read_most);
+    take(sorted, M * sorted_most);
     values = (int8_t*)sorted;  // no layer is of int8 and wants another order
     take(scales, M);
     take(excess, M);
@@ -71,6 +71,7 @@ struct Room {
 struct Run {
   const Stack& stack;
   Room room;
+  bf16* residual;
   long M, threads;
 
   // made = rows times the weight, plus bias
@@ -93,7 +94,7 @@ struct Run {
   // residual += x, if there is one; plain, or int8 if the reader wants that, = its norm
   void norm(const bf16* x, const bf16* weight, const Linear* reader, bf16* plain) {
     if (reader && reader->form == INT8) plain = nullptr;
-    add_rms_norm(x, room.residual, room.residual, weight, plain, room.values, room.scales, room.excess, M, stack.hidden(),
+    add_rms_norm(x, residual, residual, weight, plain, room.values, room.scales, room.excess, M, stack.hidden(),
                  stack.eps, threads);
   }
 
@@ -110,14 +111,14 @@ extern "C" {
 // Bytes that `layers` needs for M rows.
 int64_t layers_room(const Stack* stack, int64_t M) { return Room(*stack, M, nullptr).end; }
 
-// out [M, hidden] = the normed result of all layers for rows x, with keys and values written to the pages, of which
-// `pages` says for each layer where they begin. positions, slots [M]; spans, table: as `attend` takes them. False, and nothing
-// done, if there is a position beyond the angles.
-int64_t layers(const Stack* stack, const bf16* x, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
+// out [M, hidden] = the normed result of all layers for rows x, which are lost: the sums of the layers take their place.
+// Keys and values are written to the pages, of which `pages` says for each layer where they begin. positions, slots [M];
+// spans, table: as `attend` takes them. False, and nothing done, if there is a position beyond the angles.
+int64_t layers(const Stack* stack, bf16* x, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
                const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8, void* memory,
                int64_t threads) {
   const Stack& s = *stack;
-  Run run{s, Room(s, M, memory), M, threads};
+  Run run{s, Room(s, M, memory), x, M, threads};
   Room& room = run.room;
   long half = s.rotary / 2;
   for (long m = 0; m < M; m++) {
@@ -129,7 +130,6 @@ int64_t layers(const Stack* stack, const bf16* x, bf16* out, const int64_t* posi
       sin[i] = -(sin[half + i] = angles[half + i]);
     }
   }
-  memcpy(room.residual, x, M * s.hidden() * sizeof(bf16));
   run.norm(nullptr, s.layers->input_norm, &s.layers->qkv, room.plain);
   for (long i = 0; i < s.count; i++) {
     const Layer &layer = s.layers[i], *next = i + 1 < s.count ? &layer + 1 : nullptr;
