@@ -216,6 +216,23 @@ async def test_requests_that_take_too_long(serve):
         await served.idle()
 
 
+async def test_every_api_says_that_it_took_too_long(serve):
+    served = await serve(tick=0.01, timeout=0.05)
+    late = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3000})
+    assert (late.status, late.error["type"]) == (504, "server_error")
+    streams = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3000, "stream": True})
+    assert "within the time" in streams.events[-1]["error"]["message"]
+    await served.idle()
+
+
+async def test_a_body_that_is_too_large(serve):
+    served = await serve(body_limit=1000)
+    answer = await served.post("/mindie/infer", {"inputs": "a" * 2000})
+    assert (answer.status, answer.body) == (
+        413, b'{"message":"Request body too large. Maximum allowed size is 40MB."}'
+    )  # fmt: skip
+
+
 async def test_tokens_that_keep_coming_are_in_time(serve):
     served = await serve(tick=0.01, token_timeout=0.5, timeout=60)
     answer = await served.post("/mindie/infer", {"inputs": "a", "parameters": {"max_new_tokens": 80}})

@@ -27,7 +27,6 @@ def service(rules: Rules) -> Dialect:
         base="",
         error=partial(shared.error, rules=rules),
         id_header=ID_HEADER,
-        hints=not rules.strict,
         routes=(
             Route("POST", "/", "generate", read=partial(tgi.either, rules)),
             Route("POST", "/generate", "generate", read=partial(vllm.read, rules), claims=("prompt",), yields=True),
