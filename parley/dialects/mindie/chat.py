@@ -11,7 +11,7 @@ from typing import Any
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import constraints, messages, openai, parameters
+from parley.dialects.mindie import choices, constraints, messages, openai, parameters
 from parley.dialects.mindie.answers import common
 from parley.dialects.mindie.openai import Choice, OpenAIReply, frame
 from parley.dialects.mindie.rules import Rules
@@ -35,7 +35,7 @@ class ChatReply(OpenAIReply):
         chat = messages.conversation(body, rules)
         interface = (parameters.CHAT if rules.vllm else parameters.NATIVE_CHAT).under(rules)
         values = parameters.read(body, interface)
-        count, made = parameters.choices(body, values, interface, rules)
+        count, made = choices.count(body, values, interface, rules)
         if rules.vllm or not rules.strict:
             constraints.refuse(body)
         super().__init__(rules, head, messages.CHAT, count, made)
