@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from parley.dialects.dialect import Timings
 from parley.engine.protocol import Stream
@@ -49,8 +49,8 @@ class Generation:
 
     def __init__(self, service: Service, request: Request, tally: Tally):
         request.model = tally.note.model = service.resolve(request.model)
-        if request.sole and service.labelled(request.label):
-            raise InUse(f"Another request is running under the id {excerpt(request.label)}.")
+        if request.sole and service.labelled(request.sole):
+            raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
         service.hold(request.n * len(request.prompts))
         service.open[self] = None
         self.usage = Usage()
@@ -69,12 +69,9 @@ class Generation:
         self._clock = Clock(request.timeout, options.timeout, options.token_timeout, self.abort)
 
     @property
-    def id(self) -> str:
-        return self._request.id
-
-    @property
-    def label(self) -> str:
-        return self._request.label
+    def labels(self) -> tuple[str, ...]:
+        """The names under which it can be stopped."""
+        return self._request.id, *self._request.labels
 
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
@@ -160,11 +157,30 @@ class Generation:
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
         language, limit = self._service.language, self._service.info.max_model_len
+        request, longest = self._request, self._service.options.max_prompt
         made = []
-        for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit, self._request.truncate, pooled=self._request.pooling is not None)
+        for prompt in request.prompts:
+            # where a prompt is cut anyway, none is hopelessly long
+            most = limit if request.overflow == "refuse" else None
+            ready = language.prepare(prompt, most, request.truncate, pooled=request.pooling is not None)
+            if longest is not None or request.overflow != "refuse":
+                ready = self._shortened(ready, min(longest or limit, limit - 1))
             made.append((ready, self._room(ready.token_ids)))
         return made
+
+    def _shortened(self, ready: Prepared, longest: int) -> Prepared:
+        """A prompt of at most so many tokens. Raises ContextLength."""
+        ids = ready.token_ids
+        if len(ids) <= longest:
+            return ready
+        if self._request.overflow == "refuse":
+            raise ContextLength(
+                f"The prompt has {len(ids)} tokens, but at most {longest} are allowed here. Shorten the prompt.",
+                field="prompt",
+                limit=longest + 1,
+                prompt=len(ids),
+            )
+        return replace(ready, token_ids=ids[:longest] if self._request.overflow == "head" else ids[-longest:])
 
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
@@ -202,7 +218,8 @@ class Generation:
                 prompt=len(ids),
                 requested=wanted if counted else None,
             )
-        return room if stop.max_tokens is None else min(stop.max_tokens, room)
+        given = (stop.max_tokens, self._service.options.max_output)
+        return min([room, *(each for each in given if each is not None)])
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, service = self._request, self._service

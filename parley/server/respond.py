@@ -182,6 +182,8 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         headers.append((b"x-request-id", self.id.encode()))
+        if self.dialect.id_header:
+            headers.append((self.dialect.id_header, self.unique.encode()))
         headers += self.dialect.headers(time.perf_counter() - self.arrived)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from parley import __version__
 from parley.dialects.dialect import Card, Facts, Head, Vitals
 from parley.engine.protocol import Engine
-from parley.errors import NotReady, Overloaded, UnknownModel, excerpt
+from parley.errors import NotReady, Overloaded, Stopping, UnknownModel, excerpt
 from parley.server.endpoints import Endpoints
 from parley.server.metrics import Metrics
 from parley.server.options import ServerOptions
@@ -87,7 +87,7 @@ class Service:
     def refusal(self) -> NotReady | None:
         """Why requests cannot be taken now, None if they can."""
         if self.draining:
-            return NotReady("The server is shutting down.", retry_after=5)
+            return Stopping("The server is shutting down.", retry_after=5)
         engine = self.engine
         if self._held:
             return NotReady("The server is paused.", retry_after=5)
@@ -167,7 +167,7 @@ class Service:
 
     def labelled(self, label: str) -> Generation | None:
         """The oldest open request under this label, or with this id."""
-        return next((each for each in self.open if label in (each.label, each.id)), None) if label else None
+        return next((each for each in self.open if label in each.labels), None)
 
     async def off_loop(self, size: int, work: Callable[[], T]) -> T:
         """Do the work, in a thread if its input is large."""
@@ -179,7 +179,7 @@ class Service:
         if await self.settle(self.options.drain):
             return
         for generation in list(self.open):
-            generation.abort(NotReady("The server is shutting down and could not finish this answer.", retry_after=5))
+            generation.abort(Stopping("The server is shutting down and could not finish this answer.", retry_after=5))
         await self.settle(GRACE)
 
     async def settle(self, seconds: float) -> bool:

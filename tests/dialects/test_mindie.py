@@ -8,7 +8,7 @@ import pytest
 from parley.dialects.dialect import Head
 from parley.dialects.mindie import STRICT, tgi
 from parley.dialects.mindie.rules import Rules
-from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, TooLarge, UnknownModel
+from parley.errors import ContextLength, EngineDied, NotReady, Overloaded, ParleyError, Stopping, TooLarge, UnknownModel
 from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage
 
 RULES = Rules()
@@ -153,7 +153,6 @@ def test_an_answer():
         b'{"id":29915,"logprob":null,"special":null,"text":null},{"id":29885,"logprob":null,"special":null,"text":null}'
         b']},"generated_text":"\'m"}]'
     )
-    assert reply.headers(None) == [(b"requestuuid", b"0f")]
 
     reply = read(parameters={"return_full_text": True})
     reply.add([ACCEPTED, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
@@ -199,5 +198,7 @@ def test_errors():
     )
     assert told(TooLarge("x")) == (413, {"message": "Request body too large. Maximum allowed size is 40MB."})
     assert told(UnknownModel("x", name="m")) == (404, {"error": "Model m not found.", "error_type": "NotFoundError"})
-    assert told(NotReady("Stopped."))[0] == 503 and told(NotReady("x"))[1]["error_type"] == "Service Unavailable"
+    stopped = {"error": "The service has been stopped", "error_type": "Service Unavailable"}
+    assert told(Stopping("x")) == (503, stopped) and STRICT.error(NotReady("x")) == (503, b"", b"application/json")
+    assert told(Overloaded("x"))[0] == 503 and STRICT.error(ParleyError("x"))[:2] == (500, b"Server internal error")
     assert told(EngineDied("x"))[1]["error_type"] == "Incomplete Generation" and told(EngineDied("x"))[0] == 500
