@@ -179,7 +179,7 @@ class Plan:
             raise ConfigError(f"{self.file}: {member} is missing, and no other model is named.")
         folder = hub.find(model)
         lacking = hub.missing(folder) if folder is not None else ""
-        if lacking and self.weights is not None and model == self.options["model"]:
+        if lacking and self.weights is not None and model == self.options["model"] and not self.options["fake-engine"]:
             raise ConfigError(f"{self.file}: {member}: {shown(self.weights)} cannot be served: {lacking}.")
 
     def profiled(self, profile: Profile) -> Rules:

@@ -92,6 +92,14 @@ def run(settings: Settings, options: ServerOptions) -> int:
         return runner.run(instance.live())
 
 
+def settle() -> None:
+    """Spare requests the search for garbage in what is there by now, and stays; and most of it in what they make
+    themselves, which goes without when they end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 class Place(NamedTuple):
     """Where the server is to listen, what answers there, and how it is encrypted."""
 
@@ -249,8 +257,7 @@ class Instance:
                     info = loading.result()
                 except FAILURES as error:
                     return str(error)
-                gc.collect()
-                gc.freeze()  # what is there now stays; requests would wait while it is looked through for garbage
+                settle()
                 banner.say(banner.ready(info, time.monotonic() - started))
                 await asyncio.wait({stop, watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             return watching.result() if watching.done() else ""

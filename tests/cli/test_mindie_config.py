@@ -144,6 +144,8 @@ def test_what_is_there_takes_effect(tmp_path):
     options = plan.applied(server_options(config), "strict-old")
     assert (options.port, options.names, options.drain) == (None, ("llama_65b",), 500)
     assert (options.body_limit, options.max_queue) == (40 << 20, 700)  # 300 are served, 600 more may wait
+    limits = (options.max_prompt, options.max_output, options.token_timeout, options.timeout)
+    assert limits == (plan.max_prompt, plan.max_output, plan.token_timeout, plan.timeout) and all(limits)
     assert list(options.apis) == ["mindie", "mindie-management", "mindie-metrics"]
     assert options.listen == tuple(plan.listen)
     assert "SomethingNew, ServerConfig.interCommTLSEnabled, BackendConfig.npuDeviceIds" in options.notes[0]
@@ -176,10 +178,6 @@ def test_what_is_given_beside_it_wins(tmp_path):
         ("ServerConfig.fullTextEnabled", True, "full_text", True),
         ("ServerConfig.openAiSupport", "openai", "vllm", False),
         ("ServerConfig.maxRequestLength", 3, "limit", 3),
-        ("BackendConfig.ModelDeployConfig.truncation", True, "truncation", "head"),
-        ("BackendConfig.ModelDeployConfig.truncation", -1, "truncation", "head"),
-        ("BackendConfig.ModelDeployConfig.truncation", 1, "truncation", "tail"),
-        ("BackendConfig.ModelDeployConfig.truncation", 0, "truncation", None),
         ("BackendConfig.ModelDeployConfig.maxInputTokenLen", 9000, "max_input_token_len", 2559),
         ("BackendConfig.ScheduleConfig.maxN", 4, "max_n", 4),
         ("BackendConfig.ScheduleConfig.maxPrefillBatchSize", 0, "max_prefill_batch_size", 200),
@@ -192,6 +190,16 @@ def test_what_a_client_can_tell(tmp_path, path, value, name, rule):
     if value == 9000:
         content["BackendConfig"]["ScheduleConfig"]["maxPrefillTokens"] = 9000
     assert getattr(Rules(**read(tmp_path, content).rules), name) == rule
+
+
+@pytest.mark.parametrize(
+    "value,overlong", [(True, "head"), (-1, "head"), (1, "tail"), (0, "refuse"), (False, "refuse")]
+)
+def test_what_becomes_of_prompts_that_are_too_long(tmp_path, value, overlong):
+    plan = read(tmp_path, changed("BackendConfig.ModelDeployConfig.truncation", value))
+    options = plan.applied(server_options(resolve(SERVE, [], {})), "strict")
+    assert (Rules(**plan.rules).truncation or "refuse", options.max_prompt, options.max_output) == (overlong, 2048, 512)
+    assert (options.timeout, options.token_timeout) == (500, 600)
 
 
 def test_what_the_environment_says(tmp_path):

@@ -168,7 +168,7 @@ def main() -> int:
         for name in names:
             start = time.monotonic()
             wrong = attempt(name, grpc if name.endswith("_grpc.py") else address)
-            print(f"{name:28} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
+            print(f"{name:30} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
             if wrong:
                 failed.append(name)
                 print(wrong, flush=True)
