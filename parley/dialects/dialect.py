@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import msgspec
+
 from parley.errors import ParleyError
 from parley.types import Event, Prompt, Request, Usage
 
@@ -20,11 +22,11 @@ from parley.types import Event, Prompt, Request, Usage
 class Head:
     """What a dialect is told beside the body.
 
-    For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the model: its
-    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, how many tokens its KV cache holds
-    and could hold, and its makers' ``advice`` on sampling, under the names of generation_config.json. Of the request:
-    the parts of its path that the route names, decoded, its headers, names in lower case, and what stands behind the
-    path's ``?``.
+    For the answer: a unique id without prefix, the time in whole seconds, the model's fingerprint. Of the model that
+    the request is for: its ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, how many
+    tokens its KV cache holds and could hold, and its makers' ``advice`` on sampling, under the names of
+    generation_config.json. Of the request: the parts of its path that the route names, decoded, its headers, names in
+    lower case, and what stands behind the path's ``?``.
     """
 
     id: str
@@ -109,18 +111,9 @@ class Reply(ABC):
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A model as the server offers it. ``max_model_len`` is None until it is loaded."""
-
-    name: str
-    created: int
-    max_model_len: int | None
-
-
 @dataclass(slots=True)
 class Totals:
-    """What was done since the start. Counts are requests; seconds are summed over those that succeeded."""
+    """What was done with a model since its start. Counts are requests; seconds are summed over those that succeeded."""
 
     succeeded: int = 0
     failed: int = 0  # by the engine
@@ -135,14 +128,29 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """A name that the server offers, and the model behind it, whose main name is ``root``.
+
+    ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed, closed.
+    ``totals``: what was done with it, under all its names.
+    """
+
+    name: str
+    created: int
+    max_model_len: int | None
+    root: str = ""
+    phase: str = "ready"
+    totals: Totals = field(default_factory=Totals)
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
-    """What the server knows of itself. ``cards``: every name it serves, the main one first."""
+    """What the server knows of itself. ``cards``: every name it serves, the main one first. ``ready``: do all its
+    models take requests?"""
 
     version: str
     cards: Sequence[Card]
     ready: bool
-    phase: str  # loading, ready, restarting, draining, failed, closed
-    totals: Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +216,28 @@ Kind = Literal[
 ]
 
 
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def named(body: bytes) -> str:
+    """The model that a JSON body names in its member ``model``, looked at no deeper; empty if it names none."""
+    try:
+        return _NAMED.decode(body).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One path of an API and what the server does there.
 
     Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
-    model: it is looked up before the body is read. ``claims``: where several APIs share a path, a body with one of
+    model: it is looked up before the body is read. ``model``: the name in a body, for routes whose bodies name their
+    model; others are for the main one. ``claims``: where several APIs share a path, a body with one of
     these members is for this route. ``yields``: a body that nobody claims is rather for another route.
     """
 
@@ -222,6 +246,7 @@ class Route:
     kind: Kind
     read: Callable[..., Any] | None = None
     write: Callable[[Any], Any] | None = None
+    model: Callable[[bytes], str] | None = None
     claims: tuple[str, ...] = ()
     yields: bool = False
 

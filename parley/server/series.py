@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+Group = tuple[str, Iterable[tuple[str, float]]]  # common labels; each value with the labels it has beside them
+
 
 def escape(value: str) -> str:
     """A label's value as the format wants it."""
@@ -71,10 +73,11 @@ def header(kind: str, name: str, help: str) -> str:
     return f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
 
 
-def scalar(kind: str, name: str, help: str, common: str, values: Iterable[tuple[str, float]]) -> str:
-    """A counter or gauge; with each value the labels that it has beside the common ones."""
+def scalar(kind: str, name: str, help: str, groups: Iterable[Group]) -> str:
+    """A counter or gauge."""
     lines = []
-    for own, value in values:
-        both = common + ("," if common and own else "") + own.removeprefix(",")
-        lines.append(f"{name}{{{both}}} {value:.17g}\n" if both else f"{name} {value:.17g}\n")
+    for common, values in groups:
+        for own, value in values:
+            both = common + ("," if common and own else "") + own.removeprefix(",")
+            lines.append(f"{name}{{{both}}} {value:.17g}\n" if both else f"{name} {value:.17g}\n")
     return header(kind, name, help) + "".join(lines)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from parley.dialects.dialect import Dialect, Route
+from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, control, legacy, shared
 
@@ -53,9 +53,9 @@ STRICT = Dialect(
     hints=False,
     routes=(
         _generate(legacy.STRICT),
-        Route("POST", "/v1/chat/completions", "generate", read=chat.read),
-        Route("POST", "/v1/completions", "generate", read=completions.read),
-        Route("POST", "/invocations", "generate", read=control.invoked),
+        Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
+        Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
+        Route("POST", "/invocations", "generate", read=control.invoked, model=named),
         Route("GET", "/v1/models", "ask", read=control.models),
         Route("POST", "/tokenize", "tokenize", read=control.tokenize, write=tokens.tokenized),
         Route("POST", "/detokenize", "detokenize", read=control.detokenize, write=tokens.detokenized),
