@@ -62,6 +62,8 @@ docs: setup
 bench: setup
 	-@$(VENV)/bin/python bench/compare.py $(ARGS)
 	-@$(VENV)/bin/python bench/quality.py
+	-@$(VENV)/bin/python bench/steps.py
+	-@$(VENV)/bin/python bench/kernels.py
 	@$(VENV)/bin/python bench/report.py
 
 bench-peers: setup

@@ -1,9 +1,12 @@
 """Where each microsecond of an engine's step goes, by batch size. Runs loop and runner as the engine process does.
 
-    python bench/engine.py MODEL [--batches 1,8,32,64] [--steps 50] [--context 64] [--threads 1]
+    python bench/engine.py MODEL [--batches 1,8,32,64] [--steps 50] [--context 64] [--threads 1] [--kernels]
 
 CPU time of the loop's thread, so run it with one thread. Decode steps; the last column is a step of 64 requests of
 8 prompt tokens that end with their first token. Markdown on standard output.
+
+The compiled kernels compute all layers in one call, of which nothing can be told apart from outside. ``--kernels`` has
+them called one by one: that tells how they share the time, and costs the Python that stands between them.
 """
 
 from __future__ import annotations
@@ -70,6 +73,7 @@ def instrument(meter: Meter) -> None:
     for name in native.__all__:
         if callable(getattr(native, name)) and name.islower():
             meter.wrap(native, name, KERNELS.get(name, "small kernels"))
+    meter.wrap(native.Stack, "run", "layers")
     meter.wrap(Scheduler, "schedule", "schedule")
     meter.wrap(PagedKV, "clear", "clear pages")
     meter.wrap(Runner, "_pack", "build tensors")
@@ -113,8 +117,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--kernels", action="store_true", help="the layers kernel by kernel")
     options = parser.parse_args()
     engine = Engine(Settings(model=str(options.model), kv_memory=512 << 20, threads=options.threads))
+    if options.kernels:
+        engine.runner.network.stack = None
     for _ in range(64):  # before measuring: the pace learns, libraries set up what they need
         engine.add(options.context, 4)
     engine.drain()
@@ -124,7 +131,7 @@ def main() -> None:
     for batch in map(int, options.batches.split(",")):
         columns.append((f"batch {batch}", decoding(engine, meter, batch, options.context, options.steps)))
     columns.append(("64 short requests", answering(engine, meter, 64, options.steps)))
-    print(table(columns, "µs per step"))
+    print(table(columns, "µs per step, kernel by kernel" if options.kernels else "µs per step"))
 
 
 if __name__ == "__main__":

@@ -17,21 +17,26 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from parley.dialects.dialect import Answer, Card, Dialect, Facts, Head, Route
+from parley.dialects.dialect import Answer, Card, Dialect, Endpoint, Facts, Head, Route, Share
 from parley.dialects.fields import Fields
 from parley.errors import ParleyError, Unsupported
 
-PATH = {"model": "m", "version": "1", "repo": "r", "region": "x"}
+PATH = {"model": "m", "version": "1", "repo": "r", "region": "x", "endpoint": "e", "served": "m", "id": "i"}
 HEAD = Head("0f", 1, "fp", context=4096, path=PATH, headers={b"content-type": b"application/json"})
 FACTS = Facts("1", [Card("m", 1, 4096)], True)
+MADE = {"e": Endpoint("e", [Share("m", "m", 100)])}
 WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
     {"messages": [{"role": "user", "content": "a"}]},
     {"prompt": "a"},
+    {"input": "a"},
     {"inputs": "a"},
     {"tokens": [5]},
     {"text_input": "a"},
+    {"id": "a"},
     {"instances": [{"inputs": "a"}]},
     {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
+    {"name": "n", "config": {"served_entities": [{"entity_name": "m"}]}},
+    {"served_entities": [{"entity_name": "m"}]},
     {},
 ]
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -61,6 +66,17 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "prompt_embedding_table": [[0.5]],
     "lora_weights": [[0.5]],
     "modalities": [["text"], ["audio"]],
+    "thinking": [{"type": "disabled", "budget_tokens": 5}],
+    "config": [{"served_entities": [{"entity_name": "m"}]}],
+    "served_entities": [[{"entity_name": "m"}], [{"model_name": "m"}]],
+    "served_models": [[{"model_name": "m"}]],
+    "traffic_config": [{"routes": [{"served_model_name": "m-1", "traffic_percentage": 100}]}],
+    "routes": [
+        [{"served_model_name": "m-1", "traffic_percentage": 100}],
+        [{"served_entity_name": "m-1", "traffic_percentage": 100}],
+    ],
+    "tags": [[{"key": "k", "value": "v"}]],
+    "add_tags": [[{"key": "k", "value": "v"}]],
 }  # fmt: skip
 VALUES: dict[str, list[Any]] = {  # by the type that a reader asks for
     "boolean": [True, False],
@@ -143,7 +159,8 @@ def watched(found: Members) -> Iterator[None]:
 
 def ending(route: Route, body: dict[str, Any]) -> str:
     """How a reader ends: taken, unavailable, wrong."""
-    arguments = {"generate": (HEAD,), "ask": (HEAD, FACTS)}.get(route.kind, ())
+    known = {"generate": (HEAD,), "halt": (HEAD,), "ask": (HEAD, FACTS), "endpoint": (HEAD, FACTS, MADE)}
+    arguments = known.get(route.kind, ())
     assert route.read is not None
     try:
         read = route.read(json.dumps(body).encode(), *arguments)
@@ -159,7 +176,8 @@ def ending(route: Route, body: dict[str, Any]) -> str:
 def members(route: Route) -> Members:
     """The members that a route reads, in the order in which it asks for them."""
     found: Members = {}
-    if route.read is None or route.method != "POST" or route.kind == "reset" or route.path.endswith("/infer"):
+    silent = route.read is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
+    if silent or route.path.endswith("}/infer"):
         return found  # the members of an inference are tensors: the inputs of the model, which generate has as members
     base = next((body for body in WANTED if ending(route, body) == "taken"), {})
     with watched(found):
@@ -203,4 +221,8 @@ def _holding(parent: str, child: str) -> dict[str, Any]:
 
 def survey(dialect: Dialect) -> dict[tuple[str, str], Members]:
     """Method and path of every route with its members."""
-    return {(route.method, route.path): members(route) for route in dialect.routes}
+    found: dict[tuple[str, str], Members] = {}
+    for route in dialect.routes:  # a path may have several, told apart by the body
+        place = found.setdefault((route.method, route.path), {})
+        place |= {path: member for path, member in members(route).items() if path not in place}
+    return found

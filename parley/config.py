@@ -182,6 +182,14 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "endpoints",
+        text("FILE"),
+        "File in which endpoints are kept that clients make over Databricks' API.",
+        section="server",
+        unset="kept until the server ends",
+        variable=True,
+    ),
+    Option(
         "api-key",
         text("KEY"),
         "Key that clients must send.",
@@ -243,6 +251,22 @@ SERVE: list[Option] = [
         switch(),
         "Give the tokenizer's configuration at /tokenizer_info.",
         False,
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "mindie-config",
+        text("FILE"),
+        "MindIE's config.json: its three planes are listened on as it says, with its models, limits and certificates. "
+        "Options given beside it win; the port of all APIs is there only with --port.",
+        section="server",
+        variable=True,
+    ),
+    Option(
+        "mindie-profile",
+        choice("strict-old", "strict", "extended"),
+        "Whose refusals MindIE's interfaces have there: of its manual, of its servers today, or neither.",
+        "extended",
         section="server",
         variable=True,
     ),

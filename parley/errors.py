@@ -6,7 +6,10 @@ ParleyError                      500
 │   ├── Missing                  400  a required field is absent
 │   ├── WrongType                400  a field has another JSON type than the API knows
 │   ├── Invalid                  400  a value outside its range or list
+│   │   ├── NoTokens             400  the prompt is empty
+│   │   └── UnknownToken         400  the prompt has a token id that is not in the vocabulary
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
+│   │   ├── Incapable            400  the model generates no text, or makes no vectors
 │   │   └── UnknownCoding        400  the body has a content coding that is not read here
 │   └── ContextLength            400  prompt plus requested output exceed the context
 ├── Unauthorized                 401
@@ -14,11 +17,14 @@ ParleyError                      500
 ├── NotFound                     404  no such route or object
 │   └── UnknownModel             404
 ├── NotAllowed                   405
+├── Conflict                     409  something of that name is there already, or is at work
 ├── TimedOut                     408
+├── InUse                        409  another open request has the label
 ├── TooLarge                     413
 ├── HeadersTooLarge              431
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
+├── Expired                      504  it took too long; ``limit`` says by whose wish, or that a token did
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
 
@@ -29,7 +35,9 @@ repr of an object, or more than a short excerpt of the input.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+
+Limit = Literal["client", "server", "token"]
 
 
 def excerpt(value: Any, limit: int = 60) -> str:
@@ -72,8 +80,20 @@ class Invalid(BadRequest):
     code = "invalid_value"
 
 
+class NoTokens(Invalid):
+    pass
+
+
+class UnknownToken(Invalid):
+    pass
+
+
 class Unsupported(BadRequest):
     code = "unsupported_parameter"
+
+
+class Incapable(Unsupported):
+    code = "unsupported_model"
 
 
 class UnknownCoding(Unsupported):
@@ -129,8 +149,16 @@ class NotAllowed(ParleyError):
     code = "method_not_allowed"
 
 
+class Conflict(ParleyError):
+    status = 409
+
+
 class TimedOut(ParleyError):
     status = 408
+
+
+class InUse(ParleyError):
+    status = 409
 
 
 class TooLarge(ParleyError):
@@ -156,6 +184,14 @@ class NotReady(ParleyError):
     def __init__(self, message: str, *, retry_after: float = 1.0):
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Expired(ParleyError):
+    status = 504
+
+    def __init__(self, message: str, *, limit: Limit):
+        super().__init__(message)
+        self.limit = limit
 
 
 class EngineError(ParleyError):

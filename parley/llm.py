@@ -29,6 +29,7 @@ from parley.errors import Invalid
 from parley.hub import resolve, served_name
 from parley.server.generation import Generation
 from parley.server.model import Model
+from parley.server.options import ServerOptions
 from parley.server.tally import Note, Tally
 from parley.types import Delta, Done, Event, Reason, Request, Scored, Settings, Token, ToolCall, Usage
 
@@ -87,7 +88,7 @@ class LLM:
             folder = str(resolve(model))
             plan = Settings(model=folder, **settings)
             engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan)
-            self._model = Model((served_name(model),), plan, engine, UNBOUNDED)
+            self._model = Model((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED))
             self._wait(self._model.load())
         except BaseException:
             self.close()

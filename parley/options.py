@@ -123,6 +123,11 @@ class Config(Mapping[str, Any]):
         """Whether anybody set it."""
         return self.source(name) != "default"
 
+    def over(self, values: Mapping[str, Any], source: str) -> Config:
+        """These values, and below them others: for what nobody set."""
+        below = {name: Value(value, source) for name, value in values.items() if not self.given(name)}
+        return Config(self.found | below, self.warnings)
+
 
 def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, tuple[Any, str]]:
     """Raw values from the command line, with the flag each came from. Raises ConfigError."""

@@ -21,10 +21,14 @@ import msgspec
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A plain prompt. ``special``: let the tokenizer add its own marks (such as a leading BOS)."""
+    """A plain prompt. ``special``: let the tokenizer add its own marks (such as a leading BOS).
+
+    ``turn``: it is what a user says, in the model's chat template if it has one.
+    """
 
     text: str
     special: bool = True
+    turn: bool = False
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -118,8 +122,22 @@ class Want(msgspec.Struct, frozen=True):
     costs: bool = False  # what each token took, with the tokens behind each delta
 
 
+class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The wish for a vector of the prompt (an embedding) rather than for text behind it.
+
+    ``dimensions``: only the first so many numbers; None: all. ``normalize``: to length 1, after that cut; None: as the
+    model's own settings say.
+    """
+
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
 class Request(msgspec.Struct, kw_only=True):
-    """One request of any API. With several prompts, choice index = prompt number * n + k."""
+    """One request of any API. With several prompts, choice index = prompt number * n + k.
+
+    With ``pooling`` each prompt gets a vector and no text: ``n`` is 1, and what is said of sampling has no meaning.
+    """
 
     id: str
     model: str
@@ -130,7 +148,11 @@ class Request(msgspec.Struct, kw_only=True):
     n: int = 1
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
-    truncate: int | None = None  # of a longer prompt only the last so many tokens are used
+    truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
+    pooling: Pooling | None = None
+    timeout: float | None = None  # seconds that it may take as a whole
+    label: str = ""  # a name under which clients can stop it, beside its id
+    sole: bool = False  # refused while another of this label is open
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -158,6 +180,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: int = -1
     salt: str = ""
     costs: bool = False
+    pooling: Pooling | None = None
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
@@ -194,7 +217,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``). ``prompt_scores`` arrives once, with
     the first output of choice 0; its first entry is None, for nothing precedes the first token. ``waited``: seconds in
     the engine's queue, told with the first output of a choice. ``preemptions``: how often it had to give up its place
-    until now.
+    until now. ``vector``: float32, little endian; of a work with ``pooling``, with its only output.
     """
 
     id: str
@@ -209,6 +232,7 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     waited: float = 0.0
     preemptions: int = 0
     costs: list[Cost] | None = None
+    vector: bytes | None = None
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):
@@ -232,7 +256,10 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """What the engine says of the model once it is loaded. Sizes in bytes, lengths in tokens."""
+    """What the engine says of the model once it is loaded. Sizes in bytes, lengths in tokens.
+
+    A model generates text, or makes vectors of so many ``dimensions`` (0: it does not), or both.
+    """
 
     architecture: str
     dtype: str
@@ -248,6 +275,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
     kv_dtype: str = "auto"  # of keys and values: auto (as ``dtype``) or int8
+    generates: bool = True
+    dimensions: int = 0
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -416,10 +445,17 @@ class Done(msgspec.Struct):
     stop: str | int | None = None
 
 
+class Vector(msgspec.Struct):
+    """The vector of prompt number ``prompt``: float32, little endian."""
+
+    prompt: int
+    values: bytes
+
+
 class Failed(msgspec.Struct):
     """The end of the whole request by an error after it was accepted. ``error`` is a parley.errors.ParleyError."""
 
     error: Any
 
 
-Event = Accepted | Scored | Delta | Done | Failed
+Event = Accepted | Scored | Delta | Vector | Done | Failed

@@ -26,7 +26,7 @@ def table(config: Config) -> list[dict[str, str]]:
     from parley.server import app
 
     ports = [("all", app.universal(config["strict"], config["tgi-compat"]))]
-    ports += [(endpoint().show(each), app.alone(each.api)) for each in listen_of(config)]
+    ports += [(endpoint().show(each[:3]), app.alone(each.api)) for each in listen_of(config)]
     rows = []
     for name, surfaces in ports:
         for (method, path), answering in app.table(surfaces).items():

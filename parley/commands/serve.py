@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import ChainMap, Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,10 +25,19 @@ Answers requests for one model or several. Listens first and loads after: GET /h
 
 
 def run(config: Config) -> int:
+    plan = None
+    if config["mindie-config"]:
+        from parley.commands import mindie
+
+        plan = mindie.read(config["mindie-config"], os.environ)
+        config = config.over(plan.options, config["mindie-config"])
+        plan.check(config["model"])
     if config["show-config"]:
         print(show(SERVE, config))
         return 0
     models, served = offers(config), server_options(config)
+    if plan is not None:
+        served = plan.applied(served, config["mindie-profile"])
     from parley import server
 
     return server.run(models, served)
@@ -40,12 +50,8 @@ def offers(config: Config) -> list[Offer]:
     table = {option.name: option for option in SERVE}
     made: list[Offer] = []
     for wanted in config["model"] or [Named((), "", {})]:
-        names = wanted.names
-        if config["name"] and not made:
-            if names:
-                raise ConfigError(f"--name: the first model has a name already, {names[0]}.")
-            names = tuple(config["name"])
-        names = names or (served_name(wanted.model),)
+        further = config["name"] if not made else []
+        names = tuple(dict.fromkeys((*wanted.names, *further))) or (served_name(wanted.model),)
         own = {name: table[name].read(raw, f"--model {names[0]}: {name}") for name, raw in wanted.options.items()}
         made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model)))
     counts = Counter(name for names, _ in made for name in names)
@@ -65,6 +71,7 @@ def server_options(config: Config) -> ServerOptions:
         grpc=grpc_of(config),
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
+        endpoints=config["endpoints"],
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
         max_queue=config["max-queue"],
         drain=config["drain"],

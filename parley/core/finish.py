@@ -12,8 +12,10 @@ from parley.types import Finish, Work
 def allowance(work: Work, context: int) -> int:
     """How many output tokens a choice may have: ``max_tokens``, or what ``context`` (tokens) leaves, if that is less.
 
-    0 means that only the prompt is computed, as for scoring it.
+    0 means that only the prompt is computed, as for scoring it or for its vector.
     """
+    if work.pooling is not None:
+        return 0
     return max(0, min(work.max_tokens, context - len(work.token_ids)))
 
 

@@ -173,6 +173,10 @@ class Loop:
             return "The prompt has no tokens."
         if len(work.token_ids) > self.context:
             return f"The prompt has {len(work.token_ids)} tokens, but only {self.context} fit."
+        if work.pooling is None and not self.runner.generates:
+            return "The model makes vectors only."
+        if work.pooling is not None and (work.pooling.dimensions or 1) > self.runner.dimensions:
+            return f"The model makes vectors of {self.runner.dimensions} dimensions."
         size = self.runner.vocab_size
         if not all(type(token) is int and 0 <= token < size for token in work.token_ids):
             return f"A token id of the prompt is outside of the vocabulary (0 to {size - 1})."
@@ -198,7 +202,8 @@ class Loop:
     def _finish(self, row: Row, result: Sampled) -> None:
         """Append what a row gave and end the choice if that was its last."""
         sequence = row.sequence
-        if result.error is not None or (row.sample and result.token is None):
+        missing = (row.sample and result.token is None) or (row.pool and result.vector is None)
+        if result.error is not None or missing:
             for block in sequence.blocks:
                 self.pool.forget(block)  # whatever went wrong may be in there
             self._fail(sequence, result.error or FAILED)
@@ -212,7 +217,8 @@ class Loop:
         if sequence.generated == 0:
             output.waited = sequence.waited
             output.prompt_scores = sequence.prompt_scores or None
-        finish: Finish | None = "length"
+        output.vector = result.vector
+        finish: Finish | None = "stop" if row.pool else "length"
         if result.token is not None and row.sample:
             sequence.tokens.append(result.token)
             self._generated_tokens += 1

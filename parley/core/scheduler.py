@@ -234,8 +234,9 @@ class Scheduler:
         end = sequence.computed = start + count
         scored = len(sequence.prompt_scores)
         score = 0 < scored < sequence.prompt_len and scored <= end
-        sample = end == len(sequence.tokens) and sequence.limit > 0
-        step.rows.append(Row(sequence, start, count, sample, scored if score else None))
+        last = end == len(sequence.tokens)
+        sample, pool = last and sequence.limit > 0, last and sequence.work.pooling is not None
+        step.rows.append(Row(sequence, start, count, sample, scored if score else None, pool))
         if self.prefix_cache and start // BLOCK_SIZE < end // BLOCK_SIZE:
             extend(sequence.hashes, sequence.root, sequence.tokens, end // BLOCK_SIZE)
             for page in range(start // BLOCK_SIZE, end // BLOCK_SIZE):

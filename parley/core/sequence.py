@@ -68,6 +68,7 @@ class Sequence:
 @dataclass(slots=True)
 class Row:
     """Compute tokens ``start .. start + count`` of a sequence. ``sample``: draw the next token after the last of them.
+    ``pool``: make its vector, for the last of them is the sequence's last.
 
     ``score_from``: if not None, also give the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
     prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
@@ -79,6 +80,7 @@ class Row:
     count: int
     sample: bool
     score_from: int | None = None
+    pool: bool = False
 
 
 @dataclass(slots=True)
@@ -102,11 +104,12 @@ class Sampled:
     """What a row gave: the drawn token (None if the row does not sample) and the scores that were asked for.
 
     ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
-    example logits that are not numbers); the others are unaffected.
+    example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian.
     """
 
     token: int | None = None
     score: Score | None = None
+    vector: bytes | None = None
     prompt_scores: list[Score] = field(default_factory=list)
     error: str | None = None
 
@@ -117,6 +120,8 @@ class Runner(Protocol):
     blocks: int  # pages in the KV cache
     max_model_len: int
     vocab_size: int
+    generates: bool  # can it draw tokens?
+    dimensions: int  # of the vectors it makes, 0: it makes none
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence got ``sequence.slot``: write its sampling parameters (and token counts) into that row."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from parley.errors import ParleyError
-from parley.types import Event, Prompt, Request, Usage
+from parley.types import Event, ModelInfo, Prompt, Request, Stats, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class Reply(ABC):
     is ``add`` for each batch, then ``body``, then ``type``, ``coding`` and ``headers``; the server compresses what
     has a coding (gzip or deflate). ``names`` maps neutral fields, which errors of the server name ("prompt"), to this
     API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if this API has a custom of its own
-    and the server was not told another.
+    and the server was not told another; empty: nothing is. ``served``: which of an endpoint's models the server chose,
+    as the endpoint calls it.
     """
 
     type: bytes = b"application/json"
@@ -81,6 +82,7 @@ class Reply(ABC):
     ping: ClassVar[bytes] = b": ping\n\n"
     silence: ClassVar[float | None] = None
     request: Request
+    served: str = ""
 
     @abstractmethod
     def chunk(self, events: Sequence[Event]) -> bytes:
@@ -111,6 +113,19 @@ class Reply(ABC):
         return ()
 
 
+class Whole(Reply):
+    """A reply that is never a stream; its request must not ask for one."""
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+    def end(self, usage: Usage) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+    def fail(self, error: ParleyError) -> bytes:
+        raise AssertionError("no stream was asked for")
+
+
 @dataclass(slots=True)
 class Totals:
     """What was done with a model since its start. Counts are requests; seconds are summed over those that succeeded."""
@@ -131,7 +146,8 @@ class Totals:
 class Card:
     """A name that the server offers, and the model behind it, whose main name is ``root``.
 
-    ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed, closed.
+    ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed,
+    closed; held or prepared after such an ``Order``.
     ``totals``: what was done with it, under all its names.
     """
 
@@ -144,6 +160,34 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class Vitals:
+    """How the main model does at this moment.
+
+    ``phase``: idle, loading, ready, restarting, draining, failed, closed; or held, prepared after such an ``Order``.
+    ``held`` of ``places`` are taken, of which ``batch`` run at once. Times are seconds, means of the last thousand.
+    """
+
+    phase: str = "ready"
+    places: int = 1
+    held: int = 0
+    batch: int = 1
+    stats: Stats = field(default_factory=Stats)
+    info: ModelInfo | None = None
+    first_token: float = 0.0
+    between_tokens: float = 0.0
+
+
+Order = Literal["hold", "prepare", "release"]  # new requests are refused; still so; taken again
+
+
+class Told(NamedTuple):
+    """What is said of a command, and what is to be done for it, if anything."""
+
+    answer: Answer
+    order: Order | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the server knows of itself. ``cards``: every name it serves, the main one first. ``ready``: do all its
     models take requests?"""
@@ -151,18 +195,55 @@ class Facts:
     version: str
     cards: Sequence[Card]
     ready: bool
+    vitals: Vitals = Vitals()
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One of an endpoint's models: ``name`` there, the server's ``model``, and how many of 100 requests it answers."""
+
+    name: str
+    model: str
+    percent: int
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A name behind which models share the requests. ``about``: what else its API keeps of it, as JSON can hold it."""
+
+    name: str
+    shares: list[Share]
+    about: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An answer, and what is to be done before it is given: an endpoint made or replaced, or one removed by name."""
+
+    answer: Answer
+    put: Endpoint | None = None
+    drop: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``spans``: also the text that
-    was read and which part of it each token is; ``truncate``: only the last so many tokens."""
+    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``texts``: or each one's text
+    instead; ``spans``: also the text that was read and which part of it each token is; ``truncate``: only the last so
+    many tokens."""
 
     model: str
     prompt: Prompt
     strings: bool = False
+    texts: bool = False
     spans: bool = False
     truncate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The wish to end an open request, by its id or the label that its client gave it, and what is answered."""
+
+    label: str
+    done: Answer
+    unknown: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +287,18 @@ Kind = Literal[
     "tokenizer",  # the tokenizer's configuration; write(dict) -> bytes
     "version",  # write(str) -> bytes
     "info",  # write(About) -> bytes
+    "halt",  # end an open request: read(body, Head) -> Halt
     "load",  # requests being served; write(int) -> bytes
     "reset",  # forget cached prefixes: read(Head) -> bool (put back what runs); write(bool: was it done?) -> bytes
     "health",  # an empty 200 while the engine serves, else an error
     "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
     "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
     "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
+    "endpoint",  # look at endpoints or change one: read(body, Head, Facts, endpoints by name) -> Answer | Change
+    "state",  # the same, for probes: clients without a key may ask
+    "trial",  # have the model make one token: read(Head) -> seconds that it may take; write(bool: did it?) -> Answer
+    "order",  # hold requests back, or take them again: read(body, Head, Facts) -> Told
+    "stop",  # end the server: read(Head) -> bool (at once); write(bool: the first time?) -> Answer
     "metrics",
 ]
 
@@ -237,7 +324,8 @@ class Route:
 
     Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
     model: it is looked up before the body is read. ``model``: the name in a body, for routes whose bodies name their
-    model; others are for the main one. ``claims``: where several APIs share a path, a body with one of
+    model; others are for the main one. ``shares``: the name, or ``{endpoint}`` in the path, is an endpoint's, and
+    ``{served}`` one of its models. ``claims``: where several APIs share a path, a body with one of
     these members is for this route. ``yields``: a body that nobody claims is rather for another route.
     """
 
@@ -247,6 +335,7 @@ class Route:
     read: Callable[..., Any] | None = None
     write: Callable[[Any], Any] | None = None
     model: Callable[[bytes], str] | None = None
+    shares: bool = False
     claims: tuple[str, ...] = ()
     yields: bool = False
 

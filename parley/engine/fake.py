@@ -7,6 +7,7 @@ running choice one token, cancelled work gives nothing more. What the tokens are
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -43,6 +44,7 @@ FAKE = ModelInfo(
     kv_blocks=4096,
     block_size=16,
     lowered=False,
+    dimensions=8,
 )
 
 
@@ -155,7 +157,10 @@ class FakeEngine(Engine):
         ids: list[int] = []
         finish: Finish | None = None
         stop_id: int | None = None
-        if work.max_tokens == 0:
+        vector: bytes | None = None
+        if work.pooling is not None:
+            finish, vector = "stop", self._vector(work)
+        elif work.max_tokens == 0:
             finish = "length"
         elif choice.given < len(choice.reply):
             token = choice.reply[choice.given]
@@ -183,7 +188,18 @@ class FakeEngine(Engine):
             if scored
             else None,
             costs=[self._cost(choice, rows)] if work.costs and ids else None,
+            vector=vector,
         )
+
+    def _vector(self, work: Work) -> bytes:
+        """How often tokens of each residue occur, and so made up but telling of the prompt."""
+        size = self._model.dimensions
+        counts = [0.0] * size
+        for token in work.token_ids:
+            counts[token % size] += 1 / len(work.token_ids)
+        assert work.pooling is not None
+        counts = counts[: work.pooling.dimensions]
+        return struct.pack(f"<{len(counts)}f", *counts)
 
     def _cost(self, choice: _Choice, rows: int) -> Cost:
         """A step takes no time, so all of it was waiting."""

@@ -1,33 +1,19 @@
 """The fused decoder of Llama-shaped models: few operators per layer, all of them kernels of the table.
 
 Query, key and value are one linear, gate and up are one, and a residual addition is part of the norm that follows it.
+Where the compiled kernels have all layers as one call, that call is made: it leaves out nothing but Python.
 It must not know files or configs; it is given packed weights.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 
 from parley import native
 from parley.model.network import Batch, Pages
 from parley.model.shape import Shape
+from parley.native.layer import Layer
 from parley.native.layout import LayerKV
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Weights of one layer. ``head_norm`` [heads + kv_heads, dim]: norm of queries and keys, if the model has one."""
-
-    input_norm: torch.Tensor
-    qkv: native.Packed
-    head_norm: torch.Tensor | None
-    output: native.Packed
-    post_norm: torch.Tensor
-    gate_up: native.Packed
-    down: native.Packed
-    window: int | None
 
 
 class Decoder:
@@ -48,7 +34,8 @@ class Decoder:
         self.parameters = parameters
         self.weights_bytes = weights_bytes
         self.vocab_size = shape.vocab
-        self.layers = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim) for _ in blocks]
+        self._kv = LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim)
+        self.layers = [self._kv] * len(blocks)
         self.blocks = blocks
         self._embedding = embedding
         self._norm = norm
@@ -57,6 +44,7 @@ class Decoder:
         # A table, for an angle's cosine must not depend on where in a vector it is computed.
         angles = torch.outer(torch.arange(max_len).float(), shape.rope.inverse_frequencies())
         self._angles = torch.stack((angles.cos(), angles.sin()), 1).to(embedding.device)  # [max_len, 2, rotary / 2]
+        self.stack = self._describe()  # all layers as one call; None: they are computed kernel by kernel
 
     def select(self, blocks: list[int]) -> Decoder:
         """A decoder of some of the layers, which shares the weights."""
@@ -64,14 +52,27 @@ class Decoder:
         part.__dict__.update(self.__dict__)
         part.blocks = [self.blocks[i] for i in blocks]
         part.layers = [self.layers[i] for i in blocks]
+        part.stack = part._describe()
         return part
+
+    def _describe(self) -> native.Stack | None:
+        """All layers as one kernel, if there is one for them."""
+        heads, eps = self.shape.heads, self.shape.eps
+        return native.stack(self.blocks, self._norm, self._angles, heads, self._kv, eps=eps, scale=self._scale)
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
         """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""
+        x = native.embed(batch.token_ids, self._embedding)
+        if self.stack is None:
+            return self.kernel_by_kernel(x, batch, pages)
+        pools = [pages.pool(i) for i in range(len(self.layers))]
+        return self.stack.run(x, batch.positions, batch.slots, batch.spans, pools)
+
+    def kernel_by_kernel(self, residual: torch.Tensor, batch: Batch, pages: Pages) -> torch.Tensor:
+        """What the layers make of embeddings [T, hidden]. This is the definition: a stack does the same in one call."""
         shape = self.shape
         cos, sin = self._angles.index_select(0, batch.positions)[:, None].unbind(2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        residual = native.embed(batch.token_ids, self._embedding)
         # A norm is told which layer reads its result, for that may want it in int8; the head's rows are chosen first.
         following = [(block.input_norm, block.qkv) for block in self.blocks] + [(self._norm, None)]
         norm, reader = following[0]

@@ -65,10 +65,12 @@ class PagedKV:
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that change hands: what another request left there (a NaN, say) must not reach the next one."""
-        if pages:
-            index = torch.tensor(pages, device=self.device)
-            for arena in self._arenas:
-                arena.index_fill_(1, index, 0)
+        for arena in self._arenas if pages else ():
+            if self.device.type == "cpu":  # where index_fill_ takes eight times as long
+                for page in pages:
+                    arena[:, page].zero_()
+            else:
+                arena.index_fill_(1, torch.tensor(pages, device=self.device), 0)
 
     def places(self, layer: int, batch: Batch) -> torch.Tensor:
         """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""

@@ -21,6 +21,7 @@ from parley.model.kv import PagedKV
 from parley.model.lowering import PROBE, TOLERANCE, deviation, lower
 from parley.model.network import Network
 from parley.model.packs import Packs, find
+from parley.model.pooling import Recipe, read_recipe
 from parley.model.quantisation import Quantisation
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
@@ -93,7 +94,8 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         log.info("The context is reduced to %d tokens, which is what the KV cache holds.", length)
     with _memory("a KV cache of this size"):
         pages = PagedKV(network.layers, blocks, dtype, device, int8=int8)
-        runner = Runner(network, pages, max_model_len=length, slots=settings.max_batch)
+        recipe = _recipe(folder)
+        runner = Runner(network, pages, max_model_len=length, slots=settings.max_batch, recipe=recipe)
         progress("warming up", 0.96)
         runner.warm()
     progress("ready", 1.0)
@@ -112,7 +114,22 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         lowered=lowered,
         quantization=quantisation.method or quantisation.wanted,
         kv_dtype=settings.kv_dtype,
+        dimensions=runner.dimensions,
     )
+
+
+def _recipe(folder: Path) -> Recipe | None:
+    """How a decoder makes vectors: of the last token, which has seen all the others."""
+    try:
+        recipe = read_recipe(folder) or Recipe(("lasttoken",))
+    except LoadError as error:
+        log.info("The model makes no vectors: %s", error)
+        return None
+    if not recipe.last:
+        log.info("The model makes no vectors: its pooling is %s, and a decoder has the last token's only.",
+                 ", ".join(recipe.modes))  # fmt: skip
+        return None
+    return recipe
 
 
 @contextmanager

@@ -18,13 +18,14 @@ import torch.nn.functional as F
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint import Checkpoint, LoadError
-from parley.model.decoder import Decoder, Layer
+from parley.model.decoder import Decoder
 from parley.model.kv import PagedKV
 from parley.model.network import Batch
 from parley.model.packs import Packs
 from parley.model.quantisation import Quantisation
 from parley.model.shape import Shape, Unfit
 from parley.model.weights import Linear, Plain, Weight
+from parley.native.layer import Layer
 from parley.native.layout import Span
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head"

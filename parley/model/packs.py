@@ -26,8 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from parley import __version__, native
-from parley.model.decoder import Layer
 from parley.native import library, memory
+from parley.native.layer import Layer
 
 log = logging.getLogger("parley.engine")
 

@@ -6,6 +6,8 @@ without padding, new pages are cleared first, and logits are made only for posit
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -13,6 +15,7 @@ from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
+from parley.model.pooling import Recipe
 from parley.model.sampler import Sampler, score
 from parley.native.layout import Span
 from parley.types import Score
@@ -20,13 +23,24 @@ from parley.types import Score
 SCORE_ROWS = 64  # prompt positions scored at once: bounds the logits held at a time
 
 BROKEN = "The model produced logits that are not numbers."
+BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 
 
 class Runner:
-    """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows."""
+    """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
-    def __init__(self, network: Network, pages: PagedKV, *, max_model_len: int, slots: int):
+    ``recipe``: how vectors are made, of the last token alone; None: they are not.
+    """
+
+    generates = True
+
+    def __init__(
+        self, network: Network, pages: PagedKV, *, max_model_len: int, slots: int, recipe: Recipe | None = None
+    ):
+        assert recipe is None or recipe.last, "pages keep no hidden states"
         self.network = network
+        self.recipe = recipe
+        self.dimensions = 0
         self.pages = pages
         self.blocks = pages.blocks
         self.max_model_len = max_model_len
@@ -40,7 +54,9 @@ class Runner:
         place = torch.arange(min(BLOCK_SIZE, self.max_model_len), device=self.device)
         self.pages.clear([0])
         batch = Batch(torch.zeros_like(place), place, place, [Span(0, len(place), len(place), [0])])
-        self.network.logits(self.network.hidden(batch, self.pages)[-1:])
+        hidden = self.network.hidden(batch, self.pages)
+        self.network.logits(hidden[-1:])
+        self.dimensions = hidden.shape[-1] if self.recipe else 0
 
     def admit(self, sequence: Sequence) -> None:
         """Write the sequence's sampling parameters and token counts into its slot."""
@@ -63,6 +79,7 @@ class Runner:
             if row.score_from is not None:
                 self._score(row, hidden[span.first : span.first + span.count], result)
         self._sample(step.rows, batch.spans, hidden, results)
+        self._pool(step.rows, batch.spans, hidden, results)
         return results
 
     def _pack(self, rows: list[Row]) -> Batch:
@@ -91,10 +108,13 @@ class Runner:
         drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]
         if not drawn:
             return
-        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in drawn], device=self.device)
-        logits = self.network.logits(hidden.index_select(0, last))
+        if len(drawn) < len(hidden):  # not decodes alone
+            last = torch.tensor([spans[i].first + spans[i].count - 1 for i in drawn], device=self.device)
+            hidden = hidden.index_select(0, last)
+        logits = self.network.logits(hidden)
         peaks, likely = native.argmax(logits)
-        sound = torch.isfinite(peaks).tolist()  # a NaN anywhere is the peak; -inf is merely impossible
+        # A NaN anywhere is the peak; -inf is merely impossible.
+        sound = [math.isfinite(peak) for peak in peaks.tolist()]
         if not all(sound):
             for i, good in zip(drawn, sound, strict=True):
                 if not good:
@@ -108,6 +128,20 @@ class Runner:
             draws = self.sampler.sample(logits, slots, [sequence.generated for sequence in sequences], likely)
             for i, (token, drawn_score) in zip(drawn, draws, strict=True):
                 results[i].token, results[i].score = token, drawn_score
+
+    def _pool(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
+        pooled = [i for i, row in enumerate(rows) if row.pool]
+        if not pooled:
+            return
+        assert self.recipe is not None
+        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in pooled], device=self.device)
+        states = hidden.index_select(0, last).float().cpu().numpy()
+        for i, state in zip(pooled, states, strict=True):
+            wish = rows[i].sequence.work.pooling
+            assert wish is not None
+            results[i].vector = self.recipe.pool(state[None], wish)
+            if results[i].vector is None:
+                results[i].error = BROKEN_VECTOR
 
     def _score(self, row: Row, hidden: torch.Tensor, result: Sampled) -> None:
         """Log-probabilities of the prompt tokens from number ``score_from`` on that this row predicts."""

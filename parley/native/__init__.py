@@ -8,6 +8,7 @@ an accelerator, a machine without a compiler) goes to the torch forms, whose doc
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from parley.native import compiled, compiled_int8, library, torch_attention, torch_int8, torch_kernels, torch_vocabulary
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
+from parley.native.compiled_layers import Stack
+from parley.native.layer import Layer
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Format, Pool
 from parley.native.torch_int4 import Grouped, round_int4, widen
@@ -29,10 +32,12 @@ Plan = compiled.Cut | list[torch_attention.Group]
 __all__ = [
     "Format",
     "Grouped",
+    "Layer",
     "Packed",
     "Plan",
     "Pool",
     "Rows",
+    "Stack",
     "add_rms_norm",
     "argmax",
     "attend",
@@ -51,6 +56,7 @@ __all__ = [
     "rope_write",
     "round_int4",
     "silu_mul",
+    "stack",
     "top_k",
     "widen",
     "write",
@@ -201,6 +207,26 @@ def attend(
 ) -> torch.Tensor:
     form: Any = _tiled(pool) or torch_attention
     return form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
+
+
+def stack(
+    layers: Sequence[Layer],
+    norm: torch.Tensor,
+    angles: torch.Tensor,
+    heads: int,
+    kv: LayerKV,
+    *,
+    eps: float,
+    scale: float,
+) -> Stack | None:
+    """All layers as one kernel, where there is one for them: else None, and they are computed kernel by kernel.
+
+    ``norm`` [hidden] follows the last of them; ``angles`` float32 [positions, 2, rotary / 2]: cosines and sines.
+    """
+    found = library.load()
+    if found is None or not Stack.takes(layers) or not format(kv, torch.bfloat16, norm.device).tiled:
+        return None
+    return Stack(found, layers, norm, angles, heads=heads, kv_heads=kv.heads, dim=kv.dim, eps=eps, scale=scale)
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -66,7 +67,9 @@ def plan(spans: list[Span], window: int | None) -> Cut:
     for span in spans:
         rows += (span.first, span.count, span.length, len(table))
         table += span.table
-    return Cut(torch.tensor(rows, dtype=torch.int64).view(-1, 4), torch.tensor(table, dtype=torch.int64), window)
+    # By way of numpy, which is three times as fast with lists.
+    spans_of, table_of = (torch.from_numpy(np.array(each, np.int64)) for each in (rows, table))
+    return Cut(spans_of.view(-1, 4), table_of, window)
 
 
 class Kernels:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import mindie, openai, tgi, triton, vllm
+from parley.dialects import databricks, mindie, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
@@ -52,13 +52,19 @@ SURFACES = (
     Surface("/tgi", tgi.STRICT),
     Surface("/tgi-0.9.4", tgi.OLD),
     Surface("/triton", triton.STRICT),
+    Surface("", databricks.DIALECT),
+    Surface("/databricks", databricks.STRICT),
     Surface("/vllm", vllm.STRICT),
     Surface("/vllm-0.6.3", vllm.OLD),
+    Surface("", mindie.DIALECT),
     Surface("/mindie", mindie.STRICT),
+    Surface("/mindie-old", mindie.OLD),
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
-ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix}  # APIs that may have a port
+# APIs that may have a port; some are only ever there, for who reaches them may end the server.
+PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
+ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix} | PLANES
 EXCHANGE = "parley.exchange"
 
 
@@ -77,9 +83,9 @@ def universal(strict: bool = False, tgi_compat: str = "3") -> tuple[Surface, ...
     return (OWN, *surfaces)
 
 
-def alone(name: str) -> tuple[Surface, ...]:
-    """What a port answers that one API has for itself: this API at the root, and behind it the server's own paths."""
-    return (Surface("", ALONE[name]), OWN)
+def alone(*names: str, apis: Mapping[str, Dialect] = ALONE) -> tuple[Surface, ...]:
+    """What a port answers that APIs have for themselves: they at the root, and behind them the server's own paths."""
+    return (*(Surface("", apis[name]) for name in names), OWN)
 
 
 class Endpoint:

@@ -6,6 +6,7 @@ a key. The file knows headers and nothing of routes.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import hmac
@@ -56,9 +57,20 @@ class Keys:
 def presented(headers: dict[bytes, bytes]) -> bytes:
     """The key that a client sent, empty if none."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer" and key.strip():
+    if scheme.lower() == b"basic":
+        key = _password(key)
+    if scheme.lower() in (b"bearer", b"basic") and key.strip():
         return key.strip()
     return next((headers[name].strip() for name in KEY_HEADERS if headers.get(name)), b"")
+
+
+def _password(credentials: bytes) -> bytes:
+    """That of the user ``token``, as Databricks' clients send a key; empty if it is something else."""
+    try:
+        user, _, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
+    except ValueError:
+        return b""
+    return password if user == b"token" else b""
 
 
 def mask(key: bytes) -> str:

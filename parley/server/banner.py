@@ -20,10 +20,10 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def address(host: str, port: int) -> str:
+def address(host: str, port: int, encrypted: bool = False) -> str:
     """The root of what listens there as a URL that works on this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme, host = "https" if encrypted else "http", {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def opening(
@@ -44,9 +44,9 @@ def opening(
     lines += [f"  {title:<{wide}} {url}" for title, url in listed]
     lines += [f"  gRPC     {place}" for place in grpc]
     lines.append(f"  health   {root}/health/ready")
-    public = [
-        host for host in (options.host, *(each.host for each in options.listen + options.grpc)) if not is_loopback(host)
-    ]
+    own = [] if options.port is None else [options.host]
+    others = [each.host for each in options.listen + options.grpc if each.tls is None or not each.tls.clients]
+    public = [host for host in own + others if not is_loopback(host)]
     if public and not options.api_keys:
         lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
     return "\n".join(lines)

@@ -13,9 +13,21 @@ from dataclasses import dataclass, field
 
 from parley.dialects.dialect import Timings
 from parley.engine.protocol import Stream
-from parley.errors import ContextLength, EngineDied, EngineError, Invalid, ParleyError
+from parley.errors import (
+    ContextLength,
+    EngineDied,
+    EngineError,
+    InUse,
+    Invalid,
+    NoTokens,
+    ParleyError,
+    UnknownToken,
+    excerpt,
+)
+from parley.server.clock import Clock
 from parley.server.model import Model, off_loop
 from parley.server.tally import Tally
+from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
 from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
 
@@ -27,7 +39,7 @@ class Branch:
     number: int
     prepared: Prepared
     stream: Stream
-    choices: list[Choice]
+    choices: list[Choice] | list[Pooled]
     scores_due: bool
     held: list[Output] = field(default_factory=list)
 
@@ -37,8 +49,10 @@ class Generation:
 
     def __init__(self, model: Model, request: Request, tally: Tally):
         request.model = tally.note.model = model.called(request.model)
+        if request.sole and model.labelled(request.label):
+            raise InUse(f"Another request is running under the id {excerpt(request.label)}.")
         model.hold(request.n * len(request.prompts))
-        model.open.add(self)
+        model.open[self] = None
         self.usage = Usage()
         self._model = model
         self._request = request
@@ -50,10 +64,22 @@ class Generation:
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
         self._closed = False
+        self._stopped = False
+        options = model.options
+        self._clock = Clock(request.timeout, options.timeout, options.token_timeout, self.abort)
+
+    @property
+    def id(self) -> str:
+        return self._request.id
+
+    @property
+    def label(self) -> str:
+        return self._request.label
 
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
+        check(request, model.info)
         self._check_ids()
         prepared = await off_loop(sum(map(_size, request.prompts)), self._prepare)
         if self._error is not None:
@@ -63,6 +89,8 @@ class Generation:
         stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else model.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
+        if self._stopped:
+            self.stop()
         self._tally.submit(request, self.usage)
         if len(self._branches) > 1:
             self._pumps = [asyncio.create_task(self._pump(branch)) for branch in self._branches]
@@ -94,6 +122,20 @@ class Generation:
         for branch in self._branches:
             branch.stream.cancel()
 
+    def stop(self) -> None:
+        """End it from outside as if it had been finished: the next ``next`` has the last events of every choice."""
+        self._stopped = True
+        if self._request.pooling is not None:
+            return  # a vector is there whole, or not at all
+        for branch in self._branches:
+            branch.stream.cancel()
+            for index, choice in enumerate(branch.choices):
+                assert isinstance(choice, Choice)
+                for event in choice.close("cancel"):
+                    self._fresh.append(event)
+                    if isinstance(event, Done):
+                        self._end(event, index)
+
     @property
     def timings(self) -> Timings:
         return self._tally.timings()
@@ -103,12 +145,13 @@ class Generation:
         if self._closed:
             return
         self._closed = True
+        self._clock.stop()
         for task in self._pumps:
             task.cancel()
         for branch in self._branches:
             branch.stream.cancel()
         self._model.held -= self._request.n * len(self._request.prompts)
-        self._model.open.discard(self)
+        self._model.open.pop(self, None)
         delivered = [choice.usage.completion_tokens for branch in self._branches for choice in branch.choices]
         self._tally.close(delivered, self._left, failed=self._error is not None)
 
@@ -119,7 +162,7 @@ class Generation:
         language, limit = self._model.language, self._model.info.max_model_len
         made = []
         for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit, self._request.truncate)
+            ready = language.prepare(prompt, limit, self._request.truncate, pooled=self._request.pooling is not None)
             made.append((ready, self._room(ready.token_ids)))
         return made
 
@@ -138,22 +181,26 @@ class Generation:
         """How many tokens may be generated behind the prompt. Raises ContextLength, Invalid."""
         info, stop = self._model.info, self._request.stop
         if not ids:
-            raise Invalid("The prompt is empty: it has no tokens.", field="prompt")
+            raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
         if max(ids) >= info.vocab_size:
-            raise Invalid(f"Token id {max(ids)} is not in the vocabulary of {info.vocab_size} tokens.", field="prompt")
+            told = f"Token id {max(ids)} is not in the vocabulary of {info.vocab_size} tokens."
+            raise UnknownToken(told, field="prompt")
         room = info.max_model_len - len(ids)
         wanted = stop.max_tokens if stop.max_tokens is not None else max(1, stop.min_tokens)
         if stop.reserve is not None:
             wanted = min(wanted, stop.reserve)
+        if self._request.pooling is not None:
+            wanted = 0
         if wanted > room:
-            asked = f" and {wanted} tokens were requested behind it" if stop.max_tokens is not None else ""
+            counted = stop.max_tokens is not None and self._request.pooling is None
+            asked = f" and {wanted} tokens were requested behind it" if counted else ""
             raise ContextLength(
                 f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(ids)}{asked}."
-                " Shorten the prompt or ask for fewer tokens.",
+                f" Shorten the prompt{' or ask for fewer tokens' if self._request.pooling is None else ''}.",
                 field="prompt",
                 limit=info.max_model_len,
                 prompt=len(ids),
-                requested=None if stop.max_tokens is None else wanted,
+                requested=wanted if counted else None,
             )
         return room if stop.max_tokens is None else min(stop.max_tokens, room)
 
@@ -174,12 +221,15 @@ class Generation:
             prompt_logprobs=-1 if want.prompt_logprobs is None else want.prompt_logprobs,
             salt=request.salt,
             costs=want.costs,
+            pooling=request.pooling,
         )
         first = number * request.n
         tokenizer = model.language.tokenizer
-        choices = [
+        choices: list[Choice] | list[Pooled] = [
             Choice(request, first + k, tokenizer, ready, stops, details=request.want.ids) for k in range(request.n)
         ]
+        if request.pooling is not None:
+            choices = [Pooled(number, len(ready.token_ids))]
         due = want.prompt_logprobs is not None
         self._branches.append(Branch(number, ready, model.engine.submit(work), choices, due))
         self.usage.prompt_tokens += len(ready.token_ids)
@@ -207,12 +257,13 @@ class Generation:
             if scores is not None:
                 events.append(self._scored(branch, scores))
         now = time.perf_counter()
+        self._clock.seen()
         first = branch.number * self._request.n
         for output in outputs:
             if output.finish == "error":
                 self._error = self._failure(output)
                 raise self._error
-            if output.token_ids:
+            if output.token_ids or output.vector is not None:
                 self._tally.tokens(first + output.index, len(output.token_ids), now, output.waited)
             if output.preemptions:
                 self._tally.preempt(first + output.index, output.preemptions)

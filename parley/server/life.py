@@ -52,6 +52,8 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
 def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tuple[Model, Reply | Answer]:
     """The model that a body is for, and the body as it reads with that. A model that there is not is told of last."""
     assert route.read is not None
+    if route.shares:
+        return _shared(service, route, exchange, body)
     named = exchange.path.get("model") or (route.model(body) if route.model is not None else "")
     model = service.get(named)
     reply = route.read(body, head(model or service.main, exchange))
@@ -59,6 +61,18 @@ def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tu
         return model or service.main, reply
     if model is None or reply.request.model != named:  # or the API does not heed what its body names
         model = service.find(reply.request.model)
+    return model, reply
+
+
+def _shared(service: Service, route: Route, exchange: Exchange, body: bytes) -> tuple[Model, Reply | Answer]:
+    """The same, where an endpoint's models share the requests. Raises NotFound."""
+    assert route.read is not None
+    named = exchange.path.get("endpoint") or (route.model(body) if route.model is not None else "")
+    share = service.endpoints.choose(named or service.main.name, exchange.path.get("served", ""))
+    model = service.find(share.model)
+    reply = route.read(body, head(model, exchange))
+    if isinstance(reply, Reply):
+        reply.request.model, reply.served = share.model, share.name
     return model, reply
 
 
@@ -83,7 +97,7 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
     media_type, ping = reply.media_type, exchange.options.ping_interval or reply.silence
-    ping = ping if media_type.startswith("text/event-stream") else None
+    ping = ping if reply.ping and media_type.startswith("text/event-stream") else None
     exchange.extra = reply.headers(None)
     try:
         while events := await (_pinging(exchange, reply, generation, ping) if ping else generation.next()):

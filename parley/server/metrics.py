@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parley.dialects.dialect import Totals
-from parley.server.series import Count, Distribution
+from parley.server.series import Count, Distribution, Rate, Recent
 from parley.types import ModelInfo, Stats
 
 # Bounds of vLLM's histograms, and of all of TGI's that measure time. Seconds.
@@ -19,6 +19,12 @@ TGI = tuple(float(f"{0.0001 * 1.5**k:.6g}") for k in range(1, 36))
 # Numbers of something.
 CHOICES = (1, 2, 5, 10, 20)
 PREEMPTIONS = (0, *CHOICES)
+RECENT, SECONDS = 1000, 10
+# Bounds of MindIE's histograms.
+SOON = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+WHOLE = (1, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
+LENGTHS = (10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 16_000, 20_000, 32_000, 50_000, 64_000, 128_000)
 STEP = (1, *(2**k for k in range(3, 15)))
 
 
@@ -32,16 +38,17 @@ class Metrics:
         self.refused = Count("")  # requests that were wrong
         self.cached = Count("")  # prompt tokens found in the prefix cache
         # seconds of a request
-        self.first_token = Distribution(vllm=FIRST_TOKEN)  # from its arrival
-        self.between_tokens = Distribution(vllm=PER_TOKEN)  # of a choice
+        self.first_token = Distribution(vllm=FIRST_TOKEN, mindie=SOON)  # from its arrival
+        self.between_tokens = Distribution(vllm=PER_TOKEN, mindie=GAP)  # of a choice
         self.per_token = Distribution(vllm=PER_TOKEN, tgi=TGI)  # mean after the first
-        self.whole = Distribution(vllm=LATENCY, tgi=TGI)  # from its arrival to its last token
+        self.whole = Distribution(vllm=LATENCY, tgi=TGI, mindie=WHOLE)  # from its arrival to its last token
         self.prepared = Distribution(tgi=TGI)  # reading, rendering, tokenising
         self.waited = Distribution(tgi=TGI)  # in the engine's queue
         self.queued = Distribution(vllm=LATENCY)  # from its arrival to its first step
         self.prefill = Distribution(vllm=LATENCY)  # from its first step to its first token
         self.decode = Distribution(vllm=LATENCY)  # from its first token to its last
         self.inference = Distribution(vllm=LATENCY, tgi=TGI)  # from its first step to its last token
+        self.first_tokens, self.gaps = Recent(RECENT), Recent(RECENT)  # as first_token and between_tokens
         # numbers of a request
         self.choices = Distribution(vllm=CHOICES)
         self.prompt_length = Distribution()
@@ -55,14 +62,17 @@ class Metrics:
         self.step_rows = Distribution(tgi=tuple(2**k for k in range(11)))
         self.prefill_seconds = Distribution(tgi=TGI)  # of steps in which prompts are read
         self.decode_seconds = Distribution(tgi=TGI)  # of all others
+        # tokens of all steps
+        self.prompt_rate, self.output_rate = Rate(SECONDS), Rate(SECONDS)
+        self._generated = 0
         self.fit(0)
 
     def fit(self, context: int) -> None:
         """Give lengths the bounds that go with a model's context, in tokens; before there are any requests."""
         powers = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
         lengths = [bound for bound in powers if bound <= context]
-        self.prompt_length.scale(vllm=lengths, tgi=_steps(context - 1))
-        self.output_length.scale(vllm=lengths, tgi=_steps(context))
+        self.prompt_length.scale(vllm=lengths, tgi=_steps(context - 1), mindie=LENGTHS)
+        self.output_length.scale(vllm=lengths, tgi=_steps(context), mindie=LENGTHS)
         self.max_tokens.scale(vllm=lengths, tgi=_steps(context))
         self.longest_output.scale(vllm=lengths)
         self.computed_length.scale(vllm=lengths)
@@ -73,6 +83,9 @@ class Metrics:
             return
         self.step_tokens.observe(stats.step_tokens)
         self.step_rows.observe(stats.step_rows)
+        self.prompt_rate.add(stats.step_prompt)
+        self.output_rate.add(max(0, stats.generated_tokens - self._generated))
+        self._generated = stats.generated_tokens
         (self.prefill_seconds if stats.step_prompt else self.decode_seconds).observe(stats.step_seconds)
 
 

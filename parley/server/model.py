@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from parley import __version__, hub
-from parley.dialects.dialect import Card, Head
+from parley.dialects.dialect import Card, Head, Vitals
 from parley.engine.fake import FAKE, FakeEngine
 from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine
@@ -59,10 +59,11 @@ class Model:
     """``fetch`` and ``load`` make it serve, ``end`` and ``close`` finish that.
 
     ``names``: what clients may call it; answers carry the first one where they were given none. ``held`` places are
-    taken of ``places``, as many as may run or wait (``max_queue``); a place is one choice.
+    taken of ``places``, as many as may run or wait; a place is one choice.
     """
 
-    def __init__(self, names: tuple[str, ...], settings: Settings, engine: Engine, max_queue: int):
+    def __init__(self, names: tuple[str, ...], settings: Settings, engine: Engine, options: ServerOptions):
+        self.options = options
         self.names = names
         self.settings = settings
         self.engine = engine
@@ -70,17 +71,18 @@ class Model:
         self.metrics = Metrics()
         engine.watch = self.metrics.step
         self.fingerprint = ""
-        self.places = settings.max_batch + max_queue
+        self.places = settings.max_batch + options.max_queue
         self.held = 0
-        self.open: set[Generation] = set()
+        self.open: dict[Generation, None] = {}  # the oldest first
         self.ending = ""  # why it takes no more requests
+        self.paused = ""  # held or prepared: requests are refused until they are let in again
         self._language: Language | None = None
 
     @classmethod
     def of(cls, offer: Offer, options: ServerOptions) -> Model:
         """The model with an engine of the kind that the server has."""
         names, settings = offer
-        return cls(names, settings, ENGINES[options.engine](settings), options.max_queue)
+        return cls(names, settings, ENGINES[options.engine](settings), options)
 
     @property
     def name(self) -> str:
@@ -167,6 +169,8 @@ class Model:
         """Why requests cannot be taken now, None if they can."""
         if self.ending:
             return NotReady(self.ending, retry_after=5)
+        if self.paused:
+            return NotReady("The server is paused.", retry_after=5)
         match self.engine.state:
             case "ready" if self._language is not None:
                 return None
@@ -188,6 +192,8 @@ class Model:
         """One word for the state."""
         if self.ending:
             return "draining"
+        if self.paused and self.engine.state == "ready":
+            return self.paused
         return "loading" if self.engine.state in ("idle", "ready") and self.refusal() else self.engine.state
 
     @property
@@ -208,6 +214,11 @@ class Model:
         context = info.max_model_len if info is not None else None
         return Card(name, self.created, context, self.name, self.phase, self.metrics.totals)
 
+    def vitals(self) -> Vitals:
+        first, gap = self.metrics.first_tokens.mean, self.metrics.gaps.mean
+        batch, stats = self.settings.max_batch, self.engine.stats
+        return Vitals(self.phase, self.places, self.held, batch, stats, self.engine.info, first, gap)
+
     def head(self, id: str, path: Mapping[str, str], headers: Mapping[bytes, bytes], query: bytes = b"") -> Head:
         """What a dialect is told of a request with this id."""
         info, stats = self.engine.info, self.engine.stats
@@ -225,6 +236,10 @@ class Model:
             self.metrics.totals.rejected += 1
             raise Overloaded(f"{self.held} answers are being made or waited for, as many as may be. Try again later.")
         self.held += choices
+
+    def labelled(self, label: str) -> Generation | None:
+        """The oldest open request under this label, or with this id."""
+        return next((each for each in self.open if label in (each.label, each.id)), None) if label else None
 
     async def end(self, why: str, seconds: float) -> None:
         """Take no more requests; let the open ones end for a while, then end them with an error."""

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from parley import __version__
-from parley.dialects.dialect import About, Answer, Card, Detokenize, Kind, Route, Tokenize, Tokenized
+from parley.dialects.dialect import About, Answer, Card, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound
-from parley.server import page
+from parley.server import control, page
 from parley.server.life import generate, head
 from parley.server.metrics import View
 from parley.server.model import Model, off_loop
@@ -30,8 +30,8 @@ OPERATIONS = (
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
 )
-OPEN: frozenset[Kind] = frozenset({"live", "ready"})  # to clients without a key
-PROBES: frozenset[Kind] = frozenset({"live", "ready", "health", "metrics", "load"})
+OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
+PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load"})
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
@@ -58,7 +58,11 @@ def _tokenized(model: Model, wish: Tokenize) -> Tokenized:
         ids = language.prepare(wish.prompt).token_ids
     if wish.truncate is not None:
         ids, spans = ids[-wish.truncate :], spans[-wish.truncate :]
-    strings = [language.tokenizer.token_str(id) or "" for id in ids] if wish.strings else None
+    strings = None
+    if wish.strings:
+        strings = [language.tokenizer.token_str(id) or "" for id in ids]
+    elif wish.texts:
+        strings = [language.tokenizer.decode([id], False) for id in ids]
     return Tokenized(ids, strings, model.info.max_model_len, text, spans)
 
 
@@ -121,6 +125,17 @@ async def info(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(route.write(about))
 
 
+async def halt(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None
+    if "model" in exchange.path:
+        service.find(exchange.path["model"])
+    wish: Halt = route.read(await exchange.body(), head(service.main, exchange))
+    generation = service.labelled(wish.label)
+    if generation is not None:
+        generation.stop()
+    await _tell(exchange, wish.done if generation is not None else wish.unknown)
+
+
 async def load(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
     await exchange.answer(route.write(len(service.open)))
@@ -143,6 +158,13 @@ async def ask(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None
     body = await exchange.body()
     told = await off_loop(len(body), partial(route.read, body, head(service.main, exchange), service.facts()))
+    await _tell(exchange, told)
+
+
+async def endpoint(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None
+    body = await exchange.body()
+    told = await service.endpoints.change(partial(route.read, body, head(service.main, exchange), service.facts()))
     await _tell(exchange, told)
 
 
@@ -189,7 +211,7 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
         )
         for model in service.models
     ]
-    told = page.text(views, {"http": service.responses, "grpc": service.calls})
+    told = page.text(views, {"http": service.responses, "grpc": service.calls}, exchange.dialect.name)
     await exchange.answer(told.encode(), type=page.CONTENT_TYPE)
 
 
@@ -202,10 +224,16 @@ HANDLERS: dict[Kind, Handle] = {
     "tokenizer": tokenizer,
     "version": version,
     "info": info,
+    "halt": halt,
     "load": load,
     "reset": reset,
     "health": health,
     "ask": ask,
+    "endpoint": endpoint,
+    "state": ask,
+    "trial": control.trial,
+    "order": control.order,
+    "stop": control.stop,
     "live": live,
     "ready": ready,
     "metrics": metrics,

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
+from parley.dialects.dialect import Dialect
 from parley.types import Settings
 
 
+class Tls(NamedTuple):
+    """How a port is encrypted, by files in PEM format.
+
+    ``password``: a file with that of the key. With ``clients``, files of certificate authorities, a client must have a
+    certificate of one of them that is on none of the lists in ``revoked``.
+    """
+
+    certificate: Path
+    key: Path
+    password: Path | None = None
+    clients: tuple[Path, ...] = ()
+    revoked: tuple[Path, ...] = ()
+
+
 class Listen(NamedTuple):
-    """A port of its own for one API: the name of its prefix, an address, a port (0: any free one)."""
+    """A port of its own for one API: the name of its prefix, an address, a port (0: any free one), its encryption."""
 
     api: str
     host: str
     port: int
+    tls: Tls | None = None
 
 
 class Offer(NamedTuple):
@@ -35,14 +53,20 @@ class ServerOptions:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000  # 0: any free port, printed at the start
-    listen: tuple[Listen, ...] = ()  # further ports, each for one API
+    port: int | None = 8000  # of all APIs. 0: any free port, printed at the start; None: only those of ``listen``
+    listen: tuple[Listen, ...] = ()  # further ports, each for one API or for several that are given the same
+    apis: Mapping[str, Dialect] = field(default_factory=dict)  # those of ``listen`` that are not as usual, by name
     grpc: tuple[Listen, ...] = ()  # ports for Triton's API over gRPC
     strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
     tgi_compat: str = "3"  # the version of TGI on that port
+    endpoints: str | None = None  # the file in which endpoints are kept; none: until the server ends
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may go on after SIGTERM
+    notes: tuple[str, ...] = ()  # to be said in the log at the start
+
+    timeout: float | None = None  # for a request as a whole
+    token_timeout: float | None = None  # between two outputs of a request, or before the first
 
     body_limit: int = 32 << 20
     header_limit: int = 64 << 10  # request line and all headers together

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from parley.server import names_tgi, names_vllm
+from parley.server import names_mindie, names_tgi, names_vllm
 from parley.server.metrics import View
 from parley.server.names_triton import TRITON
 from parley.server.series import Count, labels, scalar
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
+ALONE = {"mindie-metrics": names_mindie.told}  # APIs that have a page of their own, by name
 OWN: tuple[tuple[str, str, str, Callable[[View], float]], ...] = (
     ("counter", "engine_steps_total", "Steps of the engine.", lambda view: view.stats.steps),
     ("gauge", "ready", "1 while requests are taken.", lambda view: view.ready),
@@ -19,9 +20,11 @@ OWN: tuple[tuple[str, str, str, Callable[[View], float]], ...] = (
 )
 
 
-def text(views: Sequence[View], answers: Mapping[str, Count]) -> str:
+def text(views: Sequence[View], answers: Mapping[str, Count], api: str = "") -> str:
     """The page, in Prometheus' text format. ``views``: of each model, the main one first, of which alone TGI's series
-    speak; ``answers``: over each protocol, by status."""
+    speak; ``answers``: over each protocol, by status; ``api``: whose page is asked for."""
+    if api in ALONE:
+        return ALONE[api](views)
     return names_vllm.told(views) + names_tgi.told(views[0]) + _triton(views) + _answers(answers) + _own(views)
 
 

@@ -7,8 +7,11 @@ told under those of several servers.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import fsum
 
 Group = tuple[str, Iterable[tuple[str, float]]]  # common labels; each value with the labels it has beside them
 
@@ -67,6 +70,39 @@ class Distribution:
             yield f'{name}_bucket{{{common}{comma}le="{bound}"}} {total}\n'
         own = f"{{{common}}}" if common else ""
         yield f"{name}_sum{own} {self.sum:.17g}\n{name}_count{own} {total}\n"
+
+
+class Recent:
+    """The mean of the last so many numbers."""
+
+    def __init__(self, size: int):
+        self._numbers: deque[float] = deque(maxlen=size)
+
+    def add(self, number: float) -> None:
+        self._numbers.append(number)
+
+    @property
+    def mean(self) -> float:
+        return fsum(self._numbers) / len(self._numbers) if self._numbers else 0.0
+
+
+class Rate:
+    """What is added in a second, as a mean over the last few whole ones."""
+
+    def __init__(self, seconds: int):
+        self._seconds = seconds
+        self._counts: dict[int, float] = {}
+
+    def add(self, amount: float) -> None:
+        now = int(time.monotonic())
+        self._counts[now] = self._counts.get(now, 0.0) + amount
+        if len(self._counts) > self._seconds + 1:
+            del self._counts[next(iter(self._counts))]
+
+    @property
+    def mean(self) -> float:
+        now = int(time.monotonic())
+        return sum(self._counts.get(now - k, 0.0) for k in range(1, self._seconds + 1)) / self._seconds
 
 
 def header(kind: str, name: str, help: str) -> str:

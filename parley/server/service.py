@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from parley import __version__
 from parley.dialects.dialect import Facts
 from parley.errors import NotReady, UnknownModel, excerpt
+from parley.server.endpoints import Endpoints
 from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.series import Count
@@ -33,7 +34,9 @@ class Service:
         self.models: list[Model] = []
         self.responses = Count()  # answers over HTTP, by status
         self.calls = Count()  # answers over gRPC, by status
+        self.endpoints = Endpoints(options.endpoints)
         self.draining = False
+        self.stop: Callable[[], None] = lambda: None  # ends the server
         for model in models:
             self._enlist(model)
 
@@ -113,7 +116,22 @@ class Service:
 
     def facts(self) -> Facts:
         cards = [card for model in self.models for card in model.cards()]
-        return Facts(__version__, cards, self.waits() is None)
+        return Facts(__version__, cards, self.waits() is None, self.main.vitals())
+
+    def labelled(self, label: str) -> Generation | None:
+        """The oldest open request of the first model that has one under this label, or with this id."""
+        return next(filter(None, (model.labelled(label) for model in self.models)), None)
+
+    def hold_back(self, how: str) -> None:
+        """Refuse requests, in one of two ways, until they are let in again (empty); running ones go on."""
+        for model in self.models:
+            model.paused = how
+
+    def shut(self) -> None:
+        """Refuse requests for good; running ones go on."""
+        self.draining = True
+        for model in self.models:
+            model.ending = CLOSING
 
     # -- models that come and go
 
@@ -126,6 +144,7 @@ class Service:
         if self.draining:
             raise NotReady(CLOSING, retry_after=5)
         self._enlist(model)
+        model.paused = self.main.paused
         model.settings.kv_share = 1 / len(self.models)
         try:
             await model.fetch()
@@ -148,7 +167,7 @@ class Service:
 
     async def drain(self) -> None:
         """Take no more requests; let the open ones end for a while, then end them with an error."""
-        self.draining = True
+        self.shut()
         await asyncio.gather(*(model.end(CLOSING, self.options.drain) for model in self.models))
 
     async def settle(self, seconds: float) -> None:

@@ -15,7 +15,9 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from itertools import zip_longest
+from ssl import SSLContext
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 import uvloop
@@ -24,11 +26,13 @@ from starlette.types import ASGIApp
 from parley import hub
 from parley.engine.protocol import EngineFailed
 from parley.server import banner, logs
-from parley.server.app import SURFACES, alone, build, universal
+from parley.server.app import ALONE, OWN, Surface, alone, build, universal
+from parley.server.endpoints import BadFile
 from parley.server.limits import Protocol
 from parley.server.model import Model, share
-from parley.server.options import Offer, ServerOptions
+from parley.server.options import Listen, Offer, ServerOptions, Tls
 from parley.server.service import Service
+from parley.server.tls import BadTls, context
 from parley.text import BadTokenizer
 from parley.types import Progress
 
@@ -47,23 +51,54 @@ def run(offers: Sequence[Offer], options: ServerOptions) -> int:
     """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
     keep_standard_streams()
     logs.set_up(options.log_format)
+    for note in options.notes:
+        log.warning(note)
     with contextlib.ExitStack() as stack:
-        sockets = []
-        for host, port in places(options):
+        sockets, contexts = [], []
+        for host, port, _, tls in places(options):
             try:
+                contexts.append(context(tls) if tls is not None else None)
                 sockets.append(stack.enter_context(listen(host, port)))
+            except BadTls as error:
+                banner.say(f"parley: cannot encrypt {host} port {port}: {error}.")
+                return 1
             except OSError as error:
                 code = error.errno or 0
                 reason = os.strerror(code) if code > 0 else "the address is not known"
                 banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        return runner.run(Instance(offers, options, sockets).live())
+        try:
+            instance = Instance(offers, options, sockets, contexts)
+        except BadFile as error:
+            banner.say(f"parley: {error}")
+            return 1
+        return runner.run(instance.live())
 
 
-def places(options: ServerOptions) -> list[tuple[str, int]]:
-    """Where the server is to listen: its own port first, then those of single APIs."""
-    return [(options.host, options.port), *((each.host, each.port) for each in options.listen)]
+class Place(NamedTuple):
+    """Where the server is to listen, what answers there, and how it is encrypted."""
+
+    host: str
+    port: int
+    surfaces: Sequence[Surface]
+    tls: Tls | None = None
+
+
+def places(options: ServerOptions) -> list[Place]:
+    """The port that all APIs share first, then those of single ones; a port that several are given is one place."""
+    made = []
+    if options.port is not None:
+        made.append(Place(options.host, options.port, universal(options.strict, options.tgi_compat)))
+    apis = {**ALONE, **options.apis}
+    together: dict[tuple[str, int], list[Listen]] = {}
+    for number, each in enumerate(options.listen):
+        together.setdefault((each.host, each.port or -number), []).append(each)
+    made += [
+        Place(first.host, first.port, alone(first.api, *(each.api for each in others), apis=apis), first.tls)
+        for first, *others in together.values()
+    ]
+    return made
 
 
 def keep_standard_streams() -> None:
@@ -82,7 +117,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
-def http(options: ServerOptions, app: ASGIApp) -> uvicorn.Config:
+def http(options: ServerOptions, app: ASGIApp, tls: SSLContext | None = None) -> uvicorn.Config:
     """How uvicorn is to serve the application."""
     return uvicorn.Config(
         app,
@@ -96,6 +131,7 @@ def http(options: ServerOptions, app: ASGIApp) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=int(options.keep_alive),
         timeout_graceful_shutdown=2,
+        ssl_context_factory=None if tls is None else lambda config, usual: tls,
     )
 
 
@@ -108,19 +144,29 @@ class Server(uvicorn.Server):
 
 
 class Instance:
-    """One server process: HTTP servers, one per port, and its models. ``sockets`` are those of ``places``."""
+    """One server process: HTTP servers, one per port, and its models.
 
-    def __init__(self, offers: Sequence[Offer], options: ServerOptions, sockets: Sequence[socket.socket]):
+    ``sockets`` and ``contexts`` (of those that are encrypted) are those of ``places``.
+    """
+
+    def __init__(
+        self,
+        offers: Sequence[Offer],
+        options: ServerOptions,
+        sockets: Sequence[socket.socket],
+        contexts: Sequence[SSLContext | None] = (),
+    ):
         self.offers = offers
         self.options = options
         self.service = Service(options, (Model.of(offer, options) for offer in offers))
         self._sockets = sockets
         self._signals: list[int] = []
         self._stop = asyncio.Event()
+        self.service.stop = self._stop.set
         self._force = asyncio.Event()
-        tables = [universal(options.strict, options.tgi_compat), *(alone(each.api) for each in options.listen)]
-        apps = [build(self.service, table, host) for table, (host, _) in zip(tables, places(options), strict=True)]
-        self._servers = [Server(http(options, app)) for app in apps]
+        self._places = places(options)
+        apps = [build(self.service, place.surfaces, place.host) for place in self._places]
+        self._servers = [Server(http(options, *each)) for each in zip_longest(apps, contexts)]
         self._rpc: Port | None = None
 
     async def live(self) -> int:
@@ -134,11 +180,15 @@ class Instance:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
-        ports = (sock.getsockname()[1] for sock in self._sockets)
-        roots = [banner.address(host, port) for (host, _), port in zip(places(self.options), ports, strict=True)]
-        surfaces = [(surface.dialect, roots[0] + surface.prefix) for surface in SURFACES]
-        surfaces += [
-            (alone(each.api)[0].dialect, root) for each, root in zip(self.options.listen, roots[1:], strict=True)
+        roots = [
+            banner.address(place.host, sock.getsockname()[1], place.tls is not None)
+            for place, sock in zip(self._places, self._sockets, strict=True)
+        ]
+        surfaces = [
+            (surface.dialect, root + surface.prefix)
+            for place, root in zip(self._places, roots, strict=True)
+            for surface in place.surfaces
+            if surface is not OWN
         ]
         banner.say(banner.opening(self.options, self.offers, roots[0], surfaces, calls))
         serving = asyncio.create_task(self._serve())

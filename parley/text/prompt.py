@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parley.errors import ContextLength
-from parley.types import Chat, Prompt, Text
+from parley.types import Chat, Message, Prompt, Text
 
 from .regions import PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
@@ -46,21 +46,31 @@ class Language:
         tokenizer = Tokenizer.load(folder)
         return cls(tokenizer, ChatTemplate.load(folder, tokenizer), _advice(Path(folder)))
 
-    def prepare(self, prompt: Prompt, limit: int | None = None, last: int | None = None) -> Prepared:
+    def prepare(
+        self, prompt: Prompt, limit: int | None = None, cut: int | None = None, *, pooled: bool = False
+    ) -> Prepared:
         """Render and encode. Takes long for a long prompt (run it in a thread). Raises BadRequest.
 
         With ``limit``, the context length, a text that is hopelessly longer is refused before all of it was read
-        (ContextLength). What comes back may still be too long. With ``last`` only so many of the last tokens come
-        back, and of a hopelessly longer text only the end is read.
+        (ContextLength). What comes back may still be too long. With ``cut`` only so many of the last tokens come
+        back, and of a hopelessly longer text only the end is read. A prompt that is ``pooled``, made a vector of, is
+        cut at its end instead, and keeps the marks around it.
         """
+        last, first = (None, cut) if pooled else (cut, None)
+        if isinstance(prompt, Text) and prompt.turn and self.template:
+            return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, last))
         if isinstance(prompt, Chat):
             text = self.template.render(prompt)
             markup = self.markup if prompt.tools else replace(self.markup, call=None)
             thinking = begins_thinking(markup, text, prompt.continue_final)
+            if first is not None:
+                return Prepared(self._encode_start(text, False, first))
             return Prepared(self._encode(text, False, limit, last), markup, thinking)
         if isinstance(prompt, Text):
+            if first is not None:
+                return Prepared(self._encode_start(prompt.text, prompt.special, first))
             return Prepared(self._encode(prompt.text, prompt.special, limit, last))
-        return Prepared(prompt.ids if last is None else prompt.ids[-last:])
+        return Prepared(prompt.ids[:first] if last is None else prompt.ids[-last:])
 
     def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
         """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""
@@ -86,6 +96,14 @@ class Language:
             size *= PROBE
         return self.tokenizer.encode(text, special)
 
+    def _encode_start(self, text: str, special: bool, count: int) -> list[int]:
+        size = PROBE * count
+        while size < len(text):
+            if len(self.tokenizer.encode(text[:size], special=False)) > 2 * count:  # twice: as in ``_encode_end``
+                return self.tokenizer.encode_first(text[:size], special, count)
+            size *= PROBE
+        return self.tokenizer.encode_first(text, special, count)
+
     def _encode_end(self, text: str, special: bool, limit: int | None, count: int) -> list[int]:
         size = PROBE * limit if limit is not None else len(text)
         while size < len(text):
@@ -94,6 +112,10 @@ class Language:
                 return ids[-count:]
             size *= PROBE
         return self.tokenizer.encode(text, special)[-count:]
+
+
+def _turn(prompt: Text) -> Chat:
+    return Chat([Message("user", prompt.text)])
 
 
 def _advice(folder: Path) -> dict[str, float]:

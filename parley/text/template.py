@@ -185,6 +185,10 @@ class ChatTemplate:
         """The templates of a model folder, none at all if it has none. Raises BadTokenizer."""
         return cls(_read_sources(Path(folder)), tokenizer.names)
 
+    def __bool__(self) -> bool:
+        """Can it render a conversation?"""
+        return "default" in self._templates
+
     @property
     def text(self) -> str:
         """All sources together, to look for marks in."""

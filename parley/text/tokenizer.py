@@ -111,6 +111,18 @@ class Tokenizer:
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
 
+    def encode_first(self, text: str, special: bool, count: int) -> list[int]:
+        """The first tokens of a text, at most ``count`` together with the marks around them."""
+        try:
+            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        except TypeError:
+            return self.encode_first(_paired(text), special, count)
+        marks = self.backend.num_special_tokens_to_add(False) if special else 0
+        encoding.truncate(max(0, count - marks))
+        if special:
+            encoding = self.backend.post_process(encoding, add_special_tokens=True)
+        return encoding.ids[:count]
+
     def spell(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
         """Token ids of a text, and where in it each begins and ends, in characters (both 0 for added marks)."""
         try:

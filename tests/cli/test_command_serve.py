@@ -15,7 +15,7 @@ from outside import clean
 from parley.commands.serve import keys_of, offers, server_options
 from parley.config import SERVE
 from parley.options import ConfigError, resolve
-from parley.server.options import Offer, ServerOptions
+from parley.server.options import Listen, Offer, ServerOptions
 
 
 def options(*flags: str) -> ServerOptions:
@@ -58,7 +58,8 @@ def test_every_option_of_the_server_arrives(tmp_path):
 def test_the_port_for_grpc_needs_its_packages(monkeypatch):
     monkeypatch.setattr("parley.commands.serve.find_spec", lambda name: name)
     made = options("--grpc-port", "8001", "--listen", "grpc=[::]:8002,tgi=h:3")
-    assert made.grpc == (("grpc", "127.0.0.1", 8001), ("grpc", "::", 8002)) and made.listen == (("tgi", "h", 3),)
+    assert made.grpc == (Listen("grpc", "127.0.0.1", 8001), Listen("grpc", "::", 8002))
+    assert made.listen == (Listen("tgi", "h", 3),)
     monkeypatch.setattr("parley.commands.serve.find_spec", lambda name: None)
     assert options().grpc == ()
     for flags in (("--grpc-port", "8001"), ("--listen", "grpc=h:1")):

@@ -42,6 +42,7 @@ def histories(salt: str, tokens: list[int]) -> list[int]:
 class LedgerRunner:
     def __init__(self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, clears: bool = True):
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
+        self.generates, self.dimensions = True, 2
         self.pages: list[list[int | None]] = [[-1] * BLOCK_SIZE for _ in range(blocks)]  # dirty from the start
         self.slots: list[Sequence | None] = [None] * slots
         self.computed = 0  # tokens that went through the model
@@ -100,6 +101,9 @@ class LedgerRunner:
             require(row.start < row.score_from <= end, "asked to score what the row does not predict")
             last = min(end, sequence.prompt_len - 1)
             result.prompt_scores = [score(past[p - 1], sequence.tokens[p]) for p in range(row.score_from, last + 1)]
+        if row.pool:
+            require(end == len(sequence.tokens), "a vector before the end")
+            result.vector = past[end - 1].to_bytes(8, "little", signed=True)
         if row.sample:
             require(end == len(sequence.tokens), "sampled before the end")
             if (sequence.id, sequence.generated) in self.poison:
@@ -191,6 +195,7 @@ class Bench:
             error=parts[-1].error,
             cached_tokens=parts[-1].cached_tokens,
             prompt_scores=parts[0].prompt_scores,
+            vector=parts[-1].vector,
         )
 
 
@@ -207,6 +212,7 @@ def alone(work: Work, index: int = 0, max_model_len: int = 10_000) -> Output:
         logprobs=work.logprobs,
         prompt_logprobs=work.prompt_logprobs if index == 0 else -1,
         salt=work.salt,
+        pooling=work.pooling,
     )
     bench = Bench(blocks=64, slots=1, budgets=(8192,), prefix_cache=False, max_model_len=max_model_len)
     bench.loop.add(single)

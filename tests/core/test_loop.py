@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from ledger import VOCAB, Bench, Violation, alone
 
-from parley.types import Output, Work
+from parley.types import Output, Pooling, Work
 
 COMMON = [(7 * i + 3) % VOCAB for i in range(200)]  # what prompts with a shared prefix begin with
 
@@ -31,6 +31,7 @@ def works(draw: st.DrawFn, number: int, longest: int) -> Work:
         prompt_logprobs=draw(st.sampled_from([-1, -1, 0])),
         salt=draw(st.sampled_from(["", "", "pepper"])),
         costs=draw(st.booleans()),
+        pooling=draw(st.sampled_from([None, None, None, Pooling()])),
     )
 
 
@@ -485,6 +486,34 @@ def test_the_ledger_notices_a_page_that_was_never_written() -> None:
     bench.loop.add(Work("second", prompt(0, 64, 5), max_tokens=3))
     with pytest.raises(Violation):
         bench.drain()
+
+
+def test_a_vector_ends_its_prompt_beside_others_that_go_on() -> None:
+    """In chunks, from cached pages, and however often it has to start again."""
+    bench = Bench(blocks=12, slots=4, budgets=(16,))
+    bench.loop.add(Work("text", prompt(0, 32, 5), max_tokens=30))
+    for id in ("first", "again"):
+        bench.loop.add(Work(id, prompt(1, 64, 5), max_tokens=9, pooling=Pooling()))
+    for _ in range(3):
+        bench.step()
+    bench.loop.scheduler.preempt()
+    bench.drain()
+    first, again = bench.result("first"), bench.result("again")
+    assert first.vector == again.vector == alone(Work("w", prompt(1, 64, 5), max_tokens=0, pooling=Pooling())).vector
+    assert first.finish == "stop" and not first.token_ids and again.cached_tokens == 64
+    assert len(bench.result("text").token_ids) == 30
+
+
+@pytest.mark.parametrize(("generates", "dimensions", "good"), [(True, 0, "text"), (False, 2, "vector")])
+def test_a_model_is_asked_only_for_what_it_can_do(generates: bool, dimensions: int, good: str) -> None:
+    bench = Bench()
+    bench.runner.generates, bench.runner.dimensions = generates, dimensions
+    bench.loop.add(Work("text", [1, 2], max_tokens=0))
+    bench.loop.add(Work("vector", [1, 2], max_tokens=0, pooling=Pooling(dimensions=dimensions or None)))
+    bench.loop.add(Work("wide", [1, 2], max_tokens=0, pooling=Pooling(dimensions=3)))
+    bench.drain()
+    ends = {id: bench.result(id).finish for id in ("text", "vector", "wide")}
+    assert [id for id, end in ends.items() if end != "error"] == [good]
 
 
 def test_counters_count() -> None:

@@ -21,6 +21,7 @@ class Answer:
     scores: list[Score] = field(default_factory=list)
     prompt_scores: list[Score | None] = field(default_factory=list)
     finish: str | None = None
+    vector: bytes | None = None
 
 
 def start(folder: Path, **settings) -> tuple[Runner, ModelInfo]:
@@ -48,6 +49,7 @@ def serve(
             answer.scores += output.scores or []
             answer.prompt_scores += output.prompt_scores or []
             answer.finish = output.finish
+            answer.vector = output.vector
 
     settings = Settings(model="m", max_batch=batch, prefix_cache=cache)
     loop = Loop(runner, settings, emit, Fixed(step))

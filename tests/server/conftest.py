@@ -34,7 +34,8 @@ Serve = Callable[..., Awaitable[Served]]
 
 @pytest.fixture
 async def serve(folder: Path) -> AsyncIterator[Serve]:
-    """Start servers: engine options by name, models that are ``beside`` the first, the rest are server options."""
+    """Start servers: engine options by name, models that are ``beside`` the first, ``surfaces`` if not all; the rest
+    are server options."""
     running: list[tuple[Served, asyncio.Task[None]]] = []
 
     async def begin(
@@ -47,14 +48,15 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         info: Any = INFO,
         names: tuple[str, ...] = ("tiny",),
         beside: Sequence[Model] = (),
+        surfaces: Any = (),
         **options: Any,
     ) -> Served:
         engine = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
         given = ServerOptions(**({"port": 0, "access_log": False} | options))
-        model = Model(names, Settings(model=str(folder), max_batch=max_batch), engine, given.max_queue)
+        model = Model(names, Settings(model=str(folder), max_batch=max_batch), engine, given)
         service = Service(given, [model, *beside])
         sock = start.listen(given.host, given.port)
-        server = start.Server(start.http(given, build(service)))
+        server = start.Server(start.http(given, build(service, surfaces)))
         task = asyncio.create_task(server.serve(sockets=[sock]))
         served = Served(service, engine, server, sock.getsockname()[1])
         running.append((served, task))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from served import HELLO
 
 BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # of all tests of this kind together
-ROUTES = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
 VLLM = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations", "/vllm/tokenize", "/vllm/detokenize",
-        "/vllm/generate", "/generate"]  # fmt: skip
+        "/vllm/generate", "/generate", "/vllm/v1/embeddings", "/vllm/pooling"]  # fmt: skip
 TGI = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
 scalars = st.one_of(
@@ -30,7 +30,8 @@ names = st.sampled_from(
      "bad_words", "skip_special_tokens", "include_stop_str_in_output", "add_special_tokens", "return_token_strs",
      "documents", "truncate_prompt_tokens", "truncation_side", "request_id", "priority", "vllm_xargs", "echo",
      "kv_transfer_params", "repetition_detection", "stream_interval", "allowed_token_ids",
-     "mm_processor_kwargs", "use_beam_search"]
+     "mm_processor_kwargs", "use_beam_search", "input", "dimensions", "encoding_format", "embed_dtype", "endianness",
+     "normalize", "use_activation", "padding", "task", "data"]
 )  # fmt: skip
 message = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
@@ -39,7 +40,7 @@ message = st.fixed_dictionaries(
 near = st.fixed_dictionaries(
     {}, optional={"messages": st.lists(message, max_size=3), "prompt": st.text(max_size=9) | values}
 )
-good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "tokens": [5]}])
+good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}])
 odd = st.dictionaries(names | st.text(max_size=5), values, max_size=4)
 bodies = st.builds(lambda *parts: parts[0] | parts[1] | parts[2], good, near, odd)
 raw = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
@@ -226,6 +227,66 @@ async def test_nothing_is_too_odd_for_mindie(serve):
             assert answer.json, (path, body)
 
     await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "served_entities": st.lists(
+            st.fixed_dictionaries({"entity_name": st.just("tiny") | scalars}, optional={"name": scalars}), max_size=3
+        )
+        | values,
+        "served_models": values,
+        "traffic_config": st.builds(
+            lambda routes: {"routes": routes},
+            st.lists(
+                st.fixed_dictionaries({"served_model_name": scalars, "traffic_percentage": st.just(100) | scalars}),
+                max_size=2,
+            ),
+        )
+        | values,
+    },
+)
+creations = st.builds(lambda config, more: {"name": "e", "config": config} | more, configs | values, odd)
+thoughts = st.fixed_dictionaries({}, optional={"thinking": values, "usage_context": values, "error_behavior": scalars})
+
+
+async def check_databricks(served, method: str, path: str, body: bytes) -> None:
+    answer = await served.call(method, path, body, {"content-type": "application/json"})
+
+    if answer.status != 200:
+        assert answer.status in (400, 403, 404, 409), (path, body, answer.body)
+        assert list(answer.json) == ["error_code", "message"] and 0 < len(answer.json["message"]) < 2000
+        assert "0x" not in answer.json["message"]
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert all("error_code" not in event for event in answer.events), (path, body)
+    else:
+        assert answer.json.keys() & {"choices", "data", "config", "tags"}, (path, body)
+
+
+async def test_nothing_is_too_odd_for_databricks(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+    asked = st.sampled_from(
+        ["/tiny/invocations", "/chat/completions", "/completions", "/embeddings", "/e/served-models/x/invocations"]
+    )
+    managed = st.sampled_from([("POST", ""), ("PUT", "/e/config"), ("PATCH", "/e/tags"), ("PUT", "/tiny/config")])
+    wholes = st.builds(lambda body, more: body | more, bodies, thoughts)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/databricks"]), path=asked, body=wholes.map(encode) | raw)
+    async def fuzz(prefix, path, body):
+        await check_databricks(served, "POST", f"{prefix}/serving-endpoints{path}", body)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(call=managed, body=(creations | configs).map(encode) | raw)
+    async def fuzz_endpoints(call, body):
+        await check_databricks(served, call[0], "/api/2.0/serving-endpoints" + call[1], body)
+
+    await run(fuzz)
+    await run(fuzz_endpoints)
     await served.idle()
     assert await served.control() == before
 

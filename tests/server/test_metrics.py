@@ -129,4 +129,3 @@ def test_labels_of_scalars():
     assert scalar("gauge", "x", "X.", [('m="1"', values), ("", [("", 7)])]) == (
         '# HELP x X.\n# TYPE x gauge\nx{m="1"} 1\nx{m="1",l="2"} 0.5\nx{m="1",l="3"} 2\nx 7\n'
     )
-    assert scalar("counter", "x", "X.", "", [("", 1)]).endswith("\nx 1\n")

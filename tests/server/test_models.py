@@ -34,9 +34,10 @@ def made(folder: Path) -> Callable[..., Model]:
     """A further model over a scripted engine of its own."""
 
     def make(*names: str, queue: int = 1024, token: int = SECOND, context: int = 512, **engine: Any) -> Model:
+        options = ServerOptions(max_queue=queue)
         info = msgspec.structs.replace(INFO, max_model_len=context)
         settings = Settings(model=str(folder), max_batch=2)
-        return Model(names or OTHER, settings, FakeEngine(says(token), info=info, max_batch=2, **engine), queue)
+        return Model(names or OTHER, settings, FakeEngine(says(token), info=info, max_batch=2, **engine), options)
 
     return make
 

@@ -1,5 +1,6 @@
 """Every route: who may enter, what it answers, and what comes of a path or method that does not exist."""
 
+import base64
 import re
 
 import pytest
@@ -50,6 +51,9 @@ async def test_tricks_with_paths_do_not_help(serve, path):
         {"api-key": KEY},
         {"x-api-key": KEY},
         {"authorization": "Bearer ", "x-api-key": KEY},
+        {"authorization": "Basic " + base64.b64encode(f"token:{KEY}".encode()).decode()},
+        {"authorization": "basic  " + base64.b64encode(f"token:{KEY}".encode()).decode()},
+        {"authorization": "Basic !", "x-api-key": KEY},
     ],
     ids=str,
 )
@@ -63,6 +67,10 @@ async def test_keys_are_taken_from_the_known_headers(serve, headers):
     [
         {"authorization": KEY},
         {"authorization": f"Basic {KEY}"},
+        {"authorization": "Basic " + base64.b64encode(f"other:{KEY}".encode()).decode()},
+        {"authorization": "Basic " + base64.b64encode(b"token:").decode()},
+        {"authorization": "Basic " + base64.b64encode(KEY.encode()).decode()},
+        {"authorization": "Basic \xff\xfe"},
         {"authorization": f"Bearer Bearer {KEY}"},
         {"authorization": f"Bearer {KEY}x"},
         {"authorization": f"Bearer {KEY[:-1]}"},

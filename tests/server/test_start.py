@@ -117,7 +117,7 @@ class Inside:
         self.engine = FakeEngine(info=INFO, tick=0.005, load=load)
         monkeypatch.setitem(model_module.ENGINES, "scripted", lambda settings: self.engine)
         given = ServerOptions(port=0, engine="scripted", **options)
-        sockets = [start_module.listen(host, port) for host, port in start_module.places(given)]
+        sockets = [start_module.listen(place.host, place.port) for place in start_module.places(given)]
         self.instance = start_module.Instance([Offer(("tiny",), Settings(model=str(folder)))], given, sockets)
         self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
 

@@ -28,7 +28,7 @@ def test_alone_an_api_has_every_path_it_has_below_its_prefix():
     for name, dialect in ALONE.items():
         here = table(alone(name))
         for route in dialect.routes:
-            assert here[route.method, route.path][0] == (route, alone(name)[0])
+            assert (route, alone(name)[0]) in here[route.method, route.path]
 
 
 async def test_a_strict_server_refuses_what_the_original_refuses(serve):

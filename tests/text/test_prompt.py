@@ -42,6 +42,16 @@ def test_a_chat_is_rendered_and_encoded_without_further_marks() -> None:
     assert speaker.prepare(Chat(QUESTION, tools=[TOOL])).markup.call
 
 
+def test_a_text_may_be_a_users_turn() -> None:
+    speaker = language()
+    turn = speaker.prepare(Text("Why?", turn=True))
+    assert turn.token_ids == speaker.prepare(Chat(QUESTION)).token_ids
+    assert turn.markup.marks == (), "its answer is text"
+    tokenizer = byte_level()
+    plain = Language(tokenizer, ChatTemplate({}, tokenizer.names))
+    assert plain.prepare(Text("Why?", turn=True)).token_ids == tokenizer.encode("Why?")
+
+
 def test_a_prompt_that_opens_the_reasoning_block() -> None:
     speaker = language("{{ messages[0].content }}<assistant><think>\n{# </think> #}")
     assert speaker.prepare(Chat(QUESTION)).thinking

@@ -1,25 +1,106 @@
-"""Huawei MindIE's API: its table of routes. So far its form of TGI's interface; the others are still to come."""
+"""Huawei MindIE's API: the routes of its three planes, made from rules.
+
+One server speaks MindIE's own interface and its forms of TGI's, vLLM's and Triton's; ``parameters`` has what each of
+them takes.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 from parley.dialects.dialect import Dialect, Route
-from parley.dialects.mindie import shared, tgi
+from parley.dialects.mindie import control, native, shared, tensors, tgi, triton, upkeep, vllm
 from parley.dialects.mindie.rules import Rules
+
+MODEL = "/v2/models/{model}"
+PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
 
 
 def service(rules: Rules) -> Dialect:
     """The plane that clients of a model speak to."""
+    places = PLACES[:1] if rules.strict else PLACES
     return Dialect(
         name="mindie",
         title="MindIE",
         base="",
         error=shared.error,
+        hints=not rules.strict,
         routes=(
-            Route("POST", "/", "generate", read=tgi.either),
-            Route("POST", "/generate", "generate", read=tgi.whole),
-            Route("POST", "/generate_stream", "generate", read=tgi.stream),
+            Route("POST", "/", "generate", read=partial(tgi.either, rules)),
+            Route("POST", "/generate", "generate", read=partial(vllm.read, rules), claims=("prompt",), yields=True),
+            Route("POST", "/generate", "generate", read=partial(tgi.whole, rules), claims=("inputs",)),
+            Route("POST", "/generate_stream", "generate", read=partial(tgi.stream, rules)),
+            *alone(rules),
+            Route("GET", "/v2", "ask", read=partial(control.server, rules)),
+            *(route for place in places for route in _model(rules, place)),
         ),
     )
 
 
+def alone(rules: Rules) -> tuple[Route, ...]:
+    """Routes of paths that no other API has."""
+    return (
+        Route("POST", "/infer", "generate", read=partial(native.read, rules)),
+        Route("POST", "/infer_token", "generate", read=partial(native.read, rules)),
+        Route("POST", "/v1/tokenizer", "tokenize", read=partial(control.tokenize, rules), write=control.tokenized),
+        Route("POST", MODEL + "/stopInfer", "halt", read=triton.stop),
+        Route("GET", MODEL + "/getSlotCount", "ask", read=partial(upkeep.slots, rules)),
+    )
+
+
+def _model(rules: Rules, place: str) -> tuple[Route, ...]:
+    read = partial(triton.read, rules)
+    return (
+        Route("GET", place, "ask", read=partial(control.metadata, rules)),
+        Route("GET", place + "/config", "ask", read=partial(control.config, rules)),
+        Route("POST", place + "/infer", "generate", read=partial(tensors.read, rules)),
+        Route("POST", place + "/generate", "generate", read=partial(read, stream=False)),
+        Route("POST", place + "/generate_stream", "generate", read=partial(read, stream=True)),
+    )
+
+
+def shared_root(rules: Rules) -> Dialect:
+    """What a root has of it that other APIs share."""
+    return replace(service(rules), routes=alone(rules))
+
+
+def management(rules: Rules) -> Dialect:
+    """The plane of those who run the server."""
+    return Dialect(
+        name="mindie-management",
+        title="MindIE management",
+        base="",
+        error=shared.error,
+        routes=(
+            Route("GET", "/health", "state", read=partial(upkeep.ready, rules)),
+            Route("GET", "/health/timed", "trial", read=upkeep.wait, write=upkeep.tried),
+            Route("GET", "/health/timed-{seconds}", "trial", read=upkeep.wait, write=upkeep.tried),
+            Route("GET", "/v2/health/live", "state", read=partial(upkeep.live, rules)),
+            Route("GET", "/v2/health/ready", "state", read=partial(upkeep.ready, rules)),
+            Route("GET", MODEL + "/ready", "state", read=partial(upkeep.ready, rules)),
+            Route("GET", MODEL + "/getSlotCount", "ask", read=partial(upkeep.slots, rules)),
+            Route("GET", "/info", "ask", read=partial(upkeep.info, rules)),
+            Route("GET", "/metrics-json", "ask", read=partial(upkeep.statistics, rules)),
+            Route("GET", "/stopService", "stop", read=upkeep.force, write=upkeep.stopped),
+            Route("GET", "/v1/config", "ask", read=partial(upkeep.config, rules)),
+            Route("GET", "/v1/engine-server/running-status", "ask", read=partial(upkeep.status, rules)),
+            Route("POST", "/v1/engine-server/fault-handling-command", "order", read=partial(upkeep.command, rules)),
+            Route("POST", "/v1/load_lora_adapter", "ask", read=partial(upkeep.adapter, rules)),
+            Route("POST", "/v1/unload_lora_adapter", "ask", read=partial(upkeep.adapter, rules)),
+        ),
+    )
+
+
+def metrics(rules: Rules) -> Dialect:
+    """The plane of those who watch it."""
+    page = Route("GET", "/metrics", "metrics")
+    if rules.strict and not rules.monitored:
+        page = Route("GET", "/metrics", "ask", read=upkeep.unmonitored)
+    return Dialect(name="mindie-metrics", title="MindIE metrics", base="", error=shared.error, routes=(page,))
+
+
+DIALECT = shared_root(Rules("extended"))
 STRICT = service(Rules("strict"))
+OLD = service(Rules("strict-old"))
+MANAGEMENT, METRICS = management(Rules("strict")), metrics(Rules("strict"))

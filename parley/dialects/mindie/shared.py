@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from parley.dialects import fields
-from parley.dialects.dialect import Answer
+from parley.dialects.dialect import Answer, Head
 from parley.errors import (
     BadRequest,
     ContextLength,
+    Expired,
+    InUse,
     Invalid,
     Malformed,
     Missing,
@@ -24,16 +26,23 @@ from parley.errors import (
     ParleyError,
     TooLarge,
     UnknownModel,
+    UnknownToken,
     WrongType,
 )
 
 I32 = 2**31 - 1
 U64 = 2**64 - 1
 F32 = 3.4028234663852886e38
-TEXT = 41_943_040  # characters of an input: the original's limit of a body, 40 MB
-MAX_STOP, MAX_STOPS = 1024, 32_768  # characters of a stop string, and of a list of them
+LIMIT = 40  # MB of a body
 
 encode = msgspec.json.Encoder().encode
+NEITHER = encode(
+    {
+        "Error": "`inputs` or `prompt` must be necessary and data type must be string. "
+        "Additionally, the request body must be valid json",
+        "error_type": "validation",
+    }
+).decode()
 
 TYPES = {
     "a boolean": "boolean",
@@ -43,18 +52,35 @@ TYPES = {
     "an array": "array",
     "an object": "object",
 }
-UNSIGNED = ("seed",)
-# What is said of a number out of range, whatever the range of the interface is.
+UNSIGNED = ("seed", "n", "best_of", "priority", "timeout", "top_logprobs", "logprobs")
+# What is said of a number out of range, whatever the range of the interface is. {1} is the most that it takes.
 RANGES = {
-    "temperature": "Parameter temperature must be in (0.0,3.40282e+38], got {}.",
-    "top_k": "Parameter top_k must be in -1 || (0,2147483647], got {}",
-    "top_p": "Parameter top_p must be in (0.0,1.0], got {}.",
-    "typical_p": "Parameter typical_p must be in (0.0,1.0], got {}.",
-    "seed": "Parameter seed must be in [0, 9223372036854775807], got {}.",
-    "repetition_penalty": "Parameter 'repetition_penalty' must be in (0.0, 3.40282e+38], got {}.",
-    "max_new_tokens": "Parameter max_new_tokens must be in (0,2147483647], got {}.",
-    "truncate": "truncate must be in (0,2147483647], got {}.",
+    "temperature": "Parameter temperature must be in (0.0,{1:g}], got {0}.",
+    "top_k": "Parameter top_k must be in -1 || (0,2147483647], got {0}",
+    "top_p": "Parameter top_p must be in (0.0,1.0], got {0}.",
+    "typical_p": "Parameter typical_p must be in (0.0,1.0], got {0}.",
+    "seed": "Parameter seed must be in [0, 9223372036854775807], got {0}.",
+    "repetition_penalty": "Parameter 'repetition_penalty' must be in (0.0, {1:g}], got {0}.",
+    "presence_penalty": "Parameter presence_penalty not in [-2.0, 2.0], but got {0}.",
+    "frequency_penalty": "Parameter frequency_penalty should be in [-2.0, 2.0], got {0}.",
+    "max_new_tokens": "Parameter max_new_tokens must be in (0,2147483647], got {0}.",
+    "max_tokens": "Parameter max_tokens must be (0,2147483647], got {0}",
+    "truncate": "truncate must be in (0,2147483647], got {0}.",
+    "batch_size": "Parameter batch_size must be in (0,2147483647], got {0}.",
+    "priority": "Parameter priority must be in [1,5], got {0}.",
+    "timeout": "Parameter timeout must be strictly positive and small than 65535 seconds, got {0}.",
+    "n": "Parameter [n] should be in [1, 8192], got {0}. ",
+    "best_of": "Parameter [best_of] should be in [1, 128], got {0}.",
+    "top_logprobs": "Parameter top logprobs must be in [0, 20], got {0}.",
+    "logprobs": "logprobs should be in range [0, 5], got {0}.",
+    "thinking_budget": "Parameter thinking_budget must be in [1,2147483647], got {0}",
 }
+EXPIRED = {
+    "client": "Engine callback timeout: client timeout",
+    "server": "Engine callback timeout: server e2eTimeout",
+    "token": "Engine callback timeout: server tokenTimeout",
+}
+OTHERWISE = {"max_tokens": "Parameter max_tokens not number_integer"}  # what is said of another type
 
 
 class Words(fields.Words):
@@ -68,14 +94,14 @@ class Words(fields.Words):
 
     def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
         name = path.rpartition(".")[2]
-        type_ = "unsigned" if name in UNSIGNED else TYPES.get(expected, expected)
-        return WrongType(f"{name} must be {type_} type.", field=path)
+        type_ = "unsigned" if name in UNSIGNED and expected == "an integer" else TYPES.get(expected, expected)
+        return WrongType(OTHERWISE.get(name, f"{name} must be {type_} type."), field=path)
 
     def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
         name = path.rpartition(".")[2]
         if name in UNSIGNED and value < 0:
             return self.mistyped(path, "an integer", value)
-        return Invalid(RANGES[name].format(encode(value).decode()), field=path)
+        return mistaken(path, value, high)
 
     def invalid(self, path: str, reason: str) -> BadRequest:
         return Invalid(reason, field=path)
@@ -87,31 +113,62 @@ class Words(fields.Words):
         return Malformed(self.unread)
 
 
+UNREAD = Words("Failed to parse request context to json")
+
+
+def mistaken(path: str, value: Any, high: float | None = None) -> BadRequest:
+    """A value of the parameter at this path that its interface does not take."""
+    return Invalid(RANGES[path.rpartition(".")[2]].format(encode(value).decode(), high or 0), field=path)
+
+
+def size(text: str) -> int:
+    """Its length as the original counts, in units of UTF-16."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+
+
 def error(error: ParleyError) -> Answer:
     """An error as the whole answer."""
     match error:
         case TooLarge():
-            text = f"Request body too large. Maximum allowed size is {TEXT >> 20}MB."
+            text = f"Request body too large. Maximum allowed size is {LIMIT}MB."
             return Answer(413, encode({"message": text}))
         case ContextLength():
-            return _answer(424, _reason(error), "Generation Error")
+            return answer(424, _reason(error), "Generation Error")
+        case Expired():
+            return answer(500, EXPIRED[error.limit], "Incomplete Generation")
+        case InUse():
+            told = "Failed to enqueue inferRequest. Runtime request has been used before."
+            return answer(500, told, "Incomplete Generation")
         case UnknownModel():
-            return _answer(404, f"Model {error.name} not found.", "NotFoundError")
+            return answer(404, f"Model {error.name} not found.", "NotFoundError")
         case NotFound():
-            return _answer(404, error.message, "NotFoundError")
+            return answer(404, error.message, "NotFoundError")
+        case UnknownToken():
+            return answer(424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
         case BadRequest():
-            return _answer(422, error.message, "Input Validation Error")
+            return refused(error.message)
         case NotReady() | Overloaded():
-            return _answer(503, error.message, "Service Unavailable")
+            return answer(503, error.message, "Service Unavailable")
         case _ if error.status >= 500:
-            return _answer(500, error.message, "Incomplete Generation")
+            return answer(500, error.message, "Incomplete Generation")
         case _:
-            return _answer(error.status, error.message, "Bad Request")
+            return answer(error.status, error.message, "Bad Request")
+
+
+def name(head: Head) -> str:
+    """What a request is called unless its client names it: in the form of the original, which counts them."""
+    given = head.headers.get(b"req-id", b"").decode("utf-8", "replace")
+    return given or f"endpoint_common_{int(head.id[-8:], 16)}"
+
+
+def refused(text: str) -> Answer:
+    """What is said of a body that is wrong."""
+    return answer(422, text, "Input Validation Error")
 
 
 def failure(error: ParleyError) -> bytes:
     """The end of a stream that an error cuts short."""
-    return error.message.encode()
+    return EXPIRED[error.limit].encode() if isinstance(error, Expired) else error.message.encode()
 
 
 def _reason(error: ContextLength) -> str:
@@ -123,5 +180,5 @@ def _reason(error: ContextLength) -> str:
     )
 
 
-def _answer(status: int, text: str, kind: str) -> Answer:
+def answer(status: int, text: str, kind: str) -> Answer:
     return Answer(status, encode({"error": text, "error_type": kind}))

@@ -109,10 +109,13 @@ class ChatReply(Reply):
         if choice.started:
             return b""
         choice.started = True
-        delta = {"role": "assistant", "content": self._echo, "refusal": None}
-        opening = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        opening = {"index": index, "delta": self._opening(), "logprobs": None, "finish_reason": None}
         ids = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
         return self._frame(index, shared.encode(opening), ids)
+
+    def _opening(self) -> dict[str, Any]:
+        """The ``delta`` of the chunk that opens a choice."""
+        return {"role": "assistant", "content": self._echo, "refusal": None}
 
     def _delta(self, event: Delta) -> bytes:
         made = self._continued(event)

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
-from parley.dialects.openai import extras, shared
+from parley.dialects.openai import extras, prompts, shared
 from parley.dialects.openai.shared import RULES, Rules
 from parley.errors import ParleyError
-from parley.types import Accepted, Delta, Done, Event, Prompt, Request, Scored, Text, Token, Tokens, Usage, Want
+from parley.types import Accepted, Delta, Done, Event, Prompt, Request, Scored, Token, Usage, Want
 
 MAX_PROMPTS = 1024
 DEFAULT_TOKENS = 16
@@ -94,7 +94,7 @@ class CompletionReply(Reply):
     rules: ClassVar[Rules] = RULES
 
     def __init__(self, body: Fields, head: Head):
-        prompts = _prompts(body)
+        given = _prompts(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
         more = extras.read(body, context=head.context, max_tokens=max_tokens)
         if body.string("suffix", ""):
@@ -102,7 +102,7 @@ class CompletionReply(Reply):
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
         logprobs = body.integer("logprobs", None, 0, shared.MAX_TOP)
-        n = shared.choices(body, len(prompts), self.rules)
+        n = shared.choices(body, len(given), self.rules)
         usage, self._continuous = shared.include_usage(body, stream)
         self._ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
@@ -114,7 +114,7 @@ class CompletionReply(Reply):
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),
-            prompts=prompts,
+            prompts=given,
             sampling=shared.sampling(body),
             stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
@@ -134,7 +134,7 @@ class CompletionReply(Reply):
         self._name = more.name or head.id
         self._head = head
         self._choices = [
-            Choice(None if logprobs is None else Logprobs(logprobs, id_names)) for _ in range(n * len(prompts))
+            Choice(None if logprobs is None else Logprobs(logprobs, id_names)) for _ in range(n * len(given))
         ]
         self._prompt_ids: dict[int, list[int]] = {}
         self._scores: dict[int, list[Token]] = {}
@@ -273,29 +273,6 @@ class CompletionReply(Reply):
 
 
 def _prompts(body: Fields) -> list[Prompt]:
-    """A text, a list of texts, a list of token ids, or a list of lists of token ids."""
-    special = body.boolean("add_special_tokens", True)
-    value = body.raw("prompt")
-    if value is None:
-        if body.has("prompt_embeds"):
-            raise shared.unsupported(body, "prompt_embeds", "Embeddings as a prompt are")
-        raise body.missing("prompt")
-    if isinstance(value, str):
-        if not value:
-            raise body.empty("prompt", "string")
-        return [Text(value, special)]
-    if not isinstance(value, list):
-        raise body.mistyped("prompt", "a string, an array of strings, or token ids")
-    if not value:
-        raise body.empty("prompt", "array")
-    if isinstance(value[0], str):
-        return [Text(text, special) for text in body.strings("prompt", cap=MAX_PROMPTS, total=2**31)]
-    if not isinstance(value[0], list):
-        return [Tokens(body.integers("prompt", cap=2**31, low=0, high=shared.MAX_ID))]
-    prompts: list[Prompt] = []
-    for i, ids in enumerate(body.array("prompt", cap=MAX_PROMPTS)):
-        item = Fields({f"prompt[{i}]": ids})
-        prompts.append(Tokens(item.integers(f"prompt[{i}]", cap=2**31, low=0, high=shared.MAX_ID)))
-        if not ids:
-            raise item.empty(f"prompt[{i}]", "array")
-    return prompts
+    if body.has("prompt_embeds") and not body.has("prompt"):
+        raise shared.unsupported(body, "prompt_embeds", "Embeddings as a prompt are")
+    return prompts.read(body, "prompt", cap=MAX_PROMPTS)

@@ -100,10 +100,21 @@ def read(body: Fields, *, context: int, max_tokens: int | None) -> Extras:
     """``context``: of the model, in tokens. Raises BadRequest."""
     _check(body)
     constraints.refuse(body)
-    name = body.string("request_id", None, cap=MAX_NAME)
-    if name is not None and (not name or not CONTROL.isdisjoint(name)):
-        raise body.fail("request_id", "must be text without control characters.")
-    return Extras(name, _salt(body), _truncate(body, context, max_tokens))
+    return Extras(_name(body), _salt(body), _truncate(body, context, max_tokens))
+
+
+def pooling(body: Fields, *, context: int) -> Extras:
+    """The same for a request of vectors: of a longer text only the first so many tokens. Raises BadRequest."""
+    body.integer("priority", 0)
+    body.boolean("padding", None)  # nothing is ever padded
+    if body.free("mm_processor_kwargs"):
+        raise shared.unsupported(body, "mm_processor_kwargs", "Media are")
+    count = body.integer("truncate_prompt_tokens", None, -1, MAX_TOKENS)
+    if count == 0:
+        raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
+    if body.string("truncation_side", "right", allowed=("left", "right")) == "left":
+        raise shared.unsupported(body, "truncation_side", "Leaving out the beginning of a text that is embedded is")
+    return Extras(_name(body), _salt(body), max(1, context) if count == -1 else count)
 
 
 def _check(body: Fields) -> None:
@@ -114,6 +125,14 @@ def _check(body: Fields) -> None:
         subject, read = FEATURES[name]
         if read(body, name):
             raise shared.unsupported(body, name, subject)
+
+
+def _name(body: Fields) -> str | None:
+    """What the client calls the request."""
+    name = body.string("request_id", None, cap=MAX_NAME)
+    if name is not None and (not name or not CONTROL.isdisjoint(name)):
+        raise body.fail("request_id", "must be text without control characters.")
+    return name
 
 
 def _arguments(body: Fields, member: str) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import chat, completions, control, legacy, shared
+from parley.dialects.vllm import chat, completions, control, embeddings, legacy, shared
 
 UNBUILT = {
     "/v1/responses": "The Responses API is",
@@ -26,6 +26,7 @@ UNBUILT = {
     "/inference/v1/generate": "Generation from tokens to tokens is",
     "/inference/v1/abort_requests": "Cancelling by id is",
 }
+POOLING = Route("POST", "/pooling", "generate", read=embeddings.pool, model=named)
 RESET = Route("POST", "/reset_prefix_cache", "reset", read=control.put_back, write=control.was_reset)
 
 
@@ -43,7 +44,7 @@ DIALECT = Dialect(
     title="vLLM",
     base="",
     error=shared.error,
-    routes=(_generate(legacy.LENIENT), RESET),
+    routes=(_generate(legacy.LENIENT), POOLING, RESET),
 )
 STRICT = Dialect(
     name="vllm",
@@ -55,6 +56,8 @@ STRICT = Dialect(
         _generate(legacy.STRICT),
         Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
         Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
+        Route("POST", "/v1/embeddings", "generate", read=embeddings.read, model=named),
+        POOLING,
         Route("POST", "/invocations", "generate", read=control.invoked, model=named),
         Route("GET", "/v1/models", "ask", read=control.models),
         Route("POST", "/tokenize", "tokenize", read=control.tokenize, write=tokens.tokenized),

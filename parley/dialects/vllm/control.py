@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
-from parley.dialects.dialect import Answer, Card, Detokenize, Facts, Head, Tokenize
+from parley.dialects.dialect import Answer, Card, Detokenize, Facts, Head, Reply, Tokenize
 from parley.dialects.fields import decode
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import chat, completions, requests, shared
+from parley.dialects.vllm import chat, completions, embeddings, requests, shared
 from parley.dialects.vllm.words import FALSE, TRUE, WORDS
 
 
@@ -46,10 +46,12 @@ def _card(card: Card, number: int, head: Head) -> dict[str, Any]:
     }
 
 
-def invoked(body: bytes, head: Head) -> chat.ChatReply | completions.CompletionReply | Answer:
-    """A conversation or a plain prompt, whichever the body is. Raises BadRequest."""
+def invoked(body: bytes, head: Head) -> Reply | Answer:
+    """A conversation, a plain prompt or texts to embed, whichever the body is. Raises BadRequest."""
     requests.check_type(head)
     fields = decode(body, WORDS)
+    if fields.has("input"):
+        return embeddings.read(body, head)
     if fields.has("messages") or not (fields.has("prompt") or fields.has("prompt_embeds")):
         return chat.read(body, head)
     return completions.read(body, head)

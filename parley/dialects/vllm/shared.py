@@ -12,6 +12,7 @@ from parley.dialects.dialect import Answer, Head
 from parley.errors import (
     ContextLength,
     EngineError,
+    Incapable,
     Malformed,
     Missing,
     NotAllowed,
@@ -103,7 +104,7 @@ def error(error: ParleyError) -> Answer:
             return Answer(401, b'{"error":"Unauthorized"}')
         case UnknownModel():
             pass
-        case NotFound():
+        case NotFound() | Incapable():  # a model there has only the routes that it can serve
             return Answer(404, b'{"detail":"Not Found"}')
         case NotAllowed():
             return Answer(405, b'{"detail":"Method Not Allowed"}')

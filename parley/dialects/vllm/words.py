@@ -61,6 +61,7 @@ RULES: dict[str, tuple[str, bool]] = {
 EMPTY: dict[str, str] = {
     "messages": "Cannot apply chat template to an empty conversation. Provide at least one message.",
     "prompt": "You must pass at least one prompt",
+    "input": "You must pass at least one prompt",
     "stop": "stop cannot contain an empty string.",
     "bad_words": "bad_words cannot contain an empty string. Got bad_words=['']",
     "allowed_token_ids": "allowed_token_ids is not None and empty!",
@@ -165,6 +166,8 @@ class Words(fields.Words):
         name = path.partition("[")[0]
         if name == "prompt" and what == "string":
             return named("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        if name == "input" and what == "string":
+            return Invalid("The decoder prompt cannot be empty")
         return Invalid(EMPTY.get(name, f"{path} must not be empty."))
 
     def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:

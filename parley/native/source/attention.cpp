@@ -14,6 +14,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels.h"
 #include "pages.h"
 #include "tile.h"
 

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "kernels.h"
 #include "tile.h"
 
 namespace {

@@ -3,6 +3,7 @@
 // The multiplier of such sums takes signed by unsigned numbers, and of the two only the signed one can be spread over a
 // register from memory; so weights are kept as w + 128, and a row comes with 128 times the sum of its numbers, which is
 // what that adds to each of its outputs. Sums are modulo 2^32: only what is left after that has to fit.
+#include "kernels.h"
 #include "linear.h"
 
 namespace {

@@ -1,4 +1,5 @@
 // Linear layers on bf16: y = x W^T + bias, with sums in fp32.
+#include "kernels.h"
 #include "linear.h"
 
 namespace {

@@ -10,20 +10,31 @@
 
 #include "tile.h"
 
-constexpr long STRETCH = 256;  // steps: a panel's part of them stays in the first cache while tiles pass
+constexpr long STRETCH = 32 * LANES;  // steps: a panel's part of them and the next one stay in the second cache
+constexpr long SHARED = 4;     // tiles that ask for the next stretch: with more there is time to spare
+constexpr long WAITING = TILE * 5 / 12;  // rows up to which a tile that is alone waits for memory more than it computes
+constexpr long EARLY = 8192;   // bytes by which one of more rows asks for what it reads
 constexpr long PASS = 512;     // rows whose sums are kept at once
 
-// sums [rows][PANEL] of one panel
-template <class T> void multiply(const Pair* x, const Pair* panel, long rows, long steps, T* sums) {
-  long tiles = (rows + TILE - 1) / TILE, stretch = tiles == 1 ? steps : std::min(steps, STRETCH), k = 0;
+// sums [rows][PANEL] of one panel. Memory delivers a stretch while tiles compute the one before. `last`: what follows the
+// panel in memory is not needed.
+template <class T> void multiply(const Pair* x, const Pair* panel, long rows, long steps, bool last, T* sums) {
+  if (rows <= TILE) {
+    auto run = rows <= WAITING ? choose<T, ITSELF>(rows) : choose<T, OTHERS>(rows);
+    return run(x, steps, panel, steps, sums, true, {(const char*)panel + EARLY, STEP});
+  }
+  long tiles = (rows + TILE - 1) / TILE, shares = std::min(tiles, SHARED), k = 0;
   do {
+    long count = std::min(STRETCH, steps - k);
+    const Pair* here = panel + k * PANEL;
+    const char* next = (const char*)(last && k + count == steps ? here : here + count * PANEL);
     for (long t = 0; t < tiles; t++) {
-      long first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
-      TileOf<T> run = t ? choose<false, T>(count) : choose<true, T>(count);
-      run(x + first * steps + k, steps, panel + k * PANEL, PANEL, std::min(stretch, steps - k), sums + first * PANEL, PANEL,
-          k == 0);
+      long first = rows * t / tiles, some = rows * (t + 1) / tiles - first;
+      auto run = t < shares ? choose<T, OTHERS>(some) : choose<T, NOTHING>(some);
+      run(x + first * steps + k, steps, here, count, sums + first * PANEL, k == 0,
+          {next + count * STEP * t / shares, (STEP + shares - 1) / shares});
     }
-    k += stretch;
+    k += count;
   } while (k < steps);
 }
 
@@ -40,10 +51,10 @@ void product(const Pair* x, const Pair* w, long M, long N, long steps, int threa
   {
     alignas(64) T sums[PASS * PANEL];
     long me = omp_get_thread_num(), team = omp_get_num_threads();
-    for (long task = tasks * me / team; task < tasks * (me + 1) / team; task++) {
+    for (long task = tasks * me / team, end = tasks * (me + 1) / team; task < end; task++) {
       long group = task / panels, panel = task % panels;
       long first = M * group / groups, rows = M * (group + 1) / groups - first;
-      multiply(x + first * steps, w + panel * steps * PANEL, rows, steps, sums);
+      multiply(x + first * steps, w + panel * steps * PANEL, rows, steps, task + 1 == end, sums);
       finish(sums, first, rows, panel * PANEL);
     }
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "kernels.h"
 #include "pages.h"
 
 namespace {

@@ -8,47 +8,64 @@
 
 constexpr int PANEL = 2 * LANES;               // columns of a tile
 constexpr int TILE = LANES == 16 ? 12 : 4;     // rows whose sums, with a panel's numbers, fill the registers
-constexpr long AHEAD = 8192;                   // bytes by which a panel that follows itself in memory is fetched early
+constexpr int STEP = PANEL * sizeof(Pair);     // bytes of a panel in each step
+constexpr long AHEAD = 4096;                   // bytes by which a tile asks for ITSELF
 
 // A register of sums
 template <class T> struct Wide { typedef Vec type; };
 template <> struct Wide<int32_t> { typedef Ints type; };
 
-// sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL] in pairs or fours; strides are from row to row
-template <class T, int ROWS, bool FETCH>
-void tile(const Pair* x, long x_stride, const Pair* w, long w_stride, long steps, T* sums, long stride, bool fresh) {
+// What a tile asks memory for while it computes
+enum Asks {
+  NOTHING,
+  ITSELF,  // its own weights, just before it reads them, into the first cache
+  OTHERS,  // what is needed later, into the second: asked for evenly it arrives beside the sums, in a burst they wait for it
+};
+
+// The bytes for OTHERS: those from `from` on, `pace` for each step.
+struct Fetch {
+  const char* from;
+  long pace;
+};
+
+// sums [ROWS][PANEL] = or += x [ROWS][steps] * w [steps][PANEL] in pairs or fours; rows of x are `stride` apart
+template <class T, int ROWS, Asks ASKS>
+void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool fresh, Fetch fetch) {
   using Sum = typename Wide<T>::type;
   Sum acc[ROWS][2];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Sum{} : read<Sum>(sums + r * stride + i * LANES);
+    for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Sum{} : read<Sum>(sums + r * PANEL + i * LANES);
   const Pair* rows[(ROWS + 2) / 3];  // a pointer for three rows: more would not fit the registers
 #pragma GCC unroll 16
-  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * x_stride;
-  for (long k = 0; k < steps; k++, w += w_stride) {
+  for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
+  for (long k = 0; k < steps; k++, w += PANEL, fetch.from += fetch.pace) {
     Bits left = read<Bits>(w), right = read<Bits>(w + LANES);
-    if (FETCH) {
+    if (ASKS == ITSELF) {
       __builtin_prefetch((const char*)w + AHEAD);
-      if (LANES == 16) __builtin_prefetch((const char*)(w + LANES) + AHEAD);
+      if (STEP > 64) __builtin_prefetch((const char*)w + AHEAD + 64);
+    }
+    if (ASKS == OTHERS) {
+      __builtin_prefetch(fetch.from, 0, 2);
+      if (STEP > 64) __builtin_prefetch(fetch.from + 64, 0, 2);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      Bits each = fill(rows[r / 3][r % 3 * x_stride + k]);
+      Bits each = fill(rows[r / 3][r % 3 * stride + k]);
       acc[r][0] = dot(acc[r][0], each, left);
       acc[r][1] = dot(acc[r][1], each, right);
     }
   }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
-    for (int i = 0; i < 2; i++) put(sums + r * stride + i * LANES, acc[r][i]);
+    for (int i = 0; i < 2; i++) put(sums + r * PANEL + i * LANES, acc[r][i]);
 }
 
-template <class T> using TileOf = void (*)(const Pair*, long, const Pair*, long, long, T*, long, bool);
-using Tile = TileOf<float>;
+template <class T> using Tile = void (*)(const Pair*, long, const Pair*, long, T*, bool, Fetch);
 
-// The tile for so many rows, 1 to TILE.
-template <bool FETCH, class T = float, int ROWS = TILE> TileOf<T> choose(long rows) {
+// The tile for so many rows, 1 to TILE
+template <class T, Asks ASKS, int ROWS = TILE> Tile<T> choose(long rows) {
   if constexpr (ROWS > 1)
-    if (rows < ROWS) return choose<FETCH, T, ROWS - 1>(rows);
-  return tile<T, ROWS, FETCH>;
+    if (rows < ROWS) return choose<T, ASKS, ROWS - 1>(rows);
+  return tile<T, ROWS, ASKS>;
 }

@@ -1,0 +1,141 @@
+"""Part of ``make bench``: linear layers beside what the machine allows, and what other numbers of bits cost.
+
+Linear layers of the 0.5B shape, with weights too large for any cache, by number of rows: the share that they reach of
+max(bytes / bandwidth, operations / rate), both measured just before. Then whole steps on int8 and int4 beside bf16, in
+CPU time of one thread, taking turns in one process. The tables go to ``.peers/kernels.md`` for ``report.py``.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from install import MODELS, ROOT
+from limits import Limits, measure
+
+from parley import native
+from parley.model.loader import load
+from parley.model.network import Batch
+from parley.model.runner import Runner
+from parley.native.layout import Span
+from parley.types import Settings
+
+ROWS = (1, 4, 8, 16, 32, 64, 100, 128, 256, 512)
+LAYERS = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # out, in: those of one layer
+COPIES = 8  # of a layer: 240 MB in bf16
+CONTEXT = 320
+PAGE = 16
+RUNS = 9
+
+
+def layers(kind: str) -> list[native.Packed]:
+    packed = []
+    for _ in range(COPIES):
+        for out, into in LAYERS:
+            if kind == "bf16":
+                packed.append(native.pack(torch.randn(out, into).bfloat16()))
+            else:
+                values = torch.randint(-127, 128, (out, into), dtype=torch.int8)
+                packed.append(native.pack_int8(values, torch.full((out,), 1e-3), None, torch.bfloat16))
+    return packed
+
+
+def shares(kind: str) -> list[float]:
+    """For each number of rows: the least time that arithmetic allows over the time taken."""
+    packed = layers(kind)
+    numbers = COPIES * sum(out * into for out, into in LAYERS)
+    found = []
+    for rows in ROWS:
+        inputs = {into: torch.randn(rows, into).bfloat16() for _, into in LAYERS}
+        given = {into: x if kind == "bf16" else native.quantise(x) for into, x in inputs.items()}
+        limits: Limits = measure()
+        rate = limits.bf16 if kind == "bf16" else limits.int8
+        least = max(numbers * (2 if kind == "bf16" else 1) / limits.bandwidth, 2 * rows * numbers / rate)
+
+        def run(given: dict[int, native.Rows | torch.Tensor] = given) -> None:
+            for i, weight in enumerate(packed):
+                native.linear(given[LAYERS[i % len(LAYERS)][1]], weight)
+
+        found.append(least / middle(run, time.perf_counter))
+    return found
+
+
+def middle(action: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Median of the seconds that it takes."""
+    times = []
+    for _ in range(RUNS):
+        began = clock()
+        action()
+        times.append(clock() - began)
+    return statistics.median(times)
+
+
+def decode(rows: int) -> Batch:
+    pages = CONTEXT // PAGE
+    spans = [Span(i, 1, CONTEXT, list(range(i * pages, (i + 1) * pages))) for i in range(rows)]
+    slots = torch.tensor([span.table[-1] * PAGE + PAGE - 1 for span in spans])
+    return Batch(torch.arange(rows) + 5, torch.full((rows,), CONTEXT - 1), slots, spans)
+
+
+def prefill(tokens: int) -> Batch:
+    places = torch.arange(tokens)
+    return Batch(places + 5, places, places, [Span(0, tokens, tokens, list(range(tokens // PAGE)))])
+
+
+def step(runner: Runner, batch: Batch) -> None:
+    hidden = runner.network.hidden(batch, runner.pages)
+    runner.network.logits(hidden if len(batch.spans) > 1 else hidden[-1:])
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+@torch.inference_mode()
+def main() -> int:
+    reached = []
+    for kind in ("bf16", "int8"):
+        reached.append([kind, *(f"{share:.2f}" for share in shares(kind))])
+        gc.collect()
+    text = "Linear layers of the 0.5B shape by number of rows: share of what the machine allows just then.\n\n"
+    text += table(["rows", *map(str, ROWS)], reached)
+
+    torch.set_num_threads(1)
+    loads = {f"batch {rows}": decode(rows) for rows in (1, 8, 32)} | {"prefill of 256": prefill(256)}
+    kinds = ("none", "int8", "int4")
+    model = str(MODELS / "0.5b")
+    runners = [
+        load(Settings(model=model, quantization=kind, kv_memory=512 << 20, threads=1), quiet)[0] for kind in kinds
+    ]
+    times: dict[tuple[str, str], list[float]] = {}
+    for name, batch in loads.items():
+        for _ in range(RUNS):
+            for kind, runner in zip(kinds, runners, strict=True):
+                began = time.thread_time()
+                step(runner, batch)
+                times.setdefault((name, kind), []).append(time.thread_time() - began)
+    ratios = [
+        [
+            kind,
+            *(f"{statistics.median(times[name, kind]) / statistics.median(times[name, 'none']):.2f}" for name in loads),
+        ]
+        for kind in kinds[1:]
+    ]
+    text += f"\n\nA step of the 0.5B model at a context of {CONTEXT}, CPU time of one thread, of that in bf16.\n\n"
+    text += table(["", *loads], ratios)
+    print(text)
+    (ROOT / "kernels.md").write_text(text + "\n", "utf-8")
+    return 0
+
+
+def quiet(stage: str, fraction: float) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,396 @@
+"""MindIE's own ``config.json``: read and checked member by member, as its server would, and said in parley's options.
+
+``Plan`` is what comes of it. What has an effect here has it; members without a meaning for this server, or unknown
+ones, are only listed. What is malformed is a ConfigError that names member, value and range.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from parley import hub
+from parley.dialects import mindie
+from parley.dialects.mindie.rules import Profile, Rules
+from parley.kinds import Named
+from parley.options import ConfigError
+from parley.server.options import Listen, ServerOptions, Tls
+
+MAX_FILE = 10 << 20
+MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
+MAX_LENGTH = 4_194_304
+MAX_BATCH = 4096  # of this server
+STEP_TOKENS = (16, 1 << 20)  # likewise
+PLANES = (mindie.service, mindie.management, mindie.metrics)
+
+Check = Callable[[Any], Any]  # gives the value, or raises ValueError with what it ought to be
+
+
+# -- what a member may be
+
+
+def whole(low: int, high: int | None = None) -> Check:
+    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+
+    def check(value: Any) -> int:
+        if type(value) is not int or value < low or (high is not None and value > high):
+            raise ValueError(wanted)
+        return value
+
+    return check
+
+
+def size(value: Any) -> float:
+    if type(value) not in (int, float) or (value != -1 and not value > 0):
+        raise ValueError("-1 or a number of GB above 0")
+    return value
+
+
+def flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("true or false")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    return value
+
+
+def one(*allowed: Any) -> Check:
+    def check(value: Any) -> Any:
+        if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
+            raise ValueError(f"one of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
+        return value
+
+    return check
+
+
+def address(value: Any) -> str:
+    try:
+        return str(ipaddress.ip_address(text(value)))
+    except ValueError:
+        raise ValueError("an IPv4 or IPv6 address") from None
+
+
+def name(value: Any) -> str:
+    marks = set("-._")
+    good = isinstance(value, str) and 0 < len(value) <= 256 and value.isascii()
+    if (
+        not good
+        or not set(value[0] + value[-1]).isdisjoint(marks)
+        or not "".join(c for c in value if c not in marks).isalnum()
+    ):
+        raise ValueError("1 to 256 letters, digits, - . and _, none of these marks at the ends")
+    return value
+
+
+def files(value: Any) -> list[str]:
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= 3
+        or not all(isinstance(each, str) and each for each in value)
+    ):
+        raise ValueError("a list of 1 to 3 file names")
+    return value
+
+
+PORT = whole(1024, 65_535)
+
+
+@dataclass
+class Section:
+    """An object of the file. What was asked for is remembered, so that the rest can be listed."""
+
+    path: str
+    members: Mapping[str, Any]
+    asked: set[str] = field(default_factory=set)
+
+    def given(self, member: str) -> bool:
+        return self.members.get(member) is not None
+
+    def get(self, member: str, check: Check, default: Any) -> Any:
+        """A member's value. Raises ConfigError."""
+        self.asked.add(member)
+        value = self.members.get(member)
+        if value is None:
+            return default
+        try:
+            return check(value)
+        except ValueError as wanted:
+            raise self.wrong(member, f"{shown(value)} is not {wanted}") from None
+
+    def look(self, member: str, check: Check) -> None:
+        """See that a member is right which has no effect. Raises ConfigError."""
+        self.get(member, check, None)
+        self.asked.discard(member)
+
+    def inside(self, member: str) -> Section:
+        """An object in it, empty if absent. Raises ConfigError."""
+        self.asked.add(member)
+        value = self.members.get(member)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.wrong(member, f"{shown(value)} is not an object")
+        return Section(f"{self.path}{member}.", value)
+
+    def wrong(self, member: str, reason: str) -> ConfigError:
+        return ConfigError(f"{self.path}{member}: {reason}.")
+
+    def rest(self) -> list[str]:
+        """Members that nobody asked for."""
+        return [self.path + member for member in self.members if member not in self.asked]
+
+
+def shown(value: Any) -> str:
+    told = msgspec.json.encode(value).decode()
+    return told if len(told) <= 60 else told[:59] + "…"
+
+
+# -- what comes of it
+
+
+@dataclass
+class Plan:
+    """``options``: values for the table of options. ``rules``: the dialect's, by name. ``idle``: what has no effect."""
+
+    file: str
+    listen: list[Listen]
+    options: dict[str, Any]
+    rules: dict[str, Any]
+    figures: bool
+    weights: str | None
+    max_prompt: int
+    max_output: int
+    token_timeout: float
+    timeout: float
+    idle: list[str]
+
+    def check(self, models: Sequence[Named]) -> None:
+        """See that there is a model, as far as that can be told at once. Raises ConfigError."""
+        member = "BackendConfig.ModelDeployConfig.ModelConfig[0].modelWeightPath"
+        if not models:
+            raise ConfigError(f"{self.file}: {member} is missing, and no other model is named.")
+        folder = hub.find(models[0].model)
+        lacking = hub.missing(folder) if folder is not None else ""
+        if lacking and self.weights is not None and models == self.options["model"]:
+            raise ConfigError(f"{self.file}: {member}: {shown(self.weights)} cannot be served: {lacking}.")
+
+    def profiled(self, profile: Profile) -> Rules:
+        """The dialect's rules."""
+        return replace(Rules(**self.rules), profile=profile, figures=self.figures or profile != "strict")
+
+    def applied(self, options: ServerOptions, profile: Profile) -> ServerOptions:
+        """The server's options with this plan."""
+        rules = self.profiled(profile)
+        note = f"{self.file}: without effect here: {', '.join(self.idle)}."
+        return replace(
+            options,
+            listen=(*self.listen, *options.listen),
+            apis={made.name: made for made in (plane(rules) for plane in PLANES)},
+            notes=(note,) if self.idle else (),
+        )
+
+
+def read(file: str, environment: Mapping[str, str]) -> Plan:
+    """The plan of a configuration file. Raises ConfigError."""
+    path = Path(file)
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise ConfigError(f"{file} has more than {MAX_FILE >> 20} MB.")
+        content = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} holds no JSON object.")
+    # Paths in it count from the folder of the installation, whose ``conf`` it lies in.
+    folder = path.resolve().parent
+    try:
+        plan = _plan(Section("", content), folder.parent if folder.name == "conf" else folder, environment)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return replace(plan, file=file)
+
+
+def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
+    top.asked.update(("Version", "LogConfig"))
+    unlimited = top.get("EnableDynamicAdjustTimeoutConfig", flag, False)
+    server, backend = top.inside("ServerConfig"), top.inside("BackendConfig")
+    deploy, schedule = backend.inside("ModelDeployConfig"), backend.inside("ScheduleConfig")
+    model = _model(deploy)
+
+    if server.get("inferMode", one("standard", "dmi"), "standard") == "dmi":
+        raise server.wrong("inferMode", '"dmi", which separates prefill from decoding, is not available here')
+    token_timeout = server.get("tokenTimeout", whole(1, MAX_TOKEN_TIMEOUT), 600)
+    timeout = server.get("e2eTimeout", whole(1, MAX_TIMEOUT), 600)
+    if unlimited:
+        token_timeout, timeout = MAX_TOKEN_TIMEOUT, MAX_TIMEOUT
+    length = deploy.get("maxSeqLen", whole(2), 2560)
+    prompt = min(deploy.get("maxInputTokenLen", whole(1, MAX_LENGTH), 2048), length - 1)
+    truncation = deploy.get("truncation", one(False, True, 0, 1, -1), 0)
+    limit = server.get("maxRequestLength", whole(1, 100), 40)
+    links = server.get("maxLinkNum", whole(1, 4096), 1000)
+    instance = model.get("modelInstanceType", one("Standard", "StandardMock"), "Standard")
+    size_ = model.get("npuMemSize", size, -1)
+    plan = _schedule(schedule, prompt, length)
+    batch = plan["max_batch_size"]
+    weights = model.get("modelWeightPath", text, None)
+
+    options: dict[str, Any] = {
+        "port": None,  # of all APIs: only if it is asked for
+        "name": [model.get("modelName", name, "llama_65b")],
+        "max-batch": min(batch, MAX_BATCH),
+        "max-queue": max(0, 3 * links - batch),  # so many are served, and twice as many wait
+        "step-tokens": min(max(plan["max_prefill_tokens"], STEP_TOKENS[0]), STEP_TOKENS[1]),
+        "body-limit": limit << 20,
+        "drain": float(timeout),
+        "fake-engine": instance == "StandardMock",
+    }
+    if weights is not None:
+        options["model"] = [Named((), str(root / weights), {})]
+        own = _context(root / weights)
+        options["max-model-len"] = length if own is None else min(length, own)
+    if size_ > 0:
+        options["kv-memory"] = max(1 << 20, round(size_ * 2**30))
+    rules = plan | {
+        "vllm": server.get("openAiSupport", text, "vllm") == "vllm",
+        "full_text": server.get("fullTextEnabled", flag, False),
+        "limit": limit,
+        "truncation": {0: None, 1: "tail", -1: "head"}[-1 if truncation is True else int(truncation)],
+        "max_seq_len": length,
+        "max_input_token_len": prompt,
+        "npu_mem_size": size_,
+        "cpu_mem_size": model.get("cpuMemSize", whole(0), 5),
+        "world_size": model.get("worldSize", whole(1), 4),
+        "weights": Path(weights or "").name,
+        "instance": instance,
+        "monitored": environment.get("MIES_SERVICE_MONITOR_MODE") == "1",
+    }
+    return Plan(
+        file="",
+        listen=_listen(server, root, environment),
+        options=options,
+        rules=rules,
+        figures=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
+        weights=weights,
+        max_prompt=prompt,
+        max_output=plan["max_iter_times"],
+        token_timeout=float(token_timeout),
+        timeout=float(timeout),
+        idle=[member for section in (top, server, backend, deploy, model, schedule) for member in section.rest()],
+    )
+
+
+def _model(deploy: Section) -> Section:
+    """The first of the models, the only one there may be."""
+
+    def objects(value: Any) -> list[Any]:
+        if not isinstance(value, list) or not all(isinstance(each, dict) for each in value) or len(value) != 1:
+            raise ValueError("a list of one object")
+        return value
+
+    return Section(f"{deploy.path}ModelConfig[0].", deploy.get("ModelConfig", objects, [{}])[0])
+
+
+def _context(weights: Path) -> int | None:
+    """Of how many tokens the model was made for, as its own configuration says, if it does."""
+    try:
+        said = msgspec.json.decode((weights / "config.json").read_bytes())
+        own = (said.get("text_config") or said).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return own if type(own) is int and own > 0 else None
+
+
+def _schedule(schedule: Section, prompt: int, length: int) -> dict[str, Any]:
+    """The members that have a meaning here, and those whose mistakes the original would not let pass."""
+    get = schedule.get
+    batch = get("maxBatchSize", whole(1, 819_200), 200)
+    tokens = get("maxPrefillTokens", whole(1, MAX_LENGTH), max(8192, prompt))
+    if tokens < prompt:
+        raise schedule.wrong("maxPrefillTokens", f"{tokens} is less than maxInputTokenLen, which is {prompt}")
+    schedule.look("maxPreemptCount", whole(0, batch))
+    schedule.look("prefillPolicyType", one(0))
+    schedule.look("decodePolicyType", one(0))
+    schedule.look("templateType", one("Standard", "Mix"))
+    block = get("cacheBlockSize", whole(1, 128), 128)
+    if block % 16:
+        raise schedule.wrong("cacheBlockSize", f"{block} is not a multiple of 16")
+    return {
+        "max_batch_size": batch,
+        "max_prefill_batch_size": get("maxPrefillBatchSize", whole(0, batch), min(50, batch)) or batch,
+        "max_prefill_tokens": tokens,
+        "max_iter_times": get("maxIterTimes", whole(1, length), min(512, length)),
+        "max_n": get("maxN", whole(1, min(8192, batch)), min(128, batch)),
+        "cache_block_size": block,
+    }
+
+
+# -- the planes
+
+
+def _listen(server: Section, root: Path, environment: Mapping[str, str]) -> list[Listen]:
+    everywhere = server.get("allowAllZeroIpListening", flag, False)
+    own = server.get("ipAddress", address, "127.0.0.1")
+    own = _own(environment, "MIES_CONTAINER_IP") or own
+    # absent, it is that of the service; the shipped file has another
+    inner = server.get("managementIpAddress", address, own)
+    inner = _own(environment, "MIES_CONTAINER_MANAGEMENT_IP") or inner
+    for member, host in (("ipAddress", own), ("managementIpAddress", inner)):
+        if ipaddress.ip_address(host).is_unspecified and not everywhere:
+            raise server.wrong(member, f"{host} means every address; that needs allowAllZeroIpListening to be true")
+    ports = (
+        ("mindie", "", server.get("port", PORT, 1025)),
+        ("mindie-management", "management", server.get("managementPort", PORT, 1026)),
+        ("mindie-metrics", "metrics", server.get("metricsPort", PORT, 1027)),
+    )
+    secure = server.get("httpsEnabled", flag, True)
+    made = []
+    for api, plane, port in ports:
+        host = inner if plane else own
+        found = _files(server, root, plane if host != own else "")  # looked at in any case: a mistake is one
+        made.append(Listen(api, host, port, found if secure else None))
+    return made
+
+
+def _own(environment: Mapping[str, str], variable: str) -> str:
+    """An address that a container was given, which counts for more than the file."""
+    value = environment.get(variable, "")
+    try:
+        return address(value) if value else ""
+    except ValueError as wanted:
+        raise ConfigError(f"{variable}: {value!r} is not {wanted}") from None
+
+
+def _files(server: Section, root: Path, plane: str) -> Tls:
+    """Those of a plane: ``plane`` is empty, management or metrics."""
+
+    def key(member: str) -> str:
+        return plane + member[0].upper() + member[1:] if plane else member
+
+    where = f"{plane}/" if plane else ""
+    authorities = root / server.get("tlsCaPath", text, "security/ca/")
+    lists = root / server.get(key("tlsCrlPath"), text, f"security/certs/{where}")
+    revoked = server.get(key("tlsCrlFiles"), files, None)
+    password = server.get(key("tlsPkPwd"), text, None)
+    usual = root / f"security/pass/{where}key_pwd.txt"
+    crl = [lists / each for each in revoked or ["server_crl.pem"]]
+    return Tls(
+        certificate=root / server.get(key("tlsCert"), text, f"security/certs/{where}server.pem"),
+        key=root / server.get(key("tlsPk"), text, f"security/keys/{where}server.key.pem"),
+        password=root / password if password else usual if password is None and usual.is_file() else None,
+        clients=tuple(
+            authorities / each
+            for each in server.get(key("tlsCaFile"), files, [f"{plane}_ca.pem" if plane else "ca.pem"])
+        ),
+        revoked=tuple(each for each in crl if revoked is not None or each.is_file()),
+    )

@@ -1,0 +1,126 @@
+"""A conversation and its answer: what OpenAI's API takes, in Databricks' form.
+
+Every chunk of a stream tells the tokens so far. What a model thought is, in the strict manner, a part of the content,
+which then is a list; lenient it stands beside a content that is text, as OpenAI's clients expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from parley.dialects.databricks import members, shared
+from parley.dialects.databricks.shared import Count, Rules, Words
+from parley.dialects.dialect import Head, Headers, Timings
+from parley.dialects.fields import Fields, decode
+from parley.dialects.openai import chat
+from parley.dialects.openai.shared import FINISH
+from parley.errors import ParleyError
+from parley.types import Delta, Done, Event, Usage
+
+WORDS = Words("Chat")
+
+
+def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
+    """Raises BadRequest."""
+    return ChatReply(rules, decode(body, WORDS), head)
+
+
+class ChatReply(chat.ChatReply):
+    ping: ClassVar[bytes] = b""  # MLflow's client takes nothing but data
+
+    def __init__(self, rules: Rules, body: Fields, head: Head):
+        if rules.strict:
+            members.chat(body, rules)
+        members.context(body)
+        super().__init__(members.thinking(body), head)
+        self._manner = rules
+        self._count = Count()
+        self._usage = shared.told_usage(body, self.request.stream)
+        self.request.want = msgspec.structs.replace(self.request.want, usage=False, ids=True)
+
+    # -- a stream
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        parts = []
+        for event in events:
+            self._count.add(event)
+            parts.append(super().chunk((event,)))
+        return b"".join(parts)
+
+    def end(self, usage: Usage) -> bytes:
+        return shared.DONE
+
+    def fail(self, error: ParleyError) -> bytes:
+        return shared.failure(error)
+
+    def _opening(self) -> dict[str, Any]:
+        return {"role": "assistant", "content": self._echo}
+
+    def _piece(self, event: Delta) -> dict[str, Any]:
+        if event.part == "reasoning" and self._manner.strict and event.text:
+            return {"content": [_thought(event.text)]}
+        piece = super()._piece(event)
+        return piece if "content" in piece or not piece else {"content": None} | piece
+
+    def _done(self, event: Done) -> bytes:
+        last = {"index": event.index, "delta": {"content": ""}, "finish_reason": self._finish(event), "logprobs": None}
+        return self._frame(event.index, shared.encode(last))
+
+    def _frame(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
+        if not self._before:  # the model's name is only known for sure once the server has looked it up
+            envelope = shared.encode(self._envelope("chat.completion.chunk", []))
+            self._before = b"data: " + envelope.removesuffix(b"]}")
+        usage = b',"usage":' + shared.encode(self._count.told()) if self._usage else b""
+        return self._before + choice + b"]" + more + usage + b"}\n\n"
+
+    # -- one answer
+
+    def _choice(self, index: int, choice: chat.Choice) -> dict[str, Any]:
+        assert choice.done is not None
+        finish = FINISH[choice.done.reason]
+        told: dict[str, Any] = {
+            "index": index,
+            "message": self._message(choice),
+            "finish_reason": finish,
+            "logprobs": self._logprobs(choice.tokens),
+        }
+        if not self._manner.strict:
+            told["finishReason"] = finish  # what the SDK looks for
+        return told | self._token_ids(choice.tokens)
+
+    def _message(self, choice: chat.Choice) -> dict[str, Any]:
+        content: Any = self._echo + "".join(choice.content)
+        thought = "".join(choice.reasoning) if self._reasons else ""
+        calls = choice.calls if self._parallel else choice.calls[:1]
+        if not content and calls:
+            content = None
+        if thought and self._manner.strict:
+            content = [_thought(thought), *([{"type": "text", "text": content}] if content else [])]
+        message = {"role": "assistant", "content": content}
+        if thought and not self._manner.strict:
+            message["reasoning_content"] = thought
+        return message | ({"tool_calls": calls} if calls else {})
+
+    def headers(self, timings: Timings | None) -> Headers:
+        return shared.served_header(self)
+
+    # -- both
+
+    def _envelope(self, object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
+        envelope: dict[str, Any] = {
+            "id": f"chatcmpl_{shared.identity(self._head)}",
+            "object": object,
+            "created": self._head.created,
+            "model": self.request.model,
+            "choices": choices,
+        }
+        if usage is not None:
+            envelope["usage"] = shared.usage(usage.prompt_tokens, usage.completion_tokens)
+        return envelope
+
+
+def _thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}

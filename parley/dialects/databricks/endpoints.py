@@ -1,0 +1,293 @@
+"""Management of endpoints below ``/api/2.0``: list, get, create, update, delete, and what the SDK asks beside that.
+
+A function per call, each pure: it is given all endpoints that were made and answers, and says what is to change. Every
+model of the server is also an endpoint of its own name, which nobody made, changes or deletes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from parley.dialects.databricks import config
+from parley.dialects.databricks.shared import SYSTEM, Words, encode
+from parley.dialects.dialect import Answer, Card, Change, Endpoint, Facts, Head, Share
+from parley.dialects.fields import Fields, decode
+from parley.errors import Conflict, Forbidden, NotFound, UnknownModel, Unsupported
+
+WORDS = Words("Endpoint", config.CODE)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+RESERVED = ("chat", "completions", "embeddings", "responses", "v1", "pt", "anthropic")  # parts of other paths
+CREATOR = "parley"
+LEVELS = {
+    "CAN_MANAGE": "Can do everything with the endpoint",
+    "CAN_QUERY": "Can query the endpoint",
+    "CAN_VIEW": "Can see the endpoint",
+}
+
+Endpoints = Mapping[str, Endpoint]
+Manage = Callable[[bytes, Head, Facts, Endpoints], Answer | Change]
+
+
+def list_(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    system = [_system(card) for card in facts.cards if card.name not in made]
+    return _json({"endpoints": [_summary(each, facts) for each in (*made.values(), *system)]})
+
+
+def get(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    return _json(_detail(_find(head, facts, made), facts))
+
+
+def create(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
+    fields = decode(body, WORDS)
+    name = fields.string("name", None, cap=config.MAX_NAME)
+    if name is None:
+        raise fields.missing("name")
+    if not NAME.fullmatch(name) or name in RESERVED:
+        reason = "must be up to 63 letters, digits, dashes and underscores, and none of " + ", ".join(RESERVED)
+        raise fields.fail("name", reason)
+    if name in made or name in _models(facts):
+        raise Conflict(f"Endpoint with name '{name}' already exists.", code="RESOURCE_ALREADY_EXISTS")
+    config.unavailable(fields, "ai_gateway", "rate_limits", "email_notifications", "telemetry_config")
+    about = {
+        "id": head.id,
+        "creation_timestamp": head.created * 1000,
+        "description": fields.string("description", "", cap=4096),
+        "tags": config.tags(fields, "tags"),
+        "route_optimized": fields.boolean("route_optimized", False),
+        "budget_policy_id": fields.string("budget_policy_id", None, cap=config.MAX_NAME),
+    }
+    given = fields.object("config")
+    if given is None:
+        raise fields.missing("config")
+    return _configured(Endpoint(name, [], about), given, head, facts)
+
+
+def update(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
+    """A new configuration; what it does not speak of, entities or traffic, stays as it is."""
+    return _configured(_own(head, facts, made), decode(body, WORDS), head, facts)
+
+
+def delete(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
+    return Change(_json({}), drop=_own(head, facts, made).name)
+
+
+def tag(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
+    endpoint, fields = _own(head, facts, made), decode(body, WORDS)
+    tags = {each["key"]: each for each in _about(endpoint)["tags"]}
+    for key in fields.strings("delete_tags", cap=64, total=1 << 16):
+        tags.pop(key, None)
+    tags |= {each["key"]: each for each in config.tags(fields, "add_tags")}
+    return _changed(endpoint, {"tags": list(tags.values())}, {"tags": list(tags.values())})
+
+
+def describe(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    """The endpoint's OpenAPI document: the one path at which it is asked."""
+    endpoint = _find(head, facts, made)
+    schema = {"type": "object", "description": "messages, prompt or input, and how to answer them"}
+    answer = {"description": "The answer", "content": {"application/json": {"schema": {"type": "object"}}}}
+    post = {
+        "requestBody": {"content": {"application/json": {"schema": schema}}},
+        "responses": {"200": answer},
+    }
+    paths = {f"/serving-endpoints/{endpoint.name}/invocations": {"post": post}}
+    return _json({"openapi": "3.1.0", "info": {"title": endpoint.name, "version": "1"}, "paths": paths})
+
+
+def logs(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    """There are none of single models: models are not built here, and the log is the server's."""
+    endpoint = _find(head, facts, made)
+    served = head.path["served"]
+    if served not in (share.name for share in endpoint.shares):
+        raise NotFound(
+            f"Endpoint '{endpoint.name}' has no served entity '{served[:100]}'.", code="RESOURCE_DOES_NOT_EXIST"
+        )
+    return _json({"logs": ""})
+
+
+def permissions(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    """Nobody's in particular: who has a key may do everything."""
+    id = _by_id(head, facts, made)["id"]
+    told = {"object_id": f"/serving-endpoints/{id}", "object_type": "serving-endpoint", "access_control_list": []}
+    return _json(told)
+
+
+def levels(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    _by_id(head, facts, made)
+    told = [{"permission_level": level, "description": text} for level, text in LEVELS.items()]
+    return _json({"permission_levels": told})
+
+
+def unavailable(what: str, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Raises Unsupported."""
+    raise Unsupported(f"{what} not available on this server.", code=config.CODE)
+
+
+# -- looking for one
+
+
+def _models(facts: Facts) -> list[str]:
+    return [card.name for card in facts.cards]
+
+
+def _system(card: Card) -> Endpoint:
+    """A model as the endpoint that it is by itself."""
+    about = {
+        "creation_timestamp": card.created * 1000,
+        "last_updated_timestamp": card.created * 1000,
+        "entities": {card.name: {"entity_name": SYSTEM + card.name, "entity_version": "1"}},
+    }
+    return Endpoint(card.name, [Share(card.name, card.name, 100)], about)
+
+
+def _find(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
+    """The endpoint that the path names. Raises UnknownModel."""
+    name = head.path["endpoint"]
+    if name in made:
+        return made[name]
+    card = next((card for card in facts.cards if card.name == name), None)
+    if card is None:
+        raise UnknownModel(f"Endpoint with name '{name[:100]}' does not exist.", name=name)
+    return _system(card)
+
+
+def _about(endpoint: Endpoint) -> dict[str, Any]:
+    """What is kept of it, with what a file that a person wrote leaves out."""
+    entities = {share.name: {"entity_name": share.model, "entity_version": "1"} for share in endpoint.shares}
+    return {
+        "id": hashlib.sha256(endpoint.name.encode()).hexdigest()[:32],
+        "creation_timestamp": 0,
+        "last_updated_timestamp": 0,
+        "config_version": 1,
+        "tags": [],
+        "route_optimized": False,
+        **endpoint.about,
+        "entities": entities | endpoint.about.get("entities", {}),
+    }
+
+
+def _own(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
+    """As ``_find``, of those that can be changed. Raises UnknownModel, Forbidden."""
+    endpoint = _find(head, facts, made)
+    if endpoint.name not in made:
+        raise Forbidden(f"Endpoint '{endpoint.name}' is a model of the server itself: it cannot be changed or deleted.")
+    return endpoint
+
+
+def _by_id(head: Head, facts: Facts, made: Endpoints) -> dict[str, Any]:
+    """What is kept of the endpoint whose id the path has. Raises UnknownModel."""
+    every = (*made.values(), *(_system(card) for card in facts.cards))
+    found = next((about for about in map(_about, every) if about["id"] == head.path["id"]), None)
+    if found is None:
+        raise UnknownModel("There is no endpoint with this id.", name=head.path["id"])
+    return found
+
+
+# -- changing one
+
+
+def _configured(endpoint: Endpoint, given: Fields, head: Head, facts: Facts) -> Change:
+    """The endpoint with what a body says of its configuration. Raises BadRequest."""
+    config.unavailable(given, "auto_capture_config")
+    named = config.entities(given, _models(facts))
+    if named is None and not endpoint.shares:
+        raise given.missing("served_entities")
+    if named is None and not given.has("traffic_config"):
+        raise given.missing("served_entities")
+    served, kept = named or ({share.name: share.model for share in endpoint.shares}, _about(endpoint)["entities"])
+    shares = config.shares(given, served)
+    about = endpoint.about | {
+        "entities": kept,
+        "config_version": _about(endpoint)["config_version"] + 1 if endpoint.shares else 1,
+        "last_updated_timestamp": head.created * 1000,
+    }
+    changed = Endpoint(endpoint.name, shares, about)
+    return Change(_json(_detail(changed, facts)), put=changed)
+
+
+def _changed(endpoint: Endpoint, about: dict[str, Any], told: Any) -> Change:
+    return Change(_json(told), put=msgspec.structs.replace(endpoint, about=endpoint.about | about))
+
+
+# -- telling of one
+
+
+def _state(endpoint: Endpoint, facts: Facts) -> dict[str, str]:
+    """Changes are done when they are answered, so none is ever under way."""
+    ready = all(_serves(share, facts) for share in endpoint.shares if share.percent)
+    return {"ready": "READY" if ready else "NOT_READY", "config_update": "NOT_UPDATING"}
+
+
+def _serves(share: Share, facts: Facts) -> bool:
+    return any(card.name == share.model and card.phase == "ready" for card in facts.cards)
+
+
+def _entity(share: Share, endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
+    about, there = _about(endpoint), share.model in _models(facts)
+    deployment = "READY" if _serves(share, facts) else "CREATING" if there else "FAILED"
+    return {
+        "name": share.name,
+        **about["entities"][share.name],
+        "foundation_model": {"name": share.model, "display_name": share.model, "docs": "", "description": ""},
+        "creator": CREATOR,
+        "creation_timestamp": about["creation_timestamp"],
+        "state": {
+            "deployment": f"DEPLOYMENT_{deployment}",
+            "deployment_state_message": "" if there else f"This server has no model {share.model}.",
+        },
+    }
+
+
+def _model(entity: dict[str, Any]) -> dict[str, Any]:
+    """A served entity under the names that older clients read."""
+    names = {"entity_name": "model_name", "entity_version": "model_version"}
+    return {names.get(name, name): value for name, value in entity.items() if name != "foundation_model"}
+
+
+def _common(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
+    about = _about(endpoint)
+    told = {
+        "name": endpoint.name,
+        "id": about["id"],
+        "creator": CREATOR,
+        "creation_timestamp": about["creation_timestamp"],
+        "last_updated_timestamp": about["last_updated_timestamp"],
+        "state": _state(endpoint, facts),
+        "tags": about["tags"],
+        "task": "llm/v1/chat",
+        "permission_level": "CAN_MANAGE",
+        "route_optimized": about["route_optimized"],
+    }
+    return told | {name: about[name] for name in ("description", "budget_policy_id") if about.get(name)}
+
+
+def _summary(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
+    """As the list has it: of the configuration only what is served."""
+    named = ("name", "entity_name", "entity_version", "foundation_model")
+    entities = [_entity(share, endpoint, facts) for share in endpoint.shares]
+    served = [{name: entity[name] for name in named} for entity in entities]
+    return _common(endpoint, facts) | {"config": {"served_entities": served}}
+
+
+def _detail(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
+    entities = [_entity(share, endpoint, facts) for share in endpoint.shares]
+    routes = [
+        {"served_model_name": share.name, "served_entity_name": share.name, "traffic_percentage": share.percent}
+        for share in endpoint.shares
+    ]
+    return _common(endpoint, facts) | {
+        "config": {
+            "served_entities": entities,
+            "served_models": list(map(_model, entities)),
+            "traffic_config": {"routes": routes},
+            "config_version": _about(endpoint)["config_version"],
+        }
+    }
+
+
+def _json(value: Any) -> Answer:
+    return Answer(body=encode(value))

@@ -1,0 +1,135 @@
+"""What replies of MindIE's interfaces have in common: how an answer grows, its frames in a stream, its end by an error.
+
+An event of a stream is what one step of the engine gave, which is one token here.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
+from parley.dialects.mindie import shared
+from parley.dialects.mindie.inputs import Input
+from parley.dialects.mindie.rules import Rules
+from parley.dialects.tgi.shared import reason
+from parley.errors import NoTokens, ParleyError
+from parley.types import Accepted, Cost, Delta, Done, Event, Scored, Token, Usage
+
+
+class MindieReply(Reply):
+    """``known`` is the input that is to blame for a prompt without tokens."""
+
+    media_type: ClassVar[str] = "text/event-stream"
+    names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
+    ping: ClassVar[bytes] = b""
+
+    def __init__(self, rules: Rules, head: Head, known: Input):
+        self._rules = rules
+        self._head = head
+        self._known = known
+
+    def end(self, usage: Usage) -> bytes:
+        return b""
+
+    def fail(self, error: ParleyError) -> bytes:
+        """The original's stream ends with the bare text."""
+        return shared.failure(error) if self._rules.strict else b"data: " + shared.error(error).body + b"\n\n"
+
+    def refusal(self, error: ParleyError) -> Answer | None:
+        return shared.refused(self._known.tokens) if isinstance(error, NoTokens) else None
+
+    def headers(self, timings: Timings | None) -> Headers:
+        return [(b"requestuuid", self._head.id.encode())]
+
+
+class Piece(NamedTuple):
+    """A frame of a stream: the token (none where an end came alone), the text that it adds, is it the last?"""
+
+    token: Token | None
+    text: str
+    last: bool
+
+
+class Single(MindieReply):
+    """A reply of one choice. ``frame`` writes a piece of its stream."""
+
+    def __init__(self, rules: Rules, head: Head, known: Input, limit: int):
+        super().__init__(rules, head, known)
+        self.prompt: Sequence[int] = ()
+        self.seed = 0
+        self.tokens: list[Token] = []
+        self.scored: Scored | None = None
+        self.done: Done | None = None
+        self._limit = limit
+        self._said: list[str] = []
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def frame(self, piece: Piece) -> bytes:
+        raise NotImplementedError
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        return b"".join([self.frame(piece) for piece in self._pieces(events)])
+
+    def add(self, events: Sequence[Event]) -> None:
+        tokens, text = self._take(events)
+        self.tokens += tokens
+        self._said.append(text)
+
+    @property
+    def text(self) -> str:
+        """All that was said, which is kept in one piece from here on."""
+        self._said = ["".join(self._said)]
+        return self._said[0]
+
+    @property
+    def reason(self) -> str:
+        """Why it ended; another's wish counts as a stop string there."""
+        assert self.done is not None
+        return "stop_sequence" if self.done.reason == "cancel" else reason(self.done, self._limit)
+
+    def _take(self, events: Sequence[Event]) -> tuple[list[Token], str]:
+        """The tokens and the text of these events; what else they tell is put down."""
+        tokens: list[Token] = []
+        texts: list[str] = []
+        for event in events:
+            match event:
+                case Delta():
+                    texts.append(event.text)
+                    tokens += event.tokens
+                case Accepted():
+                    self.prompt, self.seed = event.token_ids, event.seed
+                case Scored():
+                    self.scored = event
+                case Done():
+                    self.done = event
+        return tokens, "".join(texts)
+
+    def _pieces(self, events: Sequence[Event]) -> Iterator[Piece]:
+        """What was said is divided among the tokens that came with it. What they do not spell is the last one's."""
+        tokens, rest = self._take(events)
+        for token in tokens[:-1]:
+            piece = self._spelt(token)
+            piece = piece if rest.startswith(piece) else ""
+            rest = rest[len(piece) :]
+            self._said.append(piece)
+            yield Piece(token, piece, False)
+        if tokens or rest or self.done is not None:
+            if tokens:
+                self._spelt(tokens[-1])
+            self._said.append(rest)
+            yield Piece(tokens[-1] if tokens else None, rest, self.done is not None)
+
+    def _spelt(self, token: Token) -> str:
+        return "" if token.special else self._decoder.decode(token.raw)
+
+
+def milliseconds(cost: Cost | None) -> int:
+    """From the choice's last token, or from when it was queued, to this one; whole ones, as there."""
+    return round(1000 * (cost.waited + cost.computed)) if cost is not None else 0
+
+
+def microseconds(cost: Cost | None) -> int:
+    """How long the choice waited for the step."""
+    return round(1e6 * cost.waited) if cost is not None else 0

@@ -1,0 +1,104 @@
+"""MindIE's own interface: ``POST /infer`` and ``/infer_token``, one handler for a text and for token ids.
+
+A stream tells with each token the time since the one before; the first one's is that of reading the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parley.dialects.dialect import Head
+from parley.dialects.fields import Fields, decode
+from parley.dialects.mindie import inputs, parameters
+from parley.dialects.mindie.answers import Piece, Single, milliseconds
+from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.shared import UNREAD, encode
+from parley.types import Prompt, Request, Stop, Text, Tokens, Usage, Want
+
+TOKENS = 20  # unless told otherwise
+
+
+def read(rules: Rules, body: bytes, head: Head) -> NativeReply:
+    """Raises BadRequest."""
+    return NativeReply(rules, decode(body, UNREAD), head)
+
+
+class NativeReply(Single):
+    def __init__(self, rules: Rules, body: Fields, head: Head):
+        prompt = _prompt(body, rules)
+        given = body.object("parameters") or Fields({}, "parameters", UNREAD)
+        values = parameters.read(given, parameters.NATIVE.under(rules))
+        stream = body.boolean("stream", False)
+        limit = values["max_new_tokens"] or TOKENS
+        super().__init__(rules, head, inputs.NATIVE, limit)
+        self._details = bool(values["details"])
+        self._begun = False
+        self.request = Request(
+            id=head.id,
+            model="",
+            prompts=[prompt],
+            sampling=parameters.sampling(values, rules),
+            stop=Stop(max_tokens=limit, reserve=1),
+            want=Want(ids=True, costs=stream),
+            stream=stream,
+            timeout=values["timeout"],
+        )
+
+    def frame(self, piece: Piece) -> bytes:
+        token = piece.token
+        time = milliseconds(token.cost) if token is not None else None
+        answer: dict[str, Any] = {
+            "prefill_time": None if self._begun else time,
+            "decode_time": time if self._begun else None,
+        }
+        self._begun = True
+        if piece.last:
+            answer |= {"generated_text": self.text, "details": self._told() if self._details else None}
+        said = None if piece.last else piece.text
+        answer["token"] = {"id": [] if token is None else [token.id], "text": said}
+        return b"data: " + encode(answer) + b"\n\n"
+
+    def body(self, usage: Usage) -> bytes:
+        answer: dict[str, Any] = {"generated_text": self.text}
+        if self._details:
+            told = self._told()
+            seed = told.pop("seed")
+            answer["details"] = told | {"generated_token_ids": [token.id for token in self.tokens], "seed": seed}
+        return encode(answer)
+
+    def _told(self) -> dict[str, Any]:
+        assert self.done is not None
+        return {
+            "finish_reason": self.reason,
+            "generated_tokens": self.done.usage.completion_tokens,
+            "seed": self.seed,
+        }
+
+
+def _prompt(body: Fields, rules: Rules) -> Prompt:
+    """Which of the two it is goes by the names alone: a null counts as given here."""
+    names = {"inputs", "input_id"}.intersection(body.names)
+    if len(names) == 2:
+        raise body.fail("inputs", "Input conflict.")
+    if not names:
+        raise body.fail("inputs", inputs.NATIVE.missing)
+    if "inputs" in names:
+        if body.null("inputs"):
+            raise body.fail("inputs", "Inputs must not be null")
+        return Text(inputs.text(body, inputs.NATIVE, rules))
+    return Tokens(_ids(body))
+
+
+def _ids(body: Fields) -> list[int]:
+    value = body.raw("input_id")
+    if value is None:
+        raise body.fail("input_id", "Input_id should not be empty")
+    if not isinstance(value, list):
+        raise body.fail("input_id", "Parameter input_id must be an array")
+    if set(map(type, value)) - {int}:
+        raise body.fail("input_id", "Parameter input_id must be integer")
+    if not value or len(value) > inputs.IDS:
+        raise body.fail("input_id", f"Inputs token length must be in (0, {inputs.IDS}], but got {len(value)}")
+    if min(value) < 0 or max(value) > inputs.IDS:
+        raise body.fail("input_id", "Data element in param input_id is invalid")
+    return value

@@ -1,0 +1,343 @@
+"""The parameters of MindIE's interfaces, as one table: who takes which, in what order they are looked at, within what
+range, and what is said of the others.
+
+An interface is a row of data. ``read`` gives the values of its parameters, None where one was not given; the first
+fault in the interface's order is the one that is told. ``sampling`` and ``choices`` say what values mean together. The
+file knows neither where in a body an interface has its parameters nor how its answers look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from parley.dialects.fields import Fields
+from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.shared import F32, I32, U64, mistaken, size
+from parley.errors import Unsupported
+from parley.types import Sampling
+
+DRAWING = ("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty", "watermark")
+ENDING = ("ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output")
+OPENAI = (
+    "temperature", "top_k", "top_p", "seed", "repetition_penalty", "frequency_penalty", "presence_penalty",
+    "skip_special_tokens", "best_of", "n",
+)  # fmt: skip
+STOPS = 32_768  # characters of a list of stop strings, and of one string where it is vLLM's interface
+STOP = 1024  # characters of a string in the list, and how many those may be where the list is short
+MAX_N, MAX_BEST = 8192, 128
+MAX_TIMEOUT = 65_535
+MAX_TOP, MAX_LOGPROBS = 20, 5
+ADAPTER = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
+BASE = "None"  # the name of no adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """``order``: its parameters. ``low_k``: the least top_k, -1 if that turns it off; then 0 does not.
+
+    ``cold``: a temperature of 0 is taken. ``whole``: so is a top_p of 1. ``hottest`` and ``max_penalty`` are the
+    largest temperature and repetition_penalty. ``long_stop``: one stop string may be as long as a list of them.
+    ``voice``: whose sentences say what is wrong with n and best_of. ``lax``: zeros that mean "off" are taken.
+    """
+
+    order: tuple[str, ...]
+    low_k: Literal[-1, 0, 1] = 1
+    cold: bool = False
+    whole: bool = True
+    hottest: float = F32
+    max_penalty: float = F32
+    long_stop: bool = False
+    voice: Literal["vllm", "chat", "completions"] = "vllm"
+    lax: bool = False
+
+    def under(self, rules: Rules) -> Interface:
+        """The interface of a server with these rules."""
+        return self if rules.strict else replace(self, cold=True, whole=True, low_k=min(self.low_k, 0), lax=True)
+
+
+TGI = Interface(
+    order=("stop", *DRAWING, "adapter_id", "max_new_tokens", "details", "decoder_input_details", "return_full_text",
+           "truncate"),
+    whole=False,
+)  # fmt: skip
+NATIVE = Interface(order=(*DRAWING, "priority", "max_new_tokens", "timeout", "details"), whole=False)
+TRITON_TEXT = Interface(order=(*DRAWING, "priority", "max_new_tokens", "details", "batch_size", "timeout"), low_k=0)
+TRITON_TOKEN = Interface(
+    order=(*(name for name in DRAWING if name != "typical_p"), "priority", "max_new_tokens", "timeout", "details",
+           "batch_size"),
+    low_k=0,
+)  # fmt: skip
+VLLM = Interface(order=(*ENDING, *OPENAI, "model", "max_tokens", "stream"), low_k=-1, cold=True, long_stop=True)
+CHAT = Interface(
+    order=(*ENDING, *OPENAI, "use_beam_search", "logprobs", "top_logprobs", "max_tokens", "stream"),
+    low_k=-1,
+    cold=True,
+    max_penalty=2,
+    long_stop=True,
+    voice="chat",
+)
+NATIVE_CHAT = replace(CHAT, low_k=0, hottest=2, long_stop=False)  # openAiSupport is not "vllm"
+COMPLETIONS = replace(
+    CHAT,
+    order=("ignore_eos", "stop", "include_stop_str_in_output", "stop_token_ids", *OPENAI, "use_beam_search", "logprobs",
+           "max_tokens", "stream"),
+    voice="completions",
+)  # fmt: skip
+
+Values = dict[str, Any]
+
+
+def read(given: Fields, interface: Interface) -> Values:
+    """The values of all its parameters, by name. Raises BadRequest."""
+    return {name: CHECKS[name](given, name, interface) for name in interface.order}
+
+
+def sampling(values: Values, rules: Rules) -> Sampling:
+    """How tokens are drawn: greedily, unless a temperature, top_k or top_p asks for more. Raises BadRequest.
+
+    What the original only looks at, typical_p and watermark, has no effect under strict rules.
+    """
+    temperature, top_k, top_p = values["temperature"], values["top_k"], values["top_p"]
+    draws = values.get("do_sample")
+    if draws is None:
+        draws = any(value is not None for value in (temperature, top_k, top_p))
+    if values.get("watermark") and not rules.strict:
+        raise Unsupported("Parameter watermark is not available on this server.", field="watermark")
+    typical = values.get("typical_p") if not rules.strict else None
+    return Sampling(
+        temperature=(1.0 if temperature is None else temperature) if draws else 0.0,
+        top_k=max(0, top_k or 0),
+        top_p=1.0 if top_p is None else top_p,
+        typical_p=1.0 if typical is None else typical,
+        seed=values["seed"],
+        repetition_penalty=_or(values["repetition_penalty"], 1.0),
+        presence_penalty=_or(values.get("presence_penalty"), 0.0),
+        frequency_penalty=_or(values.get("frequency_penalty"), 0.0),
+    )
+
+
+def choices(given: Fields, values: Values, interface: Interface, rules: Rules) -> tuple[int, int]:
+    """How many answers are given, and how many made, of which these are the likeliest. Raises BadRequest."""
+    n, best_of, stream = values["n"], values["best_of"], bool(values["stream"])
+    if n is not None:
+        _bound(given, n, rules)
+    if values.get("use_beam_search"):
+        if (values.get("max_tokens") or 0) > 128 and rules.strict:
+            told = "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."
+            raise given.fail("max_tokens", told)
+        raise Unsupported("Parameter use_beam_search is not available on this server.", field="use_beam_search")
+    if rules.strict and stream and interface.voice != "vllm" and best_of not in (None, n):
+        raise given.fail("best_of", UNEVEN[interface.voice if n is not None else "chat"].format(best_of, _none(n)))
+    if best_of is not None and n is not None and best_of < n:
+        raise given.fail("best_of", FEWER[interface.voice].format(best_of, n))
+    if not values["temperature"] and max(n or 1, best_of or 1) > 1 and rules.strict:
+        none = "null" if interface.voice == "completions" else "None"
+        raise given.fail("n", SURE[interface.voice].format(_none(best_of, none), _none(n, none)))
+    made = max(n or 1, best_of or 1)
+    if stream and n is not None and made > n:
+        told = "A stream of the best of more answers than n is not available on this server."
+        raise Unsupported(told, field="best_of")
+    return n or made, made
+
+
+FEWER = {
+    "vllm": "best_of should greater than or equal to n, but best_of is {}, n is {}.",
+    "chat": "best_of must be greater than or equal to n, but best_of is {}, n is {}.",
+    "completions": "Best_of must be greater than or equal to n, but best_of is {} and n is {}.",
+}
+UNEVEN = {
+    "chat": "best_of must be equal to n in stream mode, but best_of is {}, n is {}.",
+    "completions": "best_of must be equal to n, but best_of is {} and n is {}.",
+}
+SURE = {
+    "vllm": "Best_of/N can not greater than 1 when temperature is 0 or not set, but best_of is {}, n is {}.",
+    "chat": "best_of/n can not greater than 1 without using beam search when temperature is 0 or not set, but best_of "
+            "is {}, n is {}.",
+    "completions": "Best_of and n shouldn't be greater than 1 when sampling is disabled, but best_of is {} and n is "
+                   "{}.",
+}  # fmt: skip
+
+
+def _bound(given: Fields, n: int, rules: Rules) -> None:
+    bounds = {
+        "max_batch_size": rules.max_batch_size,
+        "maxPrefillBatchSize": rules.max_prefill_batch_size,
+        "maxN": rules.max_n,
+    }
+    for name, bound in bounds.items():
+        if bound is not None and n > bound:
+            told = f"The n parameter ({n}) exceeds '{name}' ({bound}). Please reduce n or increase {name}."
+            raise given.fail("n", told)
+
+
+def _none(value: int | None, none: str = "None") -> str:
+    return none if value is None else str(value)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+# -- one parameter each
+
+
+def _integer(given: Fields, name: str, low: int, high: int) -> Any:
+    """As ``Fields.integer``, but 5.0 is none."""
+    if isinstance(given.raw(name), float):
+        raise given.mistyped(name, "an integer")
+    return given.integer(name, None, low, high)
+
+
+def _ranged(low: int, high: int) -> Callable[[Fields, str, Interface], Any]:
+    return lambda given, name, interface: _integer(given, name, low, high)
+
+
+def _boolean(given: Fields, name: str, interface: Interface) -> Any:
+    return given.boolean(name, None)
+
+
+def _temperature(given: Fields, name: str, interface: Interface) -> Any:
+    return given.number(name, None, 0, interface.hottest, open=not interface.cold)
+
+
+def _top_k(given: Fields, name: str, interface: Interface) -> Any:
+    value = _integer(given, name, interface.low_k, I32)
+    if value == 0 and interface.low_k == -1 and not interface.lax:
+        raise mistaken(name, value)
+    return value
+
+
+def _top_p(given: Fields, name: str, interface: Interface) -> Any:
+    value = given.number(name, None, 0, 1, open=True)
+    if value == 1 and not interface.whole:
+        raise mistaken(name, given.raw(name))
+    return value
+
+
+def _typical_p(given: Fields, name: str, interface: Interface) -> Any:
+    return given.number(name, None, 0, 1, open=True)
+
+
+def _repetition(given: Fields, name: str, interface: Interface) -> Any:
+    return given.number(name, None, 0, interface.max_penalty, open=True)
+
+
+def _penalty(given: Fields, name: str, interface: Interface) -> Any:
+    return given.number(name, None, -2, 2)
+
+
+def _truncate(given: Fields, name: str, interface: Interface) -> Any:
+    return _integer(given, name, 0 if interface.lax else 1, I32) or None
+
+
+def _adapter(given: Fields, name: str, interface: Interface) -> Any:
+    adapter = given.string(name, BASE)
+    if not ADAPTER.fullmatch(adapter):
+        raise given.fail(name, "The format of adapter_id is invalid.")
+    if adapter != BASE:
+        raise Unsupported("Parameter adapter_id is not available on this server.", field=name)
+    return None
+
+
+def _model(given: Fields, name: str, interface: Interface) -> Any:
+    """Of vLLM's /generate: which adapter. Where the other interfaces have a model, it is none of the parameters."""
+    value = given.raw(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise given.fail(name, "Model must be string type.")
+    if not 1 <= size(value) <= 256:
+        text = f"Input validation error: length of `model` must be in [1, 256], but got {size(value)}"
+        raise given.fail(name, text)
+    return value
+
+
+def _stop(given: Fields, name: str, interface: Interface) -> list[str]:
+    value, longest = given.raw(name), STOPS if interface.long_stop else STOP
+    if value is None:
+        return []
+    if isinstance(value, str):
+        if not 1 <= size(value) <= longest:
+            text = f"Input validation error: length of `stop` must be in [1, {longest}], but got {size(value)}"
+            raise given.fail(name, text)
+        return [value]
+    if not isinstance(value, list):
+        raise given.fail(name, "Input validation error: param stop must be string or list[string]")
+    sound = interface.long_stop or len(value) <= STOP
+    sound = sound and all(isinstance(each, str) and 1 <= size(each) <= STOP for each in value)
+    if not sound or sum(map(size, value)) > STOPS:
+        text = (
+            "Input validation error: `stop` must be list[string] if list, "
+            f"and item length in [1, {STOP}] with total <= {STOPS}"
+        )
+        raise given.fail(name, text)
+    return value
+
+
+def _stop_ids(given: Fields, name: str, interface: Interface) -> list[int]:
+    value = given.raw(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise given.fail(name, "Parameter stop_token_ids not array")
+    if any(type(each) is not int for each in value):
+        raise given.fail(name, "Parameter stop_token_ids not list[int]")
+    return list(dict.fromkeys(each for each in value if 0 <= each <= I32))
+
+
+def _include(given: Fields, name: str, interface: Interface) -> Any:
+    """Looked at only where there is something to include."""
+    return given.boolean(name, None) if given.has("stop") or given.has("stop_token_ids") else None
+
+
+def _logprobs(given: Fields, name: str, interface: Interface) -> Any:
+    if interface.voice == "completions":
+        return _integer(given, name, 0, MAX_LOGPROBS)
+    return given.boolean(name, None)
+
+
+def _top_logprobs(given: Fields, name: str, interface: Interface) -> Any:
+    value = _integer(given, name, 0, MAX_TOP)
+    if value is not None and given.raw("logprobs") is False:
+        told = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
+        raise given.fail(name, told)
+    return value
+
+
+CHECKS: dict[str, Callable[[Fields, str, Interface], Any]] = {
+    "temperature": _temperature,
+    "top_k": _top_k,
+    "top_p": _top_p,
+    "typical_p": _typical_p,
+    "do_sample": _boolean,
+    "seed": _ranged(0, U64),
+    "repetition_penalty": _repetition,
+    "frequency_penalty": _penalty,
+    "presence_penalty": _penalty,
+    "watermark": _boolean,
+    "max_new_tokens": _ranged(1, I32),
+    "max_tokens": _ranged(1, I32),
+    "batch_size": _ranged(1, I32),
+    "priority": _ranged(1, 5),
+    "timeout": _ranged(1, MAX_TIMEOUT),
+    "truncate": _truncate,
+    "details": _boolean,
+    "decoder_input_details": _boolean,
+    "return_full_text": _boolean,
+    "stream": _boolean,
+    "adapter_id": _adapter,
+    "model": _model,
+    "stop": _stop,
+    "stop_token_ids": _stop_ids,
+    "include_stop_str_in_output": _include,
+    "skip_special_tokens": _boolean,
+    "ignore_eos": _boolean,
+    "best_of": _ranged(1, MAX_BEST),
+    "n": _ranged(1, MAX_N),
+    "use_beam_search": _boolean,
+    "logprobs": _logprobs,
+    "top_logprobs": _top_logprobs,
+}

@@ -1,0 +1,88 @@
+"""MindIE's form of vLLM's interface: ``POST /generate`` with ``prompt``.
+
+An answer is the prompt, a blank and what was generated, the likeliest of several first. A stream is no series of
+events: each record is a JSON object and a NUL, with what every choice adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parley.dialects.dialect import Head
+from parley.dialects.fields import Fields, decode
+from parley.dialects.mindie import inputs, parameters
+from parley.dialects.mindie.answers import MindieReply
+from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.shared import NEITHER, Words, encode
+from parley.errors import Unsupported
+from parley.types import Delta, Done, Event, Request, Stop, Text, Usage, Want
+
+UNREAD = Words(NEITHER)
+TOKENS = 16  # unless told otherwise, by the manual
+
+
+def read(rules: Rules, body: bytes, head: Head) -> RecordReply:
+    """Raises BadRequest."""
+    return RecordReply(rules, decode(body, UNREAD), head)
+
+
+class RecordReply(MindieReply):
+    def __init__(self, rules: Rules, body: Fields, head: Head):
+        parts = inputs.texts(body, inputs.VLLM, rules)
+        interface = parameters.VLLM.under(rules)
+        values = parameters.read(body, interface)
+        self._count, made = parameters.choices(body, values, interface, rules)
+        if values["model"] not in (None, parameters.BASE):
+            raise Unsupported("Parameter model is not available on this server.", field="model")
+        super().__init__(rules, head, inputs.VLLM)
+        self._before = parts[0] + " "
+        self._said: list[list[str]] = [[] for _ in range(made)]
+        self._chances = [0.0] * made  # the logarithm of each choice's probability
+        stream = bool(values["stream"])
+        self.request = Request(
+            id=head.id,
+            model="",
+            prompts=[Text("".join(parts))],
+            sampling=parameters.sampling(values, rules),
+            stop=Stop(
+                strings=values["stop"],
+                ids=values["stop_token_ids"],
+                include=bool(values["include_stop_str_in_output"]),
+                ignore_eos=bool(values["ignore_eos"]),
+                max_tokens=values["max_tokens"] or (TOKENS if rules.old else None),
+                reserve=1,
+            ),
+            want=Want(
+                logprobs=0 if made > 1 and not stream else None,
+                skip_special=values["skip_special_tokens"] is not False,
+            ),
+            n=made,
+            stream=stream,
+        )
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        fresh = [""] * len(self._said)
+        for event in events:
+            if isinstance(event, Delta):
+                fresh[event.index] += event.text
+        told = any(isinstance(event, Delta | Done) for event in events)
+        if not self._rules.full_text:
+            return encode({"text": fresh}) + b"\0" if told else b""
+        self.add(events)
+        return encode({"text": self._texts()}) + b"\0" if told else b""
+
+    def add(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Delta):
+                self._said[event.index].append(event.text)
+                self._chances[event.index] += sum(token.logprob or 0.0 for token in event.tokens)
+
+    def body(self, usage: Usage) -> bytes:
+        best = sorted(range(len(self._said)), key=lambda index: -self._chances[index])[: self._count]
+        texts = self._texts()
+        return encode({"text": [self._before + texts[index] for index in best]})
+
+    def _texts(self) -> list[str]:
+        """The whole text of each choice, which is kept in one piece from here on."""
+        self._said = [["".join(said)] for said in self._said]
+        return [said[0] for said in self._said]

@@ -1,0 +1,37 @@
+"""Reading texts and token ids: one or several prompts, and what is embedded."""
+
+from __future__ import annotations
+
+from parley.dialects.fields import Fields
+from parley.dialects.parameters import MAX_ID
+from parley.types import Prompt, Text, Tokens
+
+MAX_SIZE = 2**31  # characters or ids; what a body may hold is less
+
+
+def read(body: Fields, member: str, *, cap: int) -> list[Prompt]:
+    """At most ``cap`` of them, none empty. Raises BadRequest."""
+    special = body.boolean("add_special_tokens", True)
+    value = body.raw(member)
+    if value is None:
+        raise body.missing(member)
+    if isinstance(value, str):
+        if not value:
+            raise body.empty(member, "string")
+        return [Text(value, special)]
+    if not isinstance(value, list):
+        raise body.mistyped(member, "a string, an array of strings, or token ids")
+    if not value:
+        raise body.empty(member, "array")
+    if isinstance(value[0], str):
+        return [Text(text, special) for text in body.strings(member, cap=cap, total=MAX_SIZE)]
+    if not isinstance(value[0], list):
+        return [Tokens(body.integers(member, cap=MAX_SIZE, low=0, high=MAX_ID))]
+    prompts: list[Prompt] = []
+    for i, ids in enumerate(body.array(member, cap=cap)):
+        place = f"{member}[{i}]"
+        item = Fields({place: ids})
+        prompts.append(Tokens(item.integers(place, cap=MAX_SIZE, low=0, high=MAX_ID)))
+        if not ids:
+            raise item.empty(place, "array")
+    return prompts

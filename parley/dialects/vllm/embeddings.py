@@ -1,0 +1,69 @@
+"""``POST /v1/embeddings`` and ``POST /pooling`` as vLLM answers them: the same members, another envelope."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.fields import Fields
+from parley.dialects.openai import embeddings
+from parley.dialects.openai.shared import Rules, unsupported
+from parley.dialects.vllm import requests
+from parley.types import Usage
+
+TASKS = ("embed", "classify", "token_embed", "token_classify", "plugin")
+
+
+def read(body: bytes, head: Head) -> EmbeddingReply | Answer:
+    """Raises BadRequest."""
+    return requests.read(EmbeddingReply, body, head)
+
+
+def pool(body: bytes, head: Head) -> PoolingReply | Answer:
+    """Raises BadRequest."""
+    return requests.read(PoolingReply, body, head)
+
+
+class EmbeddingReply(embeddings.EmbeddingReply):
+    rules: ClassVar[Rules] = requests.RULES
+    kind: ClassVar[str] = "embd"
+
+    def __init__(self, body: Fields, head: Head):
+        super().__init__(body, head)
+        self._name = requests.name(head, self._name)
+
+    def envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        return {
+            "id": f"{self.kind}-{self._name}",
+            "object": "list",
+            "created": self._head.created,
+            "model": self.request.model,
+            "data": data,
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "total_tokens": usage.prompt_tokens,
+                "completion_tokens": 0,
+                "prompt_tokens_details": None,
+                "completion_tokens_details": None,
+            },
+        }
+
+
+class PoolingReply(EmbeddingReply):
+    """One vector for each input, whose numbers are called data."""
+
+    kind: ClassVar[str] = "pooling"
+
+    def __init__(self, body: Fields, head: Head):
+        if body.string("task", "embed", allowed=TASKS) != "embed":
+            raise unsupported(body, "task", "Other tasks than 'embed' are")
+        if body.has("data"):
+            raise unsupported(body, "data", "Input for plugins is")
+        super().__init__(body, head)
+
+    def envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        pooled = [
+            {"index": each["index"], "object": "pooling", "data": each["embedding"]} if "embedding" in each else each
+            for each in data
+        ]
+        return super().envelope(pooled, usage)

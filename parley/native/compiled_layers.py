@@ -1,0 +1,146 @@
+"""How ``layers.cpp`` is called: all layers of a decoder at once, for Python between kernels costs more than some do.
+
+What they compute is defined in ``model/decoder.py``, kernel by kernel, and this gives the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from parley.native.compiled import Packed, plan
+from parley.native.compiled_int4 import Int4Packed
+from parley.native.compiled_int8 import Int8Packed
+from parley.native.layer import Layer
+from parley.native.layout import Span
+from parley.native.pool import Pool
+
+P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+FORMS = (Packed, Int8Packed, Int4Packed)  # numbered as in layers.cpp
+UNIT = 8  # no kernel wants its rows filled up whose length is a multiple of it
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = [
+        *((name, N) for name in ("form", "out", "into", "group")),
+        *((name, P) for name in ("weight", "scales", "bias", "order")),
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, P) for name in ("input_norm", "post_norm", "head_norm")),
+        ("window", N),
+        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+    ]
+
+
+class _Stack(ctypes.Structure):
+    _fields_ = [
+        ("layers", ctypes.POINTER(_Layer)),
+        ("count", N),
+        *((name, P) for name in ("norm", "angles")),
+        *((name, N) for name in ("positions", "heads", "kv_heads", "dim", "rotary")),
+        *((name, R) for name in ("eps", "scale")),
+    ]
+
+
+class Stack:
+    """The layers of one decoder, described once. The tensors stay what and where they are."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        layers: Sequence[Layer],
+        norm: torch.Tensor,
+        angles: torch.Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        eps: float,
+        scale: float,
+    ):
+        positions, _, half = angles.shape
+        self._kept = layers, norm, angles  # what the pointers lead to
+        self._layers = (_Layer * len(layers))(*map(_layer, layers))
+        self._stack = _Stack(
+            self._layers,
+            len(layers),
+            norm.data_ptr(),
+            angles.data_ptr(),
+            positions,
+            heads,
+            kv_heads,
+            dim,
+            2 * half,
+            eps,
+            scale,
+        )
+        self._at = ctypes.addressof(self._stack)
+        self._room, self._run = library.layers_room, library.layers
+        self._room.argtypes, self._room.restype = [P, N], N
+        self._run.argtypes, self._run.restype = [P, P, P, P, P, N, P, N, P, P, N, P, N], N
+
+    @staticmethod
+    def takes(layers: Sequence[Layer]) -> bool:
+        """Whether ``layers.cpp`` can compute them."""
+        linears = [each for layer in layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return bool(linears) and all(isinstance(each, FORMS) and each.into % UNIT == 0 for each in linears)
+
+    def run(
+        self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, spans: list[Span], pools: Sequence[Pool]
+    ) -> torch.Tensor:
+        """Normed result [T, hidden] for embeddings x [T, hidden], which are lost; keys and values go to the pages."""
+        cut = plan(spans, None)  # windows are the layers' own
+        x, positions, slots = x.contiguous(), positions.contiguous(), slots.contiguous()
+        out = torch.empty_like(x)
+        memory = torch.empty(self._room(self._at, len(x)), dtype=torch.uint8)
+        done = self._run(
+            self._at,
+            x.data_ptr(),
+            out.data_ptr(),
+            positions.data_ptr(),
+            slots.data_ptr(),
+            len(x),
+            cut.spans.data_ptr(),
+            len(cut.spans),
+            cut.table.data_ptr(),
+            (P * len(pools))(*[pool.data.data_ptr() for pool in pools]),
+            pools[0].format.dtype == torch.int8,
+            memory.data_ptr(),
+            torch.get_num_threads(),
+        )
+        if not done:
+            raise IndexError("a position is beyond the longest context")
+        return out
+
+
+def _layer(layer: Layer) -> _Layer:
+    return _Layer(
+        layer.input_norm.data_ptr(),
+        layer.post_norm.data_ptr(),
+        _at(layer.head_norm),
+        layer.window or 0,
+        *(_linear(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+    )
+
+
+def _linear(packed: object) -> _Linear:
+    assert isinstance(packed, FORMS)
+    return _Linear(
+        FORMS.index(type(packed)),
+        packed.out,
+        packed.into,
+        packed.group if isinstance(packed, Int4Packed) else 0,
+        packed.weight.data_ptr(),
+        packed.scales.data_ptr() if isinstance(packed, Int8Packed) else None,
+        _at(packed.bias),
+        _at(packed.order if isinstance(packed, Int4Packed) else None),
+    )
+
+
+def _at(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,154 @@
+// All layers of a decoder in one call: what `model/decoder.py` defines kernel by kernel, without Python between them.
+// The kernels are the same, called with the same numbers, so the bits are the same.
+#include <algorithm>
+
+#include "kernels.h"
+
+namespace {
+
+enum Form : int64_t { BF16, INT8, INT4 };
+
+struct Linear {
+  int64_t form, out, into, group;  // `into` is a multiple of 8
+  const void* weight;
+  const float* scales;   // of outputs, if it is int8
+  const bf16* bias;      // or null
+  const int64_t* order;  // which of a row's numbers the weight wants first, second and so on; or null
+};
+
+struct Layer {
+  const bf16 *input_norm, *post_norm;
+  const float* head_norm;  // or null
+  int64_t window;          // or 0
+  Linear qkv, output, gate_up, down;
+};
+
+struct Stack {
+  const Layer* layers;
+  int64_t count;
+  const bf16* norm;     // after the last of them
+  const float* angles;  // [positions][2][rotary / 2]: cosines and sines
+  int64_t positions, heads, kv_heads, dim, rotary;
+  float eps, scale;  // of norms, of scores
+
+  long hidden() const { return layers->output.out; }
+};
+
+// What passes from kernel to kernel, in one piece of memory: rows as a linear layer gives them; rows for the next one to
+// read, as they are or as int8 (see int8.cpp); and the angles of rope_write.
+struct Room {
+  uintptr_t end;
+  bf16 *made, *plain, *sorted;
+  int8_t* values;
+  float* scales;
+  int32_t* excess;
+  float *cos, *sin;
+
+  Room(const Stack& stack, long M, void* memory) : end((uintptr_t)memory) {
+    long made_most = 0, read_most = 0, sorted_most = 0;
+    for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
+      for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down}) {
+        made_most = std::max(made_most, each->out);
+        read_most = std::max(read_most, each->into);
+        sorted_most = std::max(sorted_most, each->form == INT8 ? each->into / 2 : each->order ? each->into : 0);
+      }
+    take(made, M * made_most);
+    take(plain, M * read_most);
+    take(sorted, M * sorted_most);
+    values = (int8_t*)sorted;  // no layer is of int8 and wants another order
+    take(scales, M);
+    take(excess, M);
+    take(cos, M * stack.rotary);
+    take(sin, M * stack.rotary);
+  }
+
+  template <class T> void take(T*& place, long numbers) {
+    place = (T*)end;
+    end += (numbers * sizeof(T) + 63) / 64 * 64;
+  }
+};
+
+struct Run {
+  const Stack& stack;
+  Room room;
+  bf16* residual;
+  long M, threads;
+
+  // made = rows times the weight, plus bias
+  void linear(const Linear& layer) {
+    const bf16* rows = room.plain;
+    if (layer.form == INT8)
+      return int8_linear(room.values, room.scales, room.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, room.made,
+                         M, layer.out, layer.into, false, threads);
+    if (layer.order) {
+      for (long m = 0; m < M; m++)
+        for (long k = 0; k < layer.into; k++) room.sorted[m * layer.into + k] = rows[m * layer.into + layer.order[k]];
+      rows = room.sorted;
+    }
+    if (layer.form == INT4)
+      int4_linear(rows, (const uint32_t*)layer.weight, layer.bias, room.made, M, layer.out, layer.into, layer.group, false, threads);
+    else
+      ::linear(rows, (const bf16*)layer.weight, layer.bias, room.made, M, layer.out, layer.into, false, threads);
+  }
+
+  // residual += x, if there is one; plain, or int8 if the reader wants that, = its norm
+  void norm(const bf16* x, const bf16* weight, const Linear* reader, bf16* plain) {
+    if (reader && reader->form == INT8) plain = nullptr;
+    add_rms_norm(x, residual, residual, weight, plain, room.values, room.scales, room.excess, M, stack.hidden(),
+                 stack.eps, threads);
+  }
+
+  void silu_mul(const Linear& reader) {
+    bf16* plain = reader.form == INT8 ? nullptr : room.plain;
+    ::silu_mul(room.made, plain, room.values, room.scales, room.excess, M, reader.into, threads);
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Bytes that `layers` needs for M rows.
+int64_t layers_room(const Stack* stack, int64_t M) { return Room(*stack, M, nullptr).end; }
+
+// out [M, hidden] = the normed result of all layers for rows x, which are lost: the sums of the layers take their place.
+// Keys and values are written to the pages, of which `pages` says for each layer where they begin. positions, slots [M];
+// spans, table: as `attend` takes them. False, and nothing done, if there is a position beyond the angles.
+int64_t layers(const Stack* stack, bf16* x, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
+               const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8, void* memory,
+               int64_t threads) {
+  const Stack& s = *stack;
+  Run run{s, Room(s, M, memory), x, M, threads};
+  Room& room = run.room;
+  long half = s.rotary / 2;
+  for (long m = 0; m < M; m++) {
+    if (positions[m] < 0 || positions[m] >= s.positions) return false;
+    const float* angles = s.angles + positions[m] * 2 * half;
+    float *cos = room.cos + m * s.rotary, *sin = room.sin + m * s.rotary;
+    for (long i = 0; i < half; i++) {
+      cos[i] = cos[half + i] = angles[i];
+      sin[i] = -(sin[half + i] = angles[half + i]);
+    }
+  }
+  run.norm(nullptr, s.layers->input_norm, &s.layers->qkv, room.plain);
+  for (long i = 0; i < s.count; i++) {
+    const Layer &layer = s.layers[i], *next = i + 1 < s.count ? &layer + 1 : nullptr;
+    run.linear(layer.qkv);
+    rope_write(room.made, room.cos, room.sin, pages[i], slots, layer.head_norm, s.eps, M, s.heads, s.kv_heads, s.dim, s.rotary,
+               int8, threads);
+    attend(room.made, layer.qkv.out, pages[i], room.plain, spans, count, table, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8,
+           layer.window, s.scale, 0, threads);
+    if (layer.output.form == INT8)
+      quantise(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
+    run.linear(layer.output);
+    run.norm(room.made, layer.post_norm, &layer.gate_up, room.plain);
+    run.linear(layer.gate_up);
+    run.silu_mul(layer.down);
+    run.linear(layer.down);
+    if (next) run.norm(room.made, next->input_norm, &next->qkv, room.plain);
+    else run.norm(room.made, s.norm, nullptr, out);
+  }
+  return true;
+}
+
+}  // extern "C"

@@ -1,0 +1,300 @@
+"""MindIE's config.json: what takes effect, what is only listed, and what is said of mistakes."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parley import hub
+from parley.commands import mindie
+from parley.commands.serve import server_options
+from parley.config import SERVE, settings
+from parley.dialects.mindie.rules import Rules
+from parley.options import ConfigError, resolve
+from parley.server.options import Listen, Tls
+
+MODEL = "BackendConfig.ModelDeployConfig.ModelConfig[0]."
+NAME = "1 to 256 letters, digits, - . and _, none of these marks at the ends."
+EVERY = "means every address; that needs allowAllZeroIpListening to be true."
+WHOLE: dict[str, Any] = {
+    "Version": "1.0.0",
+    "LogConfig": {"logLevel": "Info"},
+    "ServerConfig": {
+        "ipAddress": "127.0.0.1",
+        "managementIpAddress": "127.0.0.2",
+        "port": 1025,
+        "managementPort": 1026,
+        "metricsPort": 1027,
+        "allowAllZeroIpListening": False,
+        "maxLinkNum": 300,
+        "httpsEnabled": True,
+        "fullTextEnabled": False,
+        "tlsCaPath": "security/ca/",
+        "tlsCaFile": ["ca.pem"],
+        "tlsCert": "security/certs/server.pem",
+        "tlsPk": "security/keys/server.key.pem",
+        "tlsPkPwd": "security/pass/key_pwd.txt",
+        "tlsCrlPath": "security/certs/",
+        "tlsCrlFiles": ["server_crl.pem"],
+        "managementTlsCaFile": ["management_ca.pem"],
+        "managementTlsCert": "security/certs/management/server.pem",
+        "managementTlsPk": "security/keys/management/server.key.pem",
+        "inferMode": "standard",
+        "interCommTLSEnabled": True,
+        "openAiSupport": "vllm",
+        "tokenTimeout": 600,
+        "e2eTimeout": 500,
+        "maxRequestLength": 40,
+    },
+    "BackendConfig": {
+        "npuDeviceIds": [[0, 1]],
+        "ModelDeployConfig": {
+            "maxSeqLen": 2560,
+            "maxInputTokenLen": 2048,
+            "truncation": False,
+            "ModelConfig": [
+                {
+                    "modelInstanceType": "Standard",
+                    "modelName": "llama_65b",
+                    "modelWeightPath": "weights",
+                    "worldSize": 4,
+                    "cpuMemSize": 5,
+                    "npuMemSize": 2,
+                    "backendType": "atb",
+                }
+            ],
+        },
+        "ScheduleConfig": {
+            "templateType": "Standard",
+            "cacheBlockSize": 128,
+            "maxPrefillBatchSize": 50,
+            "maxPrefillTokens": 8192,
+            "prefillPolicyType": 0,
+            "maxBatchSize": 200,
+            "maxIterTimes": 512,
+            "maxPreemptCount": 0,
+        },
+    },
+    "SomethingNew": 1,
+}
+SECTIONS = {
+    "ServerConfig": ("ServerConfig",),
+    "BackendConfig.ModelDeployConfig": ("BackendConfig", "ModelDeployConfig"),
+    "BackendConfig.ScheduleConfig": ("BackendConfig", "ScheduleConfig"),
+    MODEL[:-1]: ("BackendConfig", "ModelDeployConfig", "ModelConfig", 0),
+}
+
+
+def written(folder: Path, content: Any) -> str:
+    file = folder / "conf" / "config.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(file)
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The whole file with one member otherwise."""
+    content = copy.deepcopy(WHOLE)
+    section, _, member = path.rpartition(".")
+    place: Any = content
+    for step in SECTIONS.get(section, ()):
+        place = place[step]
+    place[member] = value
+    return content
+
+
+def read(folder: Path, content: Any, **environment: str) -> mindie.Plan:
+    return mindie.read(written(folder, content), environment)
+
+
+def refusal(folder: Path, content: Any, **environment: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(folder, content, **environment)
+    return str(caught.value).removeprefix(str(folder / "conf" / "config.json") + ": ")
+
+
+def test_what_is_there_takes_effect(tmp_path):
+    plan = read(tmp_path, WHOLE)
+    where = tmp_path / "security"
+    own = Tls(
+        certificate=where / "certs/server.pem",
+        key=where / "keys/server.key.pem",
+        password=where / "pass/key_pwd.txt",
+        clients=(where / "ca/ca.pem",),
+        revoked=(where / "certs/server_crl.pem",),
+    )
+    management, metrics = plan.listen[1].tls, plan.listen[2].tls
+    assert management == Tls(
+        certificate=where / "certs/management/server.pem",
+        key=where / "keys/management/server.key.pem",
+        clients=(where / "ca/management_ca.pem",),
+    )
+    assert metrics is not None and metrics.certificate == where / "certs/metrics/server.pem"
+    assert plan.listen == [
+        Listen("mindie", "127.0.0.1", 1025, own),
+        Listen("mindie-management", "127.0.0.2", 1026, management),
+        Listen("mindie-metrics", "127.0.0.2", 1027, metrics),
+    ]
+    config = resolve(SERVE, ["--threads", "1"], {}).over(plan.options, "there")
+    engine = settings(config, config["model"])
+    assert (engine.model, engine.max_model_len, engine.max_batch) == (str(tmp_path / "weights"), 2560, 200)
+    assert (engine.kv_memory, engine.step_tokens, engine.threads) == (2 << 30, 8192, 1)
+    options = plan.applied(server_options(config), "strict-old")
+    assert (options.port, options.names, options.drain) == (None, ("llama_65b",), 500)
+    assert (options.body_limit, options.max_queue) == (40 << 20, 700)  # 300 are served, 600 more may wait
+    assert list(options.apis) == ["mindie", "mindie-management", "mindie-metrics"]
+    assert options.listen == tuple(plan.listen)
+    assert "SomethingNew, ServerConfig.interCommTLSEnabled, BackendConfig.npuDeviceIds" in options.notes[0]
+    assert "ServerConfig.port" not in options.notes[0]
+
+
+def test_an_empty_file_has_the_originals_defaults(tmp_path):
+    plan = read(tmp_path, {})
+    assert [(each.host, each.port) for each in plan.listen] == [("127.0.0.1", port) for port in (1025, 1026, 1027)]
+    assert plan.listen[0].tls == plan.listen[2].tls  # one address, one certificate
+    assert (plan.max_prompt, plan.max_output, plan.token_timeout, plan.timeout) == (2048, 512, 600, 600)
+    assert plan.options["max-queue"] == 2800 and plan.idle == []
+    with pytest.raises(ConfigError, match=rf"{MODEL[:-4]}.*modelWeightPath is missing"):
+        plan.check(None)
+    plan.check(hub.BUILT_IN)  # a model that was named beside it
+
+
+def test_what_is_given_beside_it_wins(tmp_path):
+    plan = read(tmp_path, WHOLE)
+    flags = ["other", "--port", "9", "--max-batch", "3", "--listen", "tgi=h:1"]
+    config = resolve(SERVE, flags, {}).over(plan.options, "there")
+    options = plan.applied(server_options(config), "extended")
+    assert (options.port, config["model"], config["max-batch"]) == (9, "other", 3)
+    assert options.listen == (*plan.listen, Listen("tgi", "h", 1))
+
+
+@pytest.mark.parametrize(
+    "path,value,name,rule",
+    [
+        ("ServerConfig.fullTextEnabled", True, "full_text", True),
+        ("ServerConfig.openAiSupport", "openai", "vllm", False),
+        ("ServerConfig.maxRequestLength", 3, "limit", 3),
+        ("BackendConfig.ModelDeployConfig.truncation", True, "truncation", "head"),
+        ("BackendConfig.ModelDeployConfig.truncation", -1, "truncation", "head"),
+        ("BackendConfig.ModelDeployConfig.truncation", 1, "truncation", "tail"),
+        ("BackendConfig.ModelDeployConfig.truncation", 0, "truncation", None),
+        ("BackendConfig.ModelDeployConfig.maxInputTokenLen", 9000, "max_input_token_len", 2559),
+        ("BackendConfig.ScheduleConfig.maxN", 4, "max_n", 4),
+        ("BackendConfig.ScheduleConfig.maxPrefillBatchSize", 0, "max_prefill_batch_size", 200),
+        (MODEL + "worldSize", 1, "world_size", 1),
+        (MODEL + "modelWeightPath", "/a/b", "weights", "b"),
+    ],
+)
+def test_what_a_client_can_tell(tmp_path, path, value, name, rule):
+    content = changed(path, value)
+    if value == 9000:
+        content["BackendConfig"]["ScheduleConfig"]["maxPrefillTokens"] = 9000
+    assert getattr(Rules(**read(tmp_path, content).rules), name) == rule
+
+
+def test_what_the_environment_says(tmp_path):
+    plan = read(tmp_path, WHOLE, MIES_CONTAINER_IP="10.0.0.1", MIES_CONTAINER_MANAGEMENT_IP="::1")
+    assert [each.host for each in plan.listen] == ["10.0.0.1", "::1", "::1"]
+    assert "MIES_CONTAINER_IP: 'x' is not an IPv4 or IPv6 address" in refusal(tmp_path, WHOLE, MIES_CONTAINER_IP="x")
+    given = server_options(resolve(SERVE, [], {}))
+    for variable, profile, figures in (
+        ("", "strict", 0),
+        ("1", "strict", 1),
+        ("", "strict-old", 1),
+        ("", "extended", 1),
+    ):
+        plan = read(tmp_path, WHOLE, MINDIE_LLM_BENCHMARK_ENABLE=variable, MIES_SERVICE_MONITOR_MODE=variable)
+        assert plan.profiled(profile).figures == bool(figures)
+        page = plan.applied(given, profile).apis["mindie-metrics"].routes[0].kind
+        assert page == ("metrics" if variable or profile == "extended" else "ask")
+    assert plan.profiled("strict").monitored is False
+
+
+def test_the_longest_timeouts_and_a_server_without_a_model(tmp_path):
+    plan = read(tmp_path, changed("EnableDynamicAdjustTimeoutConfig", True))
+    assert (plan.token_timeout, plan.timeout) == (3600, 65535)
+    plan = read(tmp_path, changed(MODEL + "modelInstanceType", "StandardMock"))
+    assert plan.options["fake-engine"] is True
+
+
+def test_a_context_is_never_longer_than_that_of_the_model(tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text('{"max_position_embeddings": 100}')
+    assert read(tmp_path, WHOLE).options["max-model-len"] == 100
+    with pytest.raises(ConfigError, match=r'modelWeightPath: "weights" cannot be served: its folder has no tokenizer'):
+        read(tmp_path, WHOLE).check(str(tmp_path / "weights"))
+
+
+def test_passwords_and_lists_that_are_not_named_need_not_be_there(tmp_path):
+    content = {"ServerConfig": {"managementIpAddress": "127.0.0.3"}}
+    assert all(each.tls is not None and each.tls[2:5:2] == (None, ()) for each in read(tmp_path, content).listen)
+    for name in ("pass/key_pwd.txt", "certs/server_crl.pem", "pass/management/key_pwd.txt"):
+        (tmp_path / "security" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "security" / name).touch()
+    own, management, _ = read(tmp_path, content).listen
+    assert own.tls is not None and own.tls.password == tmp_path / "security/pass/key_pwd.txt"
+    assert own.tls.revoked == (tmp_path / "security/certs/server_crl.pem",)
+    assert management.tls is not None and management.tls.password == tmp_path / "security/pass/management/key_pwd.txt"
+
+
+@pytest.mark.parametrize(
+    "path,value,text",
+    [
+        ("ServerConfig.port", 80, "80 is not a whole number from 1024 to 65535."),
+        ("ServerConfig.port", "1025", '"1025" is not a whole number from 1024 to 65535.'),
+        ("ServerConfig.managementPort", 65_536, "65536 is not a whole number from 1024 to 65535."),
+        ("ServerConfig.metricsPort", True, "true is not a whole number from 1024 to 65535."),
+        ("ServerConfig.ipAddress", "localhost", '"localhost" is not an IPv4 or IPv6 address.'),
+        ("ServerConfig.ipAddress", "0.0.0.0", f"0.0.0.0 {EVERY}"),
+        ("ServerConfig.managementIpAddress", "::", f":: {EVERY}"),
+        ("ServerConfig.httpsEnabled", 1, "1 is not true or false."),
+        ("ServerConfig.maxLinkNum", 0, "0 is not a whole number from 1 to 4096."),
+        ("ServerConfig.tlsCaFile", [], "[] is not a list of 1 to 3 file names."),
+        ("ServerConfig.tlsCaFile", ["a", "b", "c", "d"], '["a","b","c","d"] is not a list of 1 to 3 file names.'),
+        ("ServerConfig.tlsCert", 5, "5 is not a string."),
+        ("ServerConfig.inferMode", "pd", '"pd" is not one of "standard", "dmi".'),
+        ("ServerConfig.inferMode", "dmi", '"dmi", which separates prefill from decoding, is not available here.'),
+        ("ServerConfig.openAiSupport", True, "true is not a string."),
+        ("ServerConfig.tokenTimeout", 3601, "3601 is not a whole number from 1 to 3600."),
+        ("ServerConfig.e2eTimeout", 65_536, "65536 is not a whole number from 1 to 65535."),
+        ("ServerConfig.e2eTimeout", 1.5, "1.5 is not a whole number from 1 to 65535."),
+        ("ServerConfig.maxRequestLength", 101, "101 is not a whole number from 1 to 100."),
+        ("BackendConfig.ModelDeployConfig.maxSeqLen", 0, "0 is not a whole number of at least 2."),
+        (
+            "BackendConfig.ModelDeployConfig.maxInputTokenLen",
+            2**22 + 1,
+            "4194305 is not a whole number from 1 to 4194304.",
+        ),
+        ("BackendConfig.ModelDeployConfig.truncation", 2, "2 is not one of false, true, 0, 1, -1."),
+        ("BackendConfig.ModelDeployConfig.ModelConfig", [], "[] is not a list of one object."),
+        ("BackendConfig.ModelDeployConfig.ModelConfig", [{}, {}], "[{},{}] is not a list of one object."),
+        (MODEL + "modelName", "-x", f'"-x" is not {NAME}'),
+        (MODEL + "modelName", "", f'"" is not {NAME}'),
+        (MODEL + "modelInstanceType", "Mock", '"Mock" is not one of "Standard", "StandardMock".'),
+        (MODEL + "npuMemSize", 0, "0 is not -1 or a number of GB above 0."),
+        (MODEL + "cpuMemSize", -1, "-1 is not a whole number of at least 0."),
+        ("BackendConfig.ScheduleConfig.cacheBlockSize", 100, "100 is not a multiple of 16."),
+        ("BackendConfig.ScheduleConfig.cacheBlockSize", 256, "256 is not a whole number from 1 to 128."),
+        ("BackendConfig.ScheduleConfig.maxPrefillTokens", 100, "100 is less than maxInputTokenLen, which is 2048."),
+        ("BackendConfig.ScheduleConfig.maxPrefillBatchSize", 201, "201 is not a whole number from 0 to 200."),
+        ("BackendConfig.ScheduleConfig.maxIterTimes", 2561, "2561 is not a whole number from 1 to 2560."),
+        ("BackendConfig.ScheduleConfig.maxPreemptCount", 201, "201 is not a whole number from 0 to 200."),
+        ("BackendConfig.ScheduleConfig.prefillPolicyType", 1, "1 is not one of 0."),
+        ("BackendConfig.ScheduleConfig.maxN", 201, "201 is not a whole number from 1 to 200."),
+        ("BackendConfig.ScheduleConfig.templateType", "x", '"x" is not one of "Standard", "Mix".'),
+    ],
+)
+def test_a_mistake_is_named_with_its_range(tmp_path, path, value, text):
+    assert refusal(tmp_path, changed(path, value)) == f"{path}: {text}"
+
+
+def test_files_that_are_none(tmp_path):
+    assert "is not valid JSON" in refusal(tmp_path, "{")
+    assert "holds no JSON object" in refusal(tmp_path, "[]")
+    assert refusal(tmp_path, {"ServerConfig": []}) == "ServerConfig: [] is not an object."
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        mindie.read(str(tmp_path / "none"), {})
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        mindie.read(str(tmp_path), {})

@@ -1,0 +1,600 @@
+"""Databricks' requests: every row of the tables of its documentation, the exact bytes of answers, and the refusals."""
+
+import json
+import struct
+from functools import partial
+from typing import Any
+
+import pytest
+
+from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, invoked, shared
+from parley.dialects.dialect import Head
+from parley.errors import (
+    ContextLength,
+    EngineDied,
+    EngineError,
+    NotAllowed,
+    NotFound,
+    NotReady,
+    Overloaded,
+    ParleyError,
+    TooLarge,
+    Unauthorized,
+    UnknownModel,
+)
+from parley.types import (
+    Accepted,
+    CallDelta,
+    Chat,
+    Delta,
+    Done,
+    Message,
+    Sampling,
+    Scored,
+    Stop,
+    Text,
+    Token,
+    Tokens,
+    ToolCall,
+    Usage,
+    Vector,
+    Want,
+)
+
+HEAD = Head("0123456789abcdef0123456789abcdef", 1700000000, "fp", context=100, path={"endpoint": "m"})
+ID = "01234567-89ab-cdef-0123-456789abcdef"
+TALK = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+USAGE = Usage(prompt_tokens=3, completion_tokens=2)
+READ = {
+    "chat": (chat.read, {"messages": TALK}),
+    "completion": (completions.read, {"prompt": "Hi"}),
+    "embedding": (embeddings.read, {"input": "Hi"}),
+}
+
+
+def make(task: str, rules: shared.Rules = shared.STRICT, **members: Any) -> Any:
+    read, base = READ[task]
+    reply = read(rules, json.dumps(base | members).encode(), HEAD)
+    reply.request.model = "m-1"  # as the server does
+    return reply
+
+
+talk, complete, embed = partial(make, "chat"), partial(make, "completion"), partial(make, "embedding")
+
+
+def refused(call: Any, *args: Any, **members: Any) -> str:
+    """What a refused body is told, as a 400."""
+    with pytest.raises(ParleyError) as caught:
+        call(*args, **members)
+    status, body, kind = STRICT.error(caught.value)
+    told = json.loads(body)
+    assert (status, kind, list(told)) == (400, b"application/json", ["error_code", "message"])
+    assert told["error_code"] in ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
+    return told["message"]
+
+
+# -- the tables: member, what null and absence mean, values with their effect, values out of range, of wrong types
+
+Sample = partial(Sampling)
+RANGE = 'Bad request: parameter "{}" must be {}, but got {}'
+DRAWN: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+    "max_tokens": (
+        lambda request: request.stop.max_tokens,
+        [(None, None), (1, 1), (7, 7), (4096.0, 4096)],
+        [(0, "at least 1"), (-1, "at least 1")],
+        "integer",
+    ),
+    "stream": (lambda request: request.stream, [(None, False), (True, True), (False, False)], [], "boolean"),
+    "temperature": (
+        lambda request: request.sampling.temperature,
+        [(None, 1.0), (0, 0.0), (0.5, 0.5), (2, 2.0)],
+        [(-0.1, "at least 0 and at most 2"), (2.1, "at least 0 and at most 2")],
+        "number",
+    ),
+    "top_p": (
+        lambda request: request.sampling.top_p,
+        [(None, 1.0), (0.01, 0.01), (1, 1.0)],
+        [(0, "greater than 0 and at most 1"), (1.1, "greater than 0 and at most 1")],
+        "number",
+    ),
+    "top_k": (
+        lambda request: request.sampling.top_k,
+        [(None, 0), (1, 1), (50, 50)],
+        [(0, "at least 1"), (-1, "at least 1")],
+        "integer",
+    ),
+    "stop": (
+        lambda request: request.stop.strings,
+        [(None, []), ([], []), ("a", ["a"]), (["a", "bc"], ["a", "bc"])],
+        [],
+        "a string or an array of strings",
+    ),
+    "n": (
+        lambda request: request.n,
+        [(None, 1), (1, 1), (3, 3)],
+        [(0, "at least 1 and at most 128"), (-2, "at least 1 and at most 128")],
+        "integer",
+    ),
+}
+TEXTS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+    "error_behavior": (
+        lambda request: request.stop.reserve,
+        [(None, None), ("error", None), ("truncate", 1)],
+        [("ignore", 'one of "error", "truncate"')],
+        "string",
+    ),
+    "echo": (lambda request: request.want.echo, [(None, False), (True, True), (False, False)], [], "boolean"),
+    "use_raw_prompt": (
+        lambda request: request.prompts[0].turn,
+        [(None, True), (True, False), (False, True)],
+        [],
+        "boolean",
+    ),
+}
+TALKS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+    "logprobs": (
+        lambda request: request.want.logprobs,
+        [(None, None), (True, 0), (False, None)],
+        [],
+        "boolean",
+    ),
+    "tools": (
+        lambda request: [tool["function"]["name"] for tool in request.prompts[0].tools],
+        [(None, []), ([], []), ([TOOL], ["f"]), ([TOOL] * 32, ["f"] * 32)],
+        [],
+        "array",
+    ),
+    "reasoning_effort": (
+        lambda request: request.prompts[0].options.get("reasoning_effort"),
+        [(None, None), ("low", "low"), ("medium", "medium"), ("high", "high")],
+        [("max", 'one of "low", "medium", "high"')],
+        "string",
+    ),
+    "response_format": (lambda request: request.n, [(None, 1), ({"type": "text"}, 1)], [], "object"),
+}
+VECTORS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+    "instruction": (
+        lambda request: request.prompts[0].text,
+        [(None, "Hi"), ("", "Hi"), ("Represent this:", "Represent this: Hi"), ("Query:\n", "Query:\nHi")],
+        [],
+        "string",
+    ),
+}
+ROWS = [(task, name, *row) for task in ("chat", "completion") for name, row in DRAWN.items()]
+ROWS += [("embedding", name, *row) for name, row in VECTORS.items()]
+ROWS += [("completion", name, *row) for name, row in TEXTS.items()]
+ROWS += [("chat", name, *row) for name, row in TALKS.items()]
+WRONG = {
+    "boolean": ["true", 1, [True]],
+    "integer": ["1", True, 1.5, [1]],
+    "number": ["1", True, [1]],
+    "string": [1, True, ["a"]],
+    "array": ["a", 1, {}],
+    "object": ["text", 1, []],
+    "a string or an array of strings": [1, {"a": 1}],
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "look", "good", "bad", "kind"), ROWS, ids=[f"{task}-{name}" for task, name, *_ in ROWS]
+)
+def test_a_row_of_the_tables(task, name, look, good, bad, kind):
+    assert look(make(task).request) == good[0][1], "absent"
+    for rules in (shared.STRICT, shared.LENIENT):
+        for value, effect in good:
+            assert look(make(task, rules, **{name: value}).request) == effect, value
+        for value in WRONG[kind]:
+            where = f"Unable to parse json body for request, field '{name}' expects input with json type '"
+            assert refused(make, task, rules, **{name: value}).startswith(where), value
+    for value, allowed in bad:
+        assert refused(make, task, **{name: value}) == RANGE.format(name, allowed, repr(value))
+
+
+def test_the_first_fault_names_its_type():
+    told = refused(talk, temperature="hot")
+    assert told.endswith("field 'temperature' expects input with json type 'number' but got 'string'")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    assert refused(talk, messages=parts) == (
+        "Unable to parse json body for request, field 'messages.content' expects input with json type 'string' "
+        "but got 'array'"
+    )
+    assert talk(shared.LENIENT, messages=parts).request.prompts == talk().request.prompts
+
+
+@pytest.mark.parametrize("value", [0, 5, 20])
+def test_top_logprobs_need_logprobs(value):
+    assert talk(logprobs=True, top_logprobs=value).request.want.logprobs == value
+    if value:
+        assert "needs 'logprobs' to be true" in refused(talk, top_logprobs=value)
+    for outside in (-1, 21):
+        told = refused(talk, logprobs=True, top_logprobs=outside)
+        assert told == RANGE.format("top_logprobs", "at least 0 and at most 20", outside)
+
+
+def test_what_must_be_there():
+    for task, name, said in (
+        ("chat", "messages", "Chat"),
+        ("completion", "prompt", "Completion"),
+        ("embedding", "input", "Embedding"),
+    ):
+        assert refused(make, task, **{name: None}) == f"Missing required {said} parameter: '{name}'"
+        assert refused(make, task, **{name: []}) == f'Bad request: parameter "{name}" must not be empty'
+    assert refused(invoked, shared.STRICT, b"{}", HEAD) == "Missing required Chat parameter: 'messages'"
+    assert refused(talk, messages=[{"content": "a"}]) == (
+        'Bad request: "role" is a required property for an object in parameter "messages"'
+    )
+    assert refused(talk, messages=[{"role": "user"}]) == (
+        'Bad request: "content" is a required property for an object in parameter "messages"'
+    )
+    assert "must be one of" in refused(talk, messages=[{"role": "developer", "content": "a"}])
+    assert talk(shared.LENIENT, messages=[{"role": "developer", "content": "a"}]).request
+
+
+@pytest.mark.parametrize(
+    ("roles", "wrong"),
+    [
+        ("u", ""),
+        ("su", ""),
+        ("uau", ""),
+        ("uct", ""),
+        ("ucttau", ""),
+        ("uu", 'must not be "user" behind "user"'),
+        ("us", 'must not be "system" behind "user"'),
+        ("ssu", 'must not be "system" behind "system"'),
+        ("a", 'must not be "assistant" at the beginning'),
+        ("ua", 'must end with a message of role "user"'),
+        ("ut", 'must not be "tool" behind "user"'),
+        ("ucu", 'must not be "user" behind "assistant"'),
+        ("s", 'must end with a message of role "user"'),
+    ],
+)
+def test_turns_alternate(roles, wrong):
+    turns = {
+        "s": {"role": "system", "content": "s"},
+        "u": {"role": "user", "content": "u"},
+        "a": {"role": "assistant", "content": "a"},
+        "c": {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        "t": {"role": "tool", "content": "t", "tool_call_id": "c"},
+    }
+    messages = [turns[role] for role in roles]
+    assert len(talk(shared.LENIENT, messages=messages).request.prompts[0].messages) == len(roles)
+    if wrong:
+        assert refused(talk, messages=messages).endswith(wrong)
+    else:
+        assert len(talk(messages=messages).request.prompts[0].messages) == len(roles)
+
+
+def test_members_of_messages():
+    messages = [
+        *TALK,
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "content": "1", "tool_call_id": "c"},
+    ]
+    assert talk(messages=messages).request.prompts[0].messages == [
+        Message("user", "Hi"),
+        Message("assistant", None, tool_calls=[ToolCall("c", "f", "{}")]),
+        Message("tool", "1", tool_call_id="c"),
+    ]
+    said = [*TALK, {"role": "assistant", "content": "a", "tool_calls": [CALL]}, messages[2]]
+    assert refused(talk, messages=said).endswith('must not be there together with "tool_calls"')
+    said = [{"role": "user", "content": "a", "tool_calls": [CALL]}]
+    assert refused(talk, messages=said).endswith('is only for messages with role "assistant"')
+    said = [{"role": "user", "content": "a", "tool_call_id": "c"}]
+    assert refused(talk, messages=said).endswith('is only for messages with role "tool"')
+    for gone in ("id", "function"):
+        calls = [{name: value for name, value in CALL.items() if name != gone}]
+        said = [*TALK, {"role": "assistant", "tool_calls": calls}, messages[2]]
+        assert f'"{gone}" is a required property for "tool_calls" object in parameter "messages"' in refused(
+            talk, messages=said
+        )
+    said = [*TALK, messages[1], {"role": "tool", "content": "1"}]
+    assert '"tool_call_id" is a required property' in refused(talk, messages=said)
+
+
+def test_members_of_functions():
+    def tool(**members: Any) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": "f", "description": "d"} | members}
+
+    assert talk(tools=[tool()]).request.prompts[0].tools[0]["function"]["parameters"]["properties"] == {}
+    keys = {f"k{number}": {"type": "string"} for number in range(16)}
+    schema = {"type": "object", "properties": keys}
+    assert "must have at most 15 keys in properties, but has 16" in refused(talk, tools=[tool(parameters=schema)])
+    assert talk(shared.LENIENT, tools=[tool(parameters=schema)]).request
+    keys.popitem()
+    assert talk(tools=[tool(parameters=schema, strict=True)]).request
+    for name in ("name", "description"):
+        told = refused(talk, tools=[tool(**{name: None})])
+        assert told == f'Bad request: "{name}" is a required property for "function" object in parameter "tools"'
+    assert refused(talk, tools=[TOOL] * 33).endswith('parameter "tools" must have at most 32 members, but has 33')
+    assert talk(shared.LENIENT, tools=[TOOL] * 33).request
+    assert 'must be one of "function"' in refused(talk, tools=[TOOL | {"type": "x"}])
+    assert refused(talk, tools=[{"type": "function"}]).endswith('for an object in parameter "tools"')
+
+
+def test_a_choice_of_tools_needs_tools():
+    for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
+        assert refused(talk, tool_choice=choice).endswith('can only be used together with "tools"')
+    assert talk(tool_choice="none").request.prompts[0].tools == []
+    assert talk(tools=[TOOL], tool_choice="auto").request.prompts[0].tools
+    assert talk(tools=[TOOL], tool_choice="none").request.prompts[0].tools == []
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
+        assert "not available" in refused(talk, tools=[TOOL], tool_choice=choice)
+
+
+def test_forms_of_the_output_are_checked_and_refused_by_name():
+    for form in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}):
+        assert "not available" in refused(talk, response_format=form)
+    for gone in ("name", "schema"):
+        schema = {name: value for name, value in (("name", "n"), ("schema", {})) if name != gone}
+        told = refused(talk, response_format={"type": "json_schema", "json_schema": schema})
+        assert f'"{gone}" is a required property for "json_schema" object' in told
+    assert '"json_schema" is a required' in refused(talk, response_format={"type": "json_schema"})
+
+
+def test_thinking():
+    assert talk(thinking={"type": "disabled"}).request.prompts[0].options == {"enable_thinking": False}
+    assert "not available" in refused(talk, thinking={"type": "enabled", "budget_tokens": 9})
+    assert '"budget_tokens" is a required' in refused(talk, thinking={"type": "enabled"})
+    assert '"type" is a required' in refused(talk, thinking={})
+
+
+@pytest.mark.parametrize("task", ["chat", "completion"])
+def test_what_is_not_documented(task):
+    told = refused(make, task, inputs=["a"])
+    assert told == 'Bad request: json: unknown field "inputs"\n'
+    more = {"inputs": ["a"], "seed": 5, "frequency_penalty": 1, "logit_bias": {"5": -1}}
+    sampling = make(task, shared.LENIENT, **more).request.sampling
+    assert sampling == Sampling(seed=5, frequency_penalty=1.0, logit_bias={5: -1.0})
+    context = {"extra_params": {"a": "b"}, "usage_context": {"a": "b"}, "client_request_id": "1", "model": "other"}
+    assert make(task, **context).request.sampling == Sampling()
+    nested = [{"role": "user", "content": "a", "mood": 1}]
+    if task == "chat":
+        assert refused(talk, messages=nested).endswith('unknown field "mood"\n')
+
+
+@pytest.mark.parametrize("task", ["chat", "completion"])
+def test_several_choices_are_for_answers_in_one_piece(task):
+    assert refused(make, task, n=2, stream=True) == ('Bad request: parameter "n" must be equal to 1 for streaming mode')
+    assert make(task, shared.LENIENT, n=2, stream=True).request.n == 2
+
+
+@pytest.mark.parametrize("task", ["chat", "completion", "embedding"])
+@pytest.mark.parametrize("body", [b"", b"x", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}}'])
+def test_no_json_object(task, body):
+    for rules in (shared.STRICT, shared.LENIENT):
+        assert refused(READ[task][0], rules, body, HEAD).startswith("Bad request: The ")
+
+
+def test_prompts():
+    assert complete(prompt=["a", "b"], use_raw_prompt=True).request.prompts == [Text("a"), Text("b")]
+    assert complete().request.prompts == [Text("Hi", turn=True)]
+    assert complete().request.want == Want(ids=True, plain=True)
+    assert complete(max_tokens=3).request.stop == Stop(max_tokens=3)
+    assert complete(max_tokens=3, error_behavior="truncate").request.stop == Stop(max_tokens=3, reserve=1)
+    assert "must not be empty" in refused(complete, prompt=[""])
+    for wrong in (1, {"a": 1}):
+        assert refused(complete, prompt=wrong).startswith("Unable to parse json body")
+    assert refused(complete, suffix=1).endswith("json type 'string' but got 'integer'")
+
+
+def test_the_body_says_what_is_asked_for():
+    for body, kind, said in (
+        ({"messages": TALK}, chat.ChatReply, Chat([Message("user", "Hi")])),
+        ({"prompt": "Hi"}, completions.CompletionReply, Text("Hi", turn=True)),
+        ({"input": ["Hi"]}, embeddings.EmbeddingReply, Text("Hi")),
+        ({"prompt": None, "messages": TALK}, chat.ChatReply, Chat([Message("user", "Hi")])),
+    ):
+        reply = invoked(shared.LENIENT, json.dumps(body).encode(), HEAD)
+        assert type(reply) is kind and reply.request.prompts == [said]
+
+
+# -- answers
+
+
+def token(id: int, text: str) -> Token:
+    return Token(id, text, text.encode(), -0.5, 1)
+
+
+def said(index: int = 0) -> list[Any]:
+    return [
+        Delta(index, "Hel", tokens=[token(5, "Hel")]),
+        Delta(index, "lo", tokens=[token(6, "lo")]),
+        Done(index, "stop", Usage(3, 2)),
+    ]
+
+
+def frames(reply: Any, *batches: list[Any]) -> list[Any]:
+    text = b"".join(reply.chunk(batch) for batch in batches) + reply.end(USAGE)
+    *events, last = text.decode().removesuffix("\n\n").split("\n\n")
+    assert last == "data: [DONE]"
+    assert all(event.startswith("data: ") for event in events), "MLflow's client knows nothing else"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_a_conversation_in_one_piece():
+    reply = talk()
+    reply.add([Accepted(0, [1, 2, 3]), *said()])
+    assert reply.body(USAGE) == (
+        b'{"id":"chatcmpl_' + ID.encode() + b'","object":"chat.completion","created":1700000000,"model":"m-1",'
+        b'"choices":[{"index":0,"message":{"role":"assistant","content":"Hello"},"finish_reason":"stop",'
+        b'"logprobs":null}],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}'
+    )
+    assert reply.headers(None) == []
+    reply.served = "other 50 % ü"
+    assert reply.headers(None) == [(b"served-model-name", b"other 50 % ??")]
+
+
+def test_a_conversation_in_a_stream_tells_tokens_in_every_chunk():
+    reply = talk(stream=True)
+    start = b'data: {"id":"chatcmpl_' + ID.encode() + (
+        b'","object":"chat.completion.chunk","created":1700000000,"model":"m-1","choices":['
+    )  # fmt: skip
+    assert reply.chunk([Accepted(0, [1, 2, 3]), said()[0]]) == (
+        start + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
+        b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
+        + start + b'{"index":0,"delta":{"content":"Hel"},"logprobs":null,"finish_reason":null}],'
+        b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
+    )  # fmt: skip
+    told = frames(reply, said()[1:])
+    assert [chunk["usage"]["completion_tokens"] for chunk in told] == [2, 2]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None, "stop"]
+    assert told[-1]["choices"][0]["delta"] == {"content": ""}
+    quiet = talk(stream=True, stream_options={"include_usage": False})
+    assert all("usage" not in chunk for chunk in frames(quiet, [Accepted(0, [1]), *said()]))
+
+
+def test_tokens_of_all_choices_are_told_together():
+    reply = talk(shared.LENIENT, stream=True, n=2)
+    told = frames(reply, [Accepted(0, [1, 2, 3]), *said(0), *said(1)])
+    assert told[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+
+
+def test_calls():
+    call = [
+        Delta(0, "", "tool", [token(5, "x")], CallDelta(0, "call_1", "f")),
+        Delta(0, "", "tool", [token(6, "y")], CallDelta(0, arguments='{"a":1}')),
+        Done(0, "tool", Usage(3, 2)),
+    ]
+    reply = talk(tools=[TOOL])
+    reply.add([Accepted(0, [1]), *call])
+    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    made = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": [made]}
+    assert choice["finish_reason"] == "tool_calls"
+    told = [chunk["choices"][0]["delta"] for chunk in frames(talk(tools=[TOOL], stream=True), call)]
+    assert told == [
+        {"role": "assistant", "content": ""},
+        {"content": None, "tool_calls": [made | {"index": 0, "function": {"name": "f", "arguments": ""}}]},
+        {"content": None, "tool_calls": [{"index": 0, "function": {"arguments": '{"a":1}'}}]},
+        {"content": ""},
+    ]
+
+
+def test_thoughts_are_a_part_of_the_content_or_stand_beside_it():
+    thought = [Delta(0, "Hm", "reasoning", [token(4, "Hm")]), *said()]
+    part = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}
+    reply = talk()
+    reply.add(thought)
+    message = json.loads(reply.body(USAGE))["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": [part, {"type": "text", "text": "Hello"}]}
+    assert frames(talk(stream=True), thought)[1]["choices"][0]["delta"] == {"content": [part]}
+    reply = talk(shared.LENIENT)
+    reply.add(thought)
+    choice = json.loads(reply.body(USAGE))["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm"}
+    assert choice["finishReason"] == choice["finish_reason"] == "stop"
+    delta = frames(talk(shared.LENIENT, stream=True), thought)[1]["choices"][0]["delta"]
+    assert (delta["reasoning_content"], delta["content"]) == ("Hm", None)
+
+
+def test_log_probabilities():
+    reply = talk(logprobs=True)
+    reply.add([Accepted(0, [1]), *said()])
+    told = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in told] == ["Hel", "lo"]
+
+
+def test_a_word_on_usage_is_for_streams():
+    for task in ("chat", "completion"):
+        told = refused(make, task, stream_options={"include_usage": True})
+        assert "only allowed when" in told
+
+
+def test_completions_in_one_piece():
+    reply = complete(prompt=["a", "b"], n=2, suffix="!", echo=True)
+    reply.add([Accepted(0, [1]), Scored(0, [], "a"), Accepted(1, [2]), Scored(1, [], "b")])
+    for index in range(4):
+        reply.add(said(index))
+    choices = b",".join(
+        b'{"index":%d,"text":"%bHello!","finish_reason":"stop"}' % (prompt, text)
+        for prompt, text in ((0, b"a"), (0, b"a"), (1, b"b"), (1, b"b"))
+    )
+    assert reply.body(Usage(2, 8)) == (
+        b'{"id":"cmpl_' + ID.encode() + b'","object":"text_completion","created":1700000000,"choices":['
+        + choices + b'],"usage":{"prompt_tokens":2,"completion_tokens":8,"total_tokens":10}}'
+    )  # fmt: skip
+    reply = complete(shared.LENIENT, n=2)
+    reply.add([*said(0), *said(1)])
+    told = json.loads(reply.body(USAGE))
+    assert told["model"] == "m-1"
+    assert [choice["index"] for choice in told["choices"]] == [0, 1]
+
+
+def test_completions_in_a_stream():
+    reply = complete(stream=True, suffix="!", echo=True)
+    told = frames(reply, [Accepted(0, [1, 2]), Scored(0, [], "Hi"), *said()])
+    assert [chunk["choices"] for chunk in told] == [
+        [{"index": 0, "text": "Hi", "finish_reason": None}],
+        [{"index": 0, "text": "Hel", "finish_reason": None}],
+        [{"index": 0, "text": "lo", "finish_reason": None}],
+        [{"index": 0, "text": "!", "finish_reason": "stop"}],
+    ]
+    assert [chunk["usage"]["total_tokens"] for chunk in told] == [2, 3, 4, 4]
+    assert list(told[0]) == ["id", "object", "created", "choices", "usage"]
+
+
+def test_vectors():
+    reply = embed(input=["a", "b"], instruction="Find:", usage_context={"a": "b"}, encoding_format="base64")
+    assert reply.request.prompts == [Text("Find: a"), Text("Find: b")]
+    values = struct.pack("<2f", 0.5, -1.0)
+    reply.add([Accepted(0, [1]), Vector(0, values), Vector(1, values)])
+    assert reply.body(Usage(2)) == (
+        b'{"id":"' + ID.encode() + b'","object":"list","model":"m-1","data":['
+        b'{"object":"embedding","index":0,"embedding":[0.5,-1.0]},'
+        b'{"object":"embedding","index":1,"embedding":[0.5,-1.0]}],'
+        b'"usage":{"prompt_tokens":2,"total_tokens":2}}'
+    )
+    reply.served = "a"
+    assert reply.headers(None) == [(b"served-model-name", b"a")]
+
+
+def test_vectors_in_the_lenient_manner_have_openais_forms():
+    reply = embed(shared.LENIENT, encoding_format="base64", dimensions=2)
+    reply.add([Vector(0, struct.pack("<2f", 0.5, -1.0))])
+    assert json.loads(reply.body(USAGE))["data"][0]["embedding"] == "AAAAPwAAgL8="
+    assert refused(embed, dimensions=2) == 'Bad request: json: unknown field "dimensions"\n'
+    assert refused(embed, input=[1, 2]).startswith("Unable to parse json body for request, field 'input")
+    assert embed(shared.LENIENT, input=[1, 2]).request.prompts == [Tokens([1, 2])]
+    assert "stands before texts only" in refused(embed, shared.LENIENT, input=[1, 2], instruction="a")
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "message"),
+    [
+        (ContextLength("Too long."), 400, "BAD_REQUEST", "Bad request: Too long."),
+        (
+            Unauthorized("No key.", code=""),
+            401,
+            "UNAUTHENTICATED",
+            "Credential was not sent or was of an unsupported type for this API.",
+        ),
+        (Unauthorized("Wrong key."), 403, "PERMISSION_DENIED", "Invalid access token."),
+        (UnknownModel("?", name="x"), 404, "RESOURCE_DOES_NOT_EXIST", "Endpoint with name 'x' does not exist."),
+        (NotFound("No such path."), 404, "ENDPOINT_NOT_FOUND", "No such path."),
+        (NotAllowed("Not so."), 405, "BAD_REQUEST", "Bad request: Not so."),
+        (TooLarge("Too large."), 413, "BAD_REQUEST", "Bad request: Too large."),
+        (Overloaded("Full."), 429, "REQUEST_LIMIT_EXCEEDED", "Full."),
+        (NotReady("Loading."), 503, "TEMPORARILY_UNAVAILABLE", "Loading."),
+        (EngineDied("Gone."), 503, "TEMPORARILY_UNAVAILABLE", "Gone."),
+        (EngineError("Broken."), 500, "INTERNAL_ERROR", "Broken."),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_the_form_of_errors(error, status, code, message):
+    for dialect in (DIALECT, STRICT):
+        answer = dialect.error(error)
+        assert (answer.status, json.loads(answer.body)) == (status, {"error_code": code, "message": message})
+
+
+def test_an_error_in_a_stream_is_seen_by_clients_of_openai():
+    for reply in (talk(stream=True), complete(stream=True)):
+        event, end, rest = reply.fail(EngineError("Broken.")).decode().split("\n\n")
+        assert (end, rest) == ("data: [DONE]", "")
+        told = json.loads(event.removeprefix("data: "))
+        assert (told["error_code"], told["message"]) == ("INTERNAL_ERROR", "Broken.")
+        assert told["error"]["message"] == "Broken."

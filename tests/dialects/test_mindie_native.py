@@ -1,0 +1,238 @@
+"""MindIE's own interface and its form of vLLM's: what bodies mean, what is said of bad ones, the bytes of answers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Head, Tokenized
+from parley.dialects.mindie import STRICT, control, native, vllm
+from parley.dialects.mindie.rules import Rules
+from parley.errors import EngineDied, Expired, InUse, NoTokens, ParleyError, UnknownToken
+from parley.types import Accepted, Cost, Delta, Done, Stop, Text, Token, Tokens, Usage
+
+RULES = Rules("strict")
+HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100)
+USAGE = Usage(prompt_tokens=3, completion_tokens=3)
+ONE = Token(306, " I", b" I", cost=Cost(2, 0.005, 0.04))
+TWO = Token(4966, " am", b" am", cost=Cost(3, 0.001, 0.127))
+THREE = Token(263, " a", b" a", cost=Cost(1, 0.0, 0.0284))
+ACCEPTED = Accepted(0, [1, 2, 3], 77)
+DONE = Done(0, "length", USAGE)
+
+
+def infer(rules: Rules = RULES, **body: Any) -> native.NativeReply:
+    return native.read(rules, json.dumps(body).encode(), HEAD)
+
+
+def record(rules: Rules = RULES, **body: Any) -> vllm.RecordReply:
+    return vllm.read(rules, json.dumps({"prompt": "a b"} | body).encode(), HEAD)
+
+
+def refusal(read: Any = infer, **body: Any) -> str:
+    with pytest.raises(ParleyError) as caught:
+        read(**body)
+    answer = STRICT.error(caught.value)
+    told = json.loads(answer.body)
+    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
+    return told["error"]
+
+
+def test_the_input_is_a_text_or_token_ids():
+    assert infer(inputs="a").request.prompts == [Text("a")]
+    assert infer(inputs=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).request.prompts == [Text("ab")]
+    request = infer(input_id=[1, 0, 1048576]).request
+    assert request.prompts == [Tokens([1, 0, 1048576])] and request.stop == Stop(max_tokens=20, reserve=1)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"inputs": "a", "input_id": [1]}, "Input conflict."),
+        ({"inputs": None, "input_id": None}, "Input conflict."),
+        ({}, "Not found inputs."),
+        ({"inputs": None}, "Inputs must not be null"),
+        ({"input_id": None}, "Input_id should not be empty"),
+        ({"input_id": "1"}, "Parameter input_id must be an array"),
+        ({"input_id": [1, "2"]}, "Parameter input_id must be integer"),
+        ({"input_id": [1.0]}, "Parameter input_id must be integer"),
+        ({"input_id": [True]}, "Parameter input_id must be integer"),
+        ({"input_id": [-1]}, "Data element in param input_id is invalid"),
+        ({"input_id": [1048577]}, "Data element in param input_id is invalid"),
+        ({"input_id": []}, "Inputs token length must be in (0, 1048576], but got 0"),
+        ({"inputs": 5}, "The type of inputs is abnormal"),
+        ({"inputs": [5]}, "The type of inputs is abnormal"),
+        ({"inputs": [{"type": "text", "text": 5}]}, "Request param text must be string"),
+        ({"inputs": [{"type": "image_url"}]}, "Request param image_url null"),
+        ({"inputs": [{"type": "video_url", "video_url": {"a": 1}}]}, "Request param video_url null"),
+        ({"inputs": [{"type": "audio_url", "audio_url": "x"}] * 21},
+         "The number of multimodal url should be no more than 20"),
+        ({"inputs": []}, "Inputs arr is empty"),
+        ({"inputs": ""}, "Inputs must be necessary and data type must be string and length in (0, 41943040], but the "
+                         "length of inputs is 0"),
+        ({"inputs": "a", "parameters": []}, "parameters must be object type."),
+        ({"inputs": "a", "stream": 1}, "stream must be boolean type."),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_an_input(body, text):
+    assert refusal(**body) == text
+
+
+def test_bodies_that_are_none():
+    for body in (b"", b"{", b"[]", b"\xff", b"[" * 100_000):
+        for read, text in ((native.read, "Failed to parse request context to json"), (vllm.read, vllm.NEITHER)):
+            with pytest.raises(ParleyError) as caught:
+                read(RULES, body, HEAD)
+            answer = STRICT.error(caught.value)
+            assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
+
+
+def test_an_answer():
+    plain = infer(inputs="a")
+    plain.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), Delta(0, " am", tokens=[TWO]), DONE])
+    assert plain.body(USAGE) == b'{"generated_text":" I am"}' and not plain.request.want.costs
+    assert plain.headers(None) == [(b"requestuuid", b"0f" * 16)]
+    told = infer(inputs="a", parameters={"details": True})
+    told.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), Done(0, "stop", USAGE)])
+    assert told.body(USAGE) == (
+        b'{"generated_text":" I am","details":{"finish_reason":"eos_token","generated_tokens":3,'
+        b'"generated_token_ids":[306,4966],"seed":77}}'
+    )
+
+
+def test_a_stream_tells_the_times():
+    reply = infer(inputs="a", stream=True, parameters={"details": True})
+    assert reply.request.want.costs and reply.chunk([ACCEPTED]) == b""
+    assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
+        b'data: {"prefill_time":45,"decode_time":null,"token":{"id":[306],"text":" I"}}\n\n'
+    )
+    # several that come together are told one by one
+    assert reply.chunk([Delta(0, " am", tokens=[TWO]), Delta(0, " a", tokens=[THREE]), DONE]) == (
+        b'data: {"prefill_time":null,"decode_time":128,"token":{"id":[4966],"text":" am"}}\n\n'
+        b'data: {"prefill_time":null,"decode_time":28,"generated_text":" I am a","details":{"finish_reason":"length",'
+        b'"generated_tokens":3,"seed":77},"token":{"id":[263],"text":null}}\n\n'
+    )
+    assert reply.end(USAGE) == b""
+    short = infer(inputs="a", stream=True)
+    assert short.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE]), DONE]) == (
+        b'data: {"prefill_time":45,"decode_time":null,"generated_text":" I","details":null,"token":{"id":[306],'
+        b'"text":null}}\n\n'
+    )
+    alone = infer(inputs="a", stream=True)
+    alone.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE])])
+    assert alone.chunk([Done(0, "cancel", USAGE)]) == (
+        b'data: {"prefill_time":null,"decode_time":null,"generated_text":" I","details":null,"token":{"id":[],'
+        b'"text":null}}\n\n'
+    )
+
+
+def test_text_that_tokens_do_not_spell_is_the_last_one_s():
+    reply = infer(inputs="a", stream=True)
+    half, rest = Token(1, "\ufffd", b"\xc3"), Token(2, "\ufffd", b"\xa9")
+    mark = Token(3, "<x>", b"<x>", special=True)
+    frames = reply.chunk([ACCEPTED, Delta(0, "é", tokens=[half, rest]), Delta(0, " b", tokens=[mark, ONE])])
+    told = [json.loads(frame[6:])["token"] for frame in frames.decode().strip().split("\n\n")]
+    assert told == [
+        {"id": [1], "text": ""},
+        {"id": [2], "text": "é"},
+        {"id": [3], "text": ""},
+        {"id": [306], "text": " b"},
+    ]
+
+
+def test_the_end_of_a_stream_by_an_error():
+    reply = infer(inputs="a", stream=True)
+    assert reply.fail(EngineDied("It ended.")) == b"It ended."
+    late = Expired("x", limit="client")
+    assert reply.fail(late) == b"Engine callback timeout: client timeout"
+    assert infer(Rules("extended"), inputs="a", stream=True).fail(late) == (
+        b'data: {"error":"Engine callback timeout: client timeout","error_type":"Incomplete Generation"}\n\n'
+    )
+
+
+def test_errors_that_come_later():
+    def told(error: ParleyError) -> tuple[int, Any, Any]:
+        answer = STRICT.error(error)
+        body = json.loads(answer.body)
+        return answer.status, body["error"], body["error_type"]
+
+    incomplete, timeout = "Incomplete Generation", "Engine callback timeout: "
+    assert told(Expired("x", limit="client")) == (500, timeout + "client timeout", incomplete)
+    assert told(Expired("x", limit="server")) == (500, timeout + "server e2eTimeout", incomplete)
+    assert told(Expired("x", limit="token")) == (500, timeout + "server tokenTimeout", incomplete)
+    used = "Failed to enqueue inferRequest. Runtime request has been used before."
+    assert told(InUse("x")) == (500, used, incomplete)
+    ids = "Failed to enqueue inferRequest. Invalid Input Ids"
+    assert told(UnknownToken("x", field="prompt")) == (424, ids, "Generation Error")
+    none = infer(inputs="a").refusal(NoTokens("x", field="prompt"))
+    assert none is not None and none.status == 422
+    assert json.loads(none.body)["error"] == "Inputs token length must be in (0, 1048576], but got 0"
+    assert infer(inputs="a").refusal(InUse("x")) is None
+
+
+# -- vLLM's
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        (None, "Contains not prompt or prompt null"),
+        (5, "The type of prompt is abnormal"),
+        ([], "Prompt arr is empty"),
+        ("", "Prompt must be necessary and data type must be string and length in (0, 41943040], but the length of "
+             "inputs is 0"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_prompt(prompt, text):
+    assert refusal(record, prompt=prompt) == text
+
+
+def test_a_record_has_the_prompt_in_front():
+    reply = record()
+    reply.add([ACCEPTED, Delta(0, "I am"), DONE])
+    assert reply.body(USAGE) == b'{"text":["a b I am"]}'
+    parts = record(prompt=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+    parts.add([Delta(0, "x"), DONE])
+    assert parts.request.prompts == [Text("ab")] and parts.body(USAGE) == b'{"text":["a x"]}'
+
+
+def test_the_likeliest_comes_first():
+    reply = record(n=2, best_of=3, temperature=1)
+    chances = [-2.0, -0.5, -1.0]
+    for index, chance in enumerate(chances):
+        reply.add([Delta(index, str(index), tokens=[Token(5, "x", b"x", chance)]), Done(index, "stop", USAGE)])
+    assert reply.request.n == 3 and reply.request.want.logprobs == 0
+    assert reply.body(USAGE) == b'{"text":["a b 1","a b 2"]}'
+
+
+def test_records_of_a_stream_end_with_nul():
+    reply = record(n=2, temperature=1, stream=True)
+    assert reply.chunk([ACCEPTED]) == b""
+    assert reply.chunk([Delta(0, "I"), Delta(1, "You")]) == b'{"text":["I","You"]}\0'
+    assert reply.chunk([Delta(1, " are"), Done(1, "stop", USAGE)]) == b'{"text":[""," are"]}\0'
+    assert reply.chunk([Delta(0, " am"), DONE]) == b'{"text":[" am",""]}\0'
+    assert reply.end(USAGE) == b""
+    full = record(Rules(full_text=True), n=2, temperature=1, stream=True)
+    assert full.chunk([Delta(0, "I"), Delta(1, "You"), Done(1, "stop", USAGE)]) == b'{"text":["I","You"]}\0'
+    assert full.chunk([Delta(0, " am"), DONE]) == b'{"text":["I am","You"]}\0'
+
+
+# -- tokens
+
+
+def test_tokenizer():
+    def tokenize(**body: Any) -> Any:
+        return control.tokenize(RULES, json.dumps(body).encode())
+
+    wish = tokenize(inputs="a b")
+    assert wish.prompt == Text("a b") and wish.texts
+    assert not tokenize(inputs="a b", do_decode=False).texts and tokenize(inputs="a", do_decode="x").texts
+    assert control.tokenized(Tokenized([5, 6], ["a", " b"], 100)) == b'{"token_number":2,"tokens":["a"," b"]}'
+    assert control.tokenized(Tokenized([5, 6], None, 100)) == b'{"token_number":2,"tokens":[]}'
+    for inputs in (None, 5, ["a"]):
+        assert refusal(tokenize, inputs=inputs) == "Inputs in request body is invalid."
+    text = "Inputs data length in [0, 41943040], but the length of inputs is 0"
+    assert refusal(tokenize, inputs="") == text
+    with pytest.raises(ParleyError) as caught:
+        control.tokenize(RULES, b"{")
+    assert caught.value.message == "Req body converts to json fail."

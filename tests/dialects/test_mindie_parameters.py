@@ -1,0 +1,328 @@
+"""Every row of the table of MindIE's parameters: taken within its range and refused beyond, in the documented words."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Head, Reply
+from parley.dialects.mindie import OLD, STRICT, native, tensors, tgi, triton, vllm
+from parley.dialects.mindie.rules import Rules
+from parley.errors import ParleyError, Unsupported
+from parley.types import Request, Text
+
+HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100, path={"model": "m"})
+STRICTLY, EXTENDED = Rules("strict"), Rules("extended")
+MAX = "3.40282e+38"
+TENSOR = {"name": "input0", "shape": [1, 2], "datatype": "UINT32", "data": [5, 6]}
+
+TEMPERATURE = f"Parameter temperature must be in (0.0,{MAX}], got {{}}."
+TOP_K = "Parameter top_k must be in -1 || (0,2147483647], got {}"
+TOP_P = "Parameter top_p must be in (0.0,1.0], got {}."
+TYPICAL = "Parameter typical_p must be in (0.0,1.0], got {}."
+SEED = "Parameter seed must be in [0, 9223372036854775807], got {}."
+REPETITION = f"Parameter 'repetition_penalty' must be in (0.0, {MAX}], got {{}}."
+PRESENCE = "Parameter presence_penalty not in [-2.0, 2.0], but got {}."
+FREQUENCY = "Parameter frequency_penalty should be in [-2.0, 2.0], got {}."
+NEW_TOKENS = "Parameter max_new_tokens must be in (0,2147483647], got {}."
+MAX_TOKENS = "Parameter max_tokens must be (0,2147483647], got {}"
+TRUNCATE = "truncate must be in (0,2147483647], got {}."
+BATCH = "Parameter batch_size must be in (0,2147483647], got {}."
+PRIORITY = "Parameter priority must be in [1,5], got {}."
+TIMEOUT = "Parameter timeout must be strictly positive and small than 65535 seconds, got {}."
+N = "Parameter [n] should be in [1, 8192], got {}. "
+BEST_OF = "Parameter [best_of] should be in [1, 128], got {}."
+I32, U64 = 2**31, 2**64
+
+
+@dataclass
+class Row:
+    """``taken``: values, and what they make of the request. ``refused``: values outside of the range, all with
+    ``text``. ``mistyped``: what is said of values of other types."""
+
+    name: str
+    interfaces: str
+    taken: list[tuple[Any, Any]]
+    refused: list[Any] = field(default_factory=list)
+    text: str = ""
+    type: str = ""
+    others: tuple[Any, ...] = ("x", [], {}, True)
+
+
+def sampling(name: str) -> Any:
+    return lambda request: getattr(request.sampling, name)
+
+
+def stop(name: str) -> Any:
+    return lambda request: getattr(request.stop, name)
+
+
+READ: dict[str, Any] = {  # what a parameter turns into
+    "temperature": sampling("temperature"), "top_k": sampling("top_k"), "top_p": sampling("top_p"),
+    "seed": sampling("seed"), "repetition_penalty": sampling("repetition_penalty"),
+    "presence_penalty": sampling("presence_penalty"), "frequency_penalty": sampling("frequency_penalty"),
+    "max_new_tokens": stop("max_tokens"), "max_tokens": stop("max_tokens"), "stop": stop("strings"),
+    "stop_token_ids": stop("ids"), "ignore_eos": stop("ignore_eos"), "truncate": lambda request: request.truncate,
+    "timeout": lambda request: request.timeout, "skip_special_tokens": lambda request: request.want.skip_special,
+    "stream": lambda request: request.stream, "do_sample": lambda request: request.sampling.temperature > 0,
+}  # fmt: skip
+
+# T: TGI's interface, N: native, X and K: Triton's for texts and for tokens, V: vLLM's
+ROWS = [
+    Row("temperature", "TNXK", [(1e-7, 1e-7), (1, 1.0), (2.5, 2.5)], [0, 0.0, -1, 1e39], TEMPERATURE, "float"),
+    Row("temperature", "V", [(0, 0.0), (0.5, 0.5)], [-1, 1e39], TEMPERATURE, "float"),
+    Row("top_k", "TN", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], TOP_K, "integer", ("x", [], 5.0, False)),
+    Row("top_k", "XK", [(0, 0), (7, 7)], [-1, I32], TOP_K, "integer", ("x", {}, 5.0, True)),
+    Row("top_k", "V", [(-1, 0), (7, 7)], [0, -2, I32], TOP_K, "integer", ("x", {}, 5.0, True)),
+    Row("top_p", "TN", [(0.5, 0.5), (1e-5, 1e-5)], [0, 0.0, 1, 1.0, 1.5, -0.5], TOP_P, "float"),
+    Row("top_p", "XKV", [(0.5, 0.5), (1, 1.0)], [0.0, 1.5, -0.5], TOP_P, "float"),
+    Row("typical_p", "TNX", [(0.5, None), (1, None)], [0, 1.5, -0.5], TYPICAL, "float"),
+    Row("do_sample", "TNXK", [(True, True), (False, False)], type="boolean", others=(0, 1, "true", [])),
+    Row("watermark", "TNXK", [(True, None), (False, None)], type="boolean", others=(0, 1, "true", [])),
+    Row("seed", "TNXKV", [(0, 0), (1, 1), (U64 - 1, U64 - 1)], [U64], SEED, "unsigned", ("x", [], 1.0, -1, True)),
+    Row("repetition_penalty", "TNXKV", [(0.1, 0.1), (2, 2.0), (5, 5.0)], [0, 0.0, -1, 1e39], REPETITION, "float"),
+    Row("presence_penalty", "V", [(-2, -2.0), (0.5, 0.5), (2, 2.0)], [-2.1, 3], PRESENCE, "float"),
+    Row("frequency_penalty", "V", [(-2, -2.0), (0.5, 0.5), (2, 2.0)], [-2.1, 3], FREQUENCY, "float"),
+    Row("max_new_tokens", "TNXK", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], NEW_TOKENS, "integer",
+        ("x", 2.0, [], True)),
+    Row("max_tokens", "V", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], MAX_TOKENS, "", ()),
+    Row("truncate", "T", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], TRUNCATE, "integer", ("x", 2.0, [], True)),
+    Row("batch_size", "XK", [(1, None), (I32 - 1, None)], [0, -1, I32], BATCH, "integer", ("x", 2.0, [], True)),
+    Row("priority", "NXK", [(1, None), (5, None)], [0, 6], PRIORITY, "unsigned", ("x", 2.0, -1, True)),
+    Row("timeout", "NXK", [(1, 1), (65535, 65535)], [0, 65536], TIMEOUT, "unsigned", ("x", 2.0, -1, True)),
+    Row("details", "TNXK", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
+    Row("decoder_input_details", "T", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
+    Row("return_full_text", "T", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
+    Row("stream", "NV", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
+    Row("skip_special_tokens", "V", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
+    Row("ignore_eos", "V", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
+    Row("n", "V", [(1, None)], [0, 8193], N, "unsigned", ("x", 2.0, -1, True)),
+    Row("best_of", "V", [(1, None)], [0, 129], BEST_OF, "unsigned", ("x", 2.0, -1, True)),
+    Row("adapter_id", "T", [("None", None)], type="string", others=(1, [], True)),
+]  # fmt: skip
+
+
+def ask(interface: str, name: str = "", value: Any = None, rules: Rules = STRICTLY, **more: Any) -> Reply:
+    """The reply of an interface to a body with this parameter."""
+    given = ({name: value} if name else {}) | more
+    body: dict[str, Any]
+    match interface:
+        case "T":
+            return tgi.whole(rules, json.dumps({"inputs": "a b", "parameters": given}).encode(), HEAD)
+        case "N":
+            outside = {"stream": given.pop("stream")} if "stream" in given else {}
+            body = {"inputs": "a b", "parameters": given} | outside
+            return native.read(rules, json.dumps(body).encode(), HEAD)
+        case "X":
+            body = {"text_input": "a b", "parameters": given}
+            return triton.read(rules, json.dumps(body).encode(), HEAD, stream=False)
+        case "K":
+            body = {"inputs": [TENSOR | {"parameters": given}], "outputs": [{"name": "output0"}]}
+            return tensors.read(rules, json.dumps(body).encode(), HEAD)
+        case _:
+            return vllm.read(rules, json.dumps({"prompt": "a b"} | given).encode(), HEAD)
+
+
+def refusal(interface: str, name: str = "", value: Any = None, **more: Any) -> str:
+    with pytest.raises(ParleyError) as caught:
+        ask(interface, name, value, **more)
+    answer = STRICT.error(caught.value)
+    told = json.loads(answer.body)
+    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
+    return told["error"]
+
+
+CASES = [(row, interface) for row in ROWS for interface in row.interfaces]
+NAMES = [f"{row.name} of {interface}" for row, interface in CASES]
+
+
+def draws(name: str) -> dict[str, Any]:
+    """What makes the effect of a parameter visible."""
+    return {} if name in ("temperature", "do_sample", "n", "best_of") else {"temperature": 0.7}
+
+
+@pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
+def test_within_its_range_it_is_taken_and_effective(row: Row, interface: str) -> None:
+    for value, effect in row.taken:
+        request = ask(interface, row.name, value, **draws(row.name)).request
+        if row.name in READ:
+            assert READ[row.name](request) == effect
+        else:  # it is looked at only, or shows in the answer
+            bare = ask(interface, **draws(row.name)).request
+            assert same(request) == same(bare)
+
+
+@pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
+def test_outside_it_is_refused_in_the_documented_words(row: Row, interface: str) -> None:
+    for value in row.refused:
+        assert refusal(interface, row.name, value) == row.text.format(told(value))
+    for value in row.others:
+        assert refusal(interface, row.name, value) == f"{row.name} must be {row.type} type."
+
+
+@pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
+def test_null_is_as_if_it_were_not_there(row: Row, interface: str) -> None:
+    assert same(ask(interface, row.name, None).request) == same(ask(interface).request)
+
+
+def same(request: Request) -> Any:
+    """What of a request counts for the engine; details only add to what is told."""
+    return request.prompts, request.sampling, request.stop, request.n, request.stream, request.truncate
+
+
+def told(value: Any) -> str:
+    """As JSON has it."""
+    return json.dumps(value).replace("e+", "e")
+
+
+INTERFACES = {  # what each one looks at, in its order, and a value that is wrong there
+    "T": [("stop", 1), ("temperature", 0), ("top_k", 0), ("top_p", 0), ("typical_p", 0), ("do_sample", 0),
+          ("seed", -1), ("repetition_penalty", 0), ("watermark", 0), ("adapter_id", ""), ("max_new_tokens", 0),
+          ("details", 0), ("decoder_input_details", 0), ("return_full_text", 0), ("truncate", 0)],
+    "N": [("temperature", 0), ("top_k", 0), ("top_p", 0), ("typical_p", 0), ("do_sample", 0), ("seed", -1),
+          ("repetition_penalty", 0), ("watermark", 0), ("priority", 0), ("max_new_tokens", 0), ("timeout", 0),
+          ("details", 0), ("stream", 0)],
+    "X": [("temperature", 0), ("top_k", -1), ("top_p", 0), ("typical_p", 0), ("do_sample", 0), ("seed", -1),
+          ("repetition_penalty", 0), ("watermark", 0), ("priority", 0), ("max_new_tokens", 0), ("details", 0),
+          ("batch_size", 0), ("timeout", 0)],
+    "K": [("temperature", 0), ("top_k", -1), ("top_p", 0), ("do_sample", 0), ("seed", -1), ("repetition_penalty", 0),
+          ("watermark", 0), ("priority", 0), ("max_new_tokens", 0), ("timeout", 0), ("details", 0), ("batch_size", 0)],
+    "V": [("ignore_eos", 0), ("stop", 1), ("stop_token_ids", 1), ("temperature", -1), ("top_k", 0), ("top_p", 0),
+          ("seed", -1), ("repetition_penalty", 0), ("frequency_penalty", 3), ("presence_penalty", 3),
+          ("skip_special_tokens", 0), ("best_of", 0), ("n", 0), ("model", 0), ("max_tokens", 0), ("stream", 0)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_of_several_faults_the_first_in_its_order_is_told(interface: str) -> None:
+    order = INTERFACES[interface]
+    for place, (name, wrong) in enumerate(order):
+        expected = refusal(interface, name, wrong)
+        assert refusal(interface, **dict(reversed(order[place:]))) == expected, name
+
+
+def test_parameters_that_another_interface_has_are_ignored() -> None:
+    for interface in "TNXK":
+        assert same(ask(interface, "presence_penalty", 9, n="x", logprobs=[]).request) == same(ask(interface).request)
+    assert same(ask("N", "truncate", 0, stop=5).request) == same(ask("N").request)
+    assert same(ask("V", "typical_p", 9, watermark=1, do_sample="x").request) == same(ask("V").request)
+    assert same(ask("K", "typical_p", 9).request) == same(ask("K").request)
+
+
+LISTED = "Input validation error: `stop` must be list[string] if list, and item length in [1, 1024] with total <= 32768"
+
+
+@pytest.mark.parametrize("interface", ["T", "V"])
+def test_stop(interface: str) -> None:
+    longest = 1024 if interface == "T" else 32768
+    for value in ("a", "a" * longest, "é" * longest, "😀" * (longest // 2)):
+        assert ask(interface, "stop", value).request.stop.strings == [value]
+    assert ask(interface, "stop", ["a", "b" * 1024]).request.stop.strings == ["a", "b" * 1024]
+    assert ask(interface, "stop", []).request.stop.strings == []
+    text = f"Input validation error: length of `stop` must be in [1, {longest}], but got {{}}"
+    assert refusal(interface, "stop", "") == text.format(0)
+    assert refusal(interface, "stop", "😀" * (longest // 2 + 1)) == text.format(longest + 2)
+    for value in (1, True, {"a": 1}):
+        assert refusal(interface, "stop", value) == "Input validation error: param stop must be string or list[string]"
+    for value in (["a", 1], [""], ["a" * 1025], ["a" * 1000] * 33):
+        assert refusal(interface, "stop", value) == LISTED
+    many = ["a"] * 1025
+    if interface == "T":
+        assert refusal("T", "stop", many) == LISTED
+    else:
+        assert ask("V", "stop", many).request.stop.strings == many
+
+
+def test_stop_token_ids_and_what_is_included() -> None:
+    given = [5, -1, 6, 5, 2**31, 2**63]
+    assert ask("V", "stop_token_ids", given).request.stop.ids == [5, 6]
+    assert refusal("V", "stop_token_ids", "x") == "Parameter stop_token_ids not array"
+    for value in (["x"], [1.0], [True], [None]):
+        assert refusal("V", "stop_token_ids", value) == "Parameter stop_token_ids not list[int]"
+    assert ask("V", "include_stop_str_in_output", True, stop="a").request.stop.include
+    assert ask("V", "include_stop_str_in_output", "nobody looks at it").request.stop.include is False
+    text = "include_stop_str_in_output must be boolean type."
+    assert refusal("V", "include_stop_str_in_output", 1, stop_token_ids=[5]) == text
+
+
+def test_n_and_best_of() -> None:
+    def n(rules: Rules = STRICTLY, **given: Any) -> int:
+        return ask("V", temperature=0.5, rules=rules, **given).request.n
+
+    assert n() == 1 and n(n=3) == 3 and n(best_of=3) == 3 and n(n=2, best_of=3) == 3
+    assert n(n=3, best_of=3, stream=True) == 3 and n(best_of=3, stream=True) == 3
+    fewer = "best_of should greater than or equal to n, but best_of is 2, n is 3."
+    assert refusal("V", n=3, best_of=2) == refusal("V", n=3, best_of=2, stream=True) == fewer
+    sure = "Best_of/N can not greater than 1 when temperature is 0 or not set, but best_of is {}, n is {}."
+    assert refusal("V", n=2) == refusal("V", n=2, temperature=0) == sure.format("None", 2)
+    assert refusal("V", best_of=2) == sure.format(2, "None")
+    assert ask("V", n=2, rules=EXTENDED).request.n == 2
+    assert "not available" in refusal("V", n=2, best_of=3, stream=True, temperature=1)
+    prefill = (
+        "The n parameter (51) exceeds 'maxPrefillBatchSize' (50). Please reduce n or increase maxPrefillBatchSize."
+    )
+    assert refusal("V", n=51, temperature=1) == prefill
+    batch = "The n parameter (4) exceeds 'max_batch_size' (3). Please reduce n or increase max_batch_size."
+    assert refusal("V", n=4, temperature=1, rules=Rules(max_batch_size=3)) == batch
+    most = "The n parameter (9) exceeds 'maxN' (8). Please reduce n or increase maxN."
+    assert refusal("V", n=9, temperature=1, rules=Rules(max_n=8)) == most
+
+
+def test_what_names_an_adapter() -> None:
+    text = "The format of adapter_id is invalid."
+    assert refusal("T", "adapter_id", "a b") == refusal("T", "adapter_id", "") == text
+    assert refusal("T", "adapter_id", "x" * 257) == text and "not available" in refusal("T", "adapter_id", "x" * 256)
+    assert "not available" in refusal("V", "model", "mine") and ask("V", "model", "None").request.model == ""
+    assert refusal("V", "model", 5) == "Model must be string type."
+    for name in ("", "x" * 257):
+        told = f"Input validation error: length of `model` must be in [1, 256], but got {len(name)}"
+        assert refusal("V", "model", name) == told
+
+
+def test_when_a_token_is_drawn() -> None:
+    for interface in "TNXKV":
+        assert ask(interface).request.sampling.temperature == 0
+        assert ask(interface, "top_p", 0.5).request.sampling.temperature == 1
+        assert ask(interface, "top_k", 5).request.sampling.temperature == 1
+    for interface in "TNXK":
+        assert ask(interface, "do_sample", True).request.sampling.temperature == 1
+        assert ask(interface, "do_sample", False, temperature=2).request.sampling.temperature == 0
+
+
+def test_extended_takes_what_means_off_and_heeds_what_was_only_looked_at() -> None:
+    for interface in "TNXK":
+        assert ask(interface, "temperature", 0, rules=EXTENDED).request.sampling.temperature == 0
+        assert ask(interface, "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
+        assert ask(interface, "top_p", 1, rules=EXTENDED).request.sampling.top_p == 1
+        with pytest.raises(Unsupported):
+            ask(interface, "watermark", True, rules=EXTENDED)
+        assert ask(interface, "watermark", False, rules=EXTENDED).request.prompts
+    assert ask("V", "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
+    assert ask("T", "truncate", 0, rules=EXTENDED).request.truncate is None
+    for interface in "TNX":
+        assert ask(interface, "typical_p", 0.5, rules=EXTENDED).request.sampling.typical_p == 0.5
+        assert ask(interface, "typical_p", 0.5).request.sampling.typical_p == 1
+
+
+def test_how_many_tokens_there_are_unless_told() -> None:
+    for interface in "TNXK":
+        assert ask(interface).request.stop.max_tokens == 20 and ask(interface).request.stop.reserve == 1
+    assert ask("V").request.stop.max_tokens is None
+    assert ask("V", rules=Rules("strict-old")).request.stop.max_tokens == 16
+    assert OLD.routes != STRICT.routes
+
+
+def test_integers_are_numbers_and_unknown_members_nothing() -> None:
+    assert ask("T", "temperature", 1).request.sampling.temperature == 1.0
+    assert ask("T", "whatever", {"a": []}).request.prompts == [Text("a b")]
+    for interface in "TNX":
+        with pytest.raises(ParleyError) as caught:
+            match interface:
+                case "T":
+                    tgi.whole(STRICTLY, b'{"inputs": "a", "parameters": 5}', HEAD)
+                case "N":
+                    native.read(STRICTLY, b'{"inputs": "a", "parameters": 5}', HEAD)
+                case _:
+                    triton.read(STRICTLY, b'{"text_input": "a", "parameters": 5}', HEAD, stream=False)
+        assert caught.value.message == "parameters must be object type."

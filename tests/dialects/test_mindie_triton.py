@@ -1,0 +1,220 @@
+"""MindIE's forms of Triton's interface: texts, tensors of tokens, stopInfer and metadata, to the byte."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Card, Facts, Head
+from parley.dialects.mindie import STRICT, control, tensors, triton
+from parley.dialects.mindie.rules import Rules
+from parley.errors import ParleyError
+from parley.types import Accepted, Cost, Delta, Done, Text, Token, Tokens, Usage
+
+RULES = Rules("strict")
+HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100, path={"model": "llama_65b"})
+FACTS = Facts("1.2", [Card("llama_65b", 1, 100)], True)
+USAGE = Usage(prompt_tokens=3, completion_tokens=2)
+ONE = Token(306, " I", b" I", cost=Cost(2, 0.005318, 0.04))
+TWO = Token(4966, " am", b" am", cost=Cost(3, 0.000117, 0.028))
+ACCEPTED = Accepted(0, [1, 2, 3], 77)
+DONE = Done(0, "stop", USAGE)
+ID = "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 words in length."
+TENSOR = {"name": "input0", "shape": [1, 3], "datatype": "UINT32", "data": [396, 319, 5]}
+OUTPUTS = [{"name": "output0"}]
+
+
+def generate(rules: Rules = RULES, *, stream: bool = False, head: Head = HEAD, **body: Any) -> triton.TextReply:
+    given = {"id": "a123", "text_input": "a b"} | body
+    return triton.read(rules, json.dumps(given).encode(), head, stream=stream)
+
+
+def infer(rules: Rules = RULES, tensor: Any = None, **body: Any) -> tensors.TensorReply:
+    given = {"id": "42", "inputs": [TENSOR | (tensor or {})], "outputs": OUTPUTS} | body
+    return tensors.read(rules, json.dumps(given).encode(), HEAD)
+
+
+def refusal(read: Any = generate, **body: Any) -> str:
+    with pytest.raises(ParleyError) as caught:
+        read(**body)
+    answer = STRICT.error(caught.value)
+    told = json.loads(answer.body)
+    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
+    return told["error"]
+
+
+# -- texts
+
+
+def test_an_answer():
+    reply = generate()
+    reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
+    assert not reply.request.want.costs and reply.request.prompts == [Text("a b")]
+    assert reply.body(USAGE) == (b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am"}')
+    reply = generate(parameters={"details": True})
+    reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
+    assert reply.request.want.costs
+    assert reply.body(USAGE) == (
+        b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am","details":{"finish_reason":'
+        b'"eos_token","generated_tokens":2,"first_token_cost":null,"decode_cost":null,"batch_size":[2,3],'
+        b'"queue_wait_time":[5318,117]}}'
+    )
+    lax = generate(Rules("extended"), parameters={"details": True})
+    lax.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
+    told = json.loads(lax.body(USAGE))["details"]
+    assert (told["first_token_cost"], told["decode_cost"]) == (45, [28])
+
+
+def test_a_stream():
+    reply = generate(stream=True, parameters={"details": True})
+    assert reply.chunk([ACCEPTED]) == b""
+    assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
+        b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I","details":{"batch_size":2,'
+        b'"queue_wait_time":5318},"prefill_time":45,"decode_time":null}\n\n'
+    )
+    assert reply.chunk([Delta(0, " am", tokens=[TWO]), DONE]) == (
+        b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" am","details":'
+        b'{"finish_reason":"eos_token","generated_tokens":2,"batch_size":3,"queue_wait_time":117},"prefill_time":null,'
+        b'"decode_time":28}\n\n'
+    )
+    bare = generate(stream=True)
+    assert bare.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE]), Done(0, "length", USAGE)]) == (
+        b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I"}\n\n'
+    )
+    full = generate(Rules(full_text=True), stream=True)
+    full.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE])])
+    assert json.loads(full.chunk([Delta(0, " am", tokens=[TWO])])[5:])["text_output"] == " I am"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"text_input": None}, "The text_input not found"),
+        ({"text_input": 5}, "The type of text_input is abnormal. The requestId is a123"),
+        ({"text_input": []}, "Parameter text_input arr is empty"),
+        ({"text_input": ""}, "text_input must be necessary and data type must be string and length in (0, 41943040], "
+                             "but the length of inputs is 0"),
+        ({"id": 5, "text_input": None}, "id must be string type."),
+        ({"id": "a b", "text_input": None}, ID),
+        ({"id": ""}, ID),
+        ({"id": "a" * 257}, ID),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_body(body, text):
+    assert refusal(**body) == text
+
+
+def test_who_names_no_request_is_told_a_name():
+    assert generate(id=None).request.label.startswith("endpoint_common_")
+    named = Head("0f" * 16, 1, "fp", context=100, path=HEAD.path, headers={b"req-id": b"mine"})
+    assert generate(id=None, head=named).request.label == "mine"
+    assert generate().request.label == "a123" and generate(id="x" * 256).request.label == "x" * 256
+
+
+# -- tensors
+
+
+def test_a_tensor_of_tokens():
+    reply = infer(tensor={"parameters": {"temperature": 0.5, "max_new_tokens": 2}})
+    assert reply.request.prompts == [Tokens([396, 319, 5])] and reply.request.stop.max_tokens == 2
+    assert reply.request.sampling.temperature == 0.5 and reply.chunk([ACCEPTED]) == b""
+    reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
+    assert reply.body(USAGE) == (
+        b'{"id":"42","outputs":[{"name":"output0","shape":[1,2],"datatype":"UINT32","data":[306,4966]}]}'
+    )
+    assert infer(tensor={"shape": [3]}).request.prompts == [Tokens([396, 319, 5])]
+    for name, answered in (("", "output0"), ("mine", "mine")):
+        named = infer(outputs=[{"name": name}])
+        named.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), DONE])
+        assert json.loads(named.body(USAGE))["outputs"][0]["name"] == answered
+    wide = infer(Rules("extended"), tensor={"datatype": "INT64"})
+    wide.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), DONE])
+    assert json.loads(wide.body(USAGE))["outputs"][0]["datatype"] == "INT64"
+
+
+SHAPE = "Shape must be at most two-dimensional, and the last element's value must be in (0,1048576]."
+
+
+@pytest.mark.parametrize(
+    ("tensor", "body", "text"),
+    [
+        ({}, {"inputs": None}, "Req should contain 'inputs' and the type should be array."),
+        ({}, {"inputs": {}}, "Req should contain 'inputs' and the type should be array."),
+        ({}, {"inputs": []}, "Inputs count must be 1."),
+        ({}, {"inputs": [TENSOR, TENSOR]}, "Inputs count must be 1."),
+        ({}, {"inputs": [5]}, "Cannot find name in inputs or its type is not string"),
+        ({"name": 5}, {}, "Cannot find name in inputs or its type is not string"),
+        ({"name": "x" * 257}, {}, "The length of name set in inputs exceeds 256."),
+        ({"shape": None}, {}, "Cannot find shape in inputs or its type is not array"),
+        ({"shape": [1, 3.0]}, {}, "Shape element must be integer type."),
+        ({"shape": []}, {}, SHAPE),
+        ({"shape": [2, 3]}, {}, SHAPE),
+        ({"shape": [1, 1, 3]}, {}, SHAPE),
+        ({"shape": [0]}, {}, SHAPE),
+        ({"shape": [1, 1048577]}, {}, SHAPE),
+        ({"datatype": None}, {}, "Cannot find datatype in inputs or its type is not string"),
+        ({"datatype": "uint32"}, {}, "Unsupported datatype, got uint32."),
+        ({"datatype": "INT64"}, {}, "Unsupported datatype, got INT64."),
+        ({"data": None}, {}, "Cannot find data in inputs or its type is not array"),
+        ({"data": [1, 2]}, {}, "Data size should be 3, got 2."),
+        ({"data": [1, 2, "3"]}, {}, "Data element must be integer type."),
+        ({"data": [1, 2, 3.0]}, {}, "Data element must be integer type."),
+        ({"data": [1, 2, -3]}, {}, "Data element must be integer type."),
+        ({"data": [1, 2, 2**32]}, {}, "Data element must be integer type."),
+        ({"data": [1, 2]}, {"id": "a b"}, "Data size should be 3, got 2."),
+        ({}, {"id": "a b", "outputs": None}, ID),
+        ({}, {"id": 5}, "id must be string type."),
+        ({}, {"outputs": None}, "Req should contain 'outputs' and the type should be array."),
+        ({}, {"outputs": []}, "Outputs size should be 1, got 0."),
+        ({}, {"outputs": [{"name": "a"}] * 2}, "Outputs size should be 1, got 2."),
+        ({}, {"outputs": [{}]}, "Outputs name must be non-empty string."),
+        ({}, {"outputs": [5]}, "Outputs name must be non-empty string."),
+        ({"parameters": 5}, {}, "parameters must be object type."),
+    ],
+)
+def test_what_is_said_of_tensors(tensor, body, text):
+    assert refusal(infer, tensor=tensor, **body) == text
+
+
+# -- control
+
+
+def test_which_request_is_to_be_stopped():
+    halt = triton.stop(b'{ "id": "a123" }', HEAD)
+    assert halt.label == "a123" and halt.done == (200, b'{ "id": "a123" }', b"application/json")
+    assert halt.unknown.status == 404
+    assert halt.unknown.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
+    for body, text in (
+        (b"{}", "Not found id."),
+        (b'{"id": null}', "id must not be null."),
+        (b'{"id": 5}', "id must be string type."),
+        (b'{"id": "a b"}', ID),
+        (b"[", "Failed to parse context to json body."),
+    ):
+        with pytest.raises(ParleyError) as caught:
+            triton.stop(body, HEAD)
+        assert caught.value.message == text and STRICT.error(caught.value).status == 422
+
+
+def test_metadata():
+    assert control.server(RULES, b"", HEAD, FACTS).body == (
+        b'{"name":"MindIE Server","version":"1.2","extensions":{"max_iter_times":100,"prefill_policy_type":0,'
+        b'"decode_policy_type":0,"max_prefill_batch_size":50,"max_prefill_tokens":8192}}'
+    )
+    assert control.metadata(RULES, b"", HEAD, FACTS).body == (
+        b'{"name":"llama_65b","platform":"MindIE Server","inputs":[{"name":"input0","shape":[-1],"datatype":"UINT32"}],'
+        b'"outputs":[{"name":"output0","shape":[-1],"datatype":"UINT32"}]}'
+    )
+    configured = Rules(max_seq_len=2560, npu_mem_size=8, world_size=4, weights="llama")
+    assert control.config(configured, b"", HEAD, FACTS).body == (
+        b'{"model_name":"llama_65b","input_datatype":"UINT32","output_datatype":"UINT32","max_seq_len":2560,'
+        b'"npu_mem_size":8,"cpu_mem_size":5,"world_size":4,"model_weight_path":"llama",'
+        b'"model_instance_type":"Standard"}'
+    )
+    unknown = Head("0f", 1, "fp", path={"model": "x"})
+    for route in (control.metadata, control.config):
+        with pytest.raises(ParleyError) as caught:
+            route(RULES, b"", unknown, FACTS)
+        assert STRICT.error(caught.value) == (
+            404, b'{"error":"Model x not found.","error_type":"NotFoundError"}', b"application/json",
+        )  # fmt: skip

@@ -1,0 +1,156 @@
+"""Embeddings: what bodies mean, and the exact bytes of the answers."""
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from parley.dialects import vectors
+from parley.dialects.dialect import Head
+from parley.dialects.openai import embeddings
+from parley.dialects.vllm import embeddings as pooling
+from parley.errors import BadRequest, Unsupported
+from parley.types import Accepted, Chat, Done, Pooling, Text, Tokens, Usage, Vector
+
+HEAD = Head("0f", 1700000000, "fp_1", context=512)
+USAGE = Usage(prompt_tokens=3)
+FIRST, SECOND = struct.pack("<2f", 0.5, -0.25), struct.pack("<2f", 0.1, 1.0)
+
+
+def read(input: Any = "Hi", **members: Any) -> embeddings.EmbeddingReply:
+    return embeddings.read(json.dumps({"model": "m", "input": input} | members).encode(), HEAD)
+
+
+def answer(reply: embeddings.EmbeddingReply) -> bytes:
+    """The second is done before the first."""
+    usage = Usage(prompt_tokens=1)
+    reply.add([Accepted(0, [1]), Accepted(1, [2, 3]), Vector(1, SECOND), Done(1, "stop", usage)])
+    reply.add([Vector(0, FIRST), Done(0, "stop", usage)])
+    return reply.body(USAGE)
+
+
+@pytest.mark.parametrize(
+    ("input", "neutral"),
+    [
+        ("a", [Text("a")]),
+        (["a", "b"], [Text("a"), Text("b")]),
+        ([1, 2], [Tokens([1, 2])]),
+        ([[1, 2], [3]], [Tokens([1, 2]), Tokens([3])]),
+        (["a"] * 2048, [Text("a")] * 2048),
+    ],
+)
+def test_the_four_forms_of_an_input(input, neutral):
+    assert read(input).request.prompts == neutral
+
+
+@pytest.mark.parametrize(
+    ("input", "field"),
+    [
+        (None, "input"),
+        ("", "input"),
+        ([], "input"),
+        (5, "input"),
+        ([[]], "input[0]"),
+        (["a", ""], "input[1]"),
+        (["a", 1], "input[1]"),
+        ([1, -1], "input[1]"),
+        ([True], "input[0]"),
+        ([[1], "a"], "input[1]"),
+        (["a"] * 2049, "input"),
+    ],
+)
+def test_a_wrong_input_is_named(input, field):
+    with pytest.raises(BadRequest) as caught:
+        read(input)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("members", "field", "said"),
+    [
+        ({"encoding_format": "md5"}, "encoding_format", "'float', 'base64'"),
+        ({"encoding_format": 5}, "encoding_format", "string"),
+        ({"dimensions": 0}, "dimensions", "at least 1"),
+        ({"dimensions": "8"}, "dimensions", "integer"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1 or at least 1"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "at least -1"),
+        ({"embed_dtype": "int8"}, "embed_dtype", "float16"),
+        ({"endianness": "middle"}, "endianness", "big"),
+        ({"normalize": 1}, "normalize", "boolean"),
+        ({"input": None, "messages": []}, "messages", "empty"),
+    ],
+)
+def test_a_wrong_member_is_named(members, field, said):
+    with pytest.raises(BadRequest) as caught:
+        read(**members)
+    assert caught.value.field == field and said in caught.value.message
+
+
+@pytest.mark.parametrize("members", [{"truncation_side": "left"}, {"mm_processor_kwargs": {"a": 1}}])
+def test_what_is_not_there_is_refused(members):
+    with pytest.raises(Unsupported):
+        read(**members)
+
+
+def test_what_members_mean():
+    request = read(dimensions=4, truncate_prompt_tokens=9, normalize=False, cache_salt="s", user="u").request
+    assert request.pooling == Pooling(4, False) and request.truncate == 9 and request.salt == "s" and not request.stream
+    assert read(truncate_prompt_tokens=-1).request.truncate == 512
+    assert read(padding=True, priority=3).request == read().request
+    assert read(use_activation=True).request.pooling == Pooling(normalize=True)
+    assert read(add_special_tokens=False).request.prompts == [Text("Hi", special=False)]
+    (chat,) = read(None, messages=[{"role": "user", "content": "a"}]).request.prompts
+    assert isinstance(chat, Chat) and not chat.add_generation_prompt
+
+
+def test_numbers_in_the_order_of_the_input():
+    assert answer(read(["a", "b"])) == (
+        b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5,-0.25]},'
+        b'{"object":"embedding","index":1,"embedding":[0.10000000149011612,1.0]}],"model":"m",'
+        b'"usage":{"prompt_tokens":3,"total_tokens":3}}'
+    )
+
+
+def test_base64():
+    assert b'"index":0,"embedding":"AAAAPwAAgL4="}' in answer(read(["a", "b"], encoding_format="base64"))
+
+
+def test_bytes_have_their_description_in_a_header():
+    reply = read(["a", "b"], encoding_format="bytes", endianness="big", model="Zwölf")
+    assert answer(reply) == struct.pack(">4f", 0.5, -0.25, *struct.unpack("<2f", SECOND))
+    ((name, value),) = reply.headers(None)
+    told = json.loads(value)
+    assert reply.type == b"application/octet-stream" and name == b"metadata" and told["model"] == "Zwölf"
+    assert told["id"] == "embd-0f" and told["usage"]["prompt_tokens"] == 3
+    assert told["data"][1] == {
+        "index": 1,
+        "embed_dtype": "float32",
+        "endianness": "big",
+        "start": 8,
+        "end": 16,
+        "shape": [2],
+    }
+    reply = read(["a", "b"], encoding_format="bytes_only", embed_dtype="float16")
+    assert answer(reply) == struct.pack("<4e", 0.5, -0.25, 0.1, 1.0) and not reply.headers(None)
+
+
+def test_vllms_pooling_is_of_one_vector_each():
+    head = Head("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
+    reply = pooling.pool(b'{"input":"a","task":"embed"}', head)
+    reply.add([Vector(0, FIRST)])
+    assert reply.body(USAGE).startswith(
+        b'{"id":"pooling-0f","object":"list","created":1700000000,"model":"",'
+        b'"data":[{"index":0,"object":"pooling","data":[0.5,-0.25]}],"usage":{"prompt_tokens":3,'
+    )
+    for body in (b'{"input":"a","task":"classify"}', b'{"data":{},"task":"embed"}'):
+        with pytest.raises(Unsupported):
+            pooling.pool(body, head)
+
+
+def test_bfloat16_is_rounded_to_the_nearest():
+    torch = pytest.importorskip("torch")
+    given = torch.randn(1000)
+    got = vectors.form(given.numpy().tobytes(), "bfloat16")
+    assert got == given.bfloat16().view(torch.int16).numpy().tobytes()
+    assert vectors.form(struct.pack("<2f", 1e9, -1e9), "float16") == struct.pack("<2e", float("inf"), -float("inf"))

@@ -1,0 +1,102 @@
+"""Vectors of decoders: the last token's state, whatever else is in the batch, beside text that is generated."""
+
+import json
+import shutil
+import struct
+
+import models
+import pytest
+import torch
+from serving import serve, start
+
+from parley.types import Pooling, Work
+
+
+def vectors(answers):
+    return {id: struct.unpack(f"<{len(answer.vector) // 4}f", answer.vector)
+            for (id, _), answer in answers.items() if answer.vector is not None}  # fmt: skip
+
+
+def prompts(count, vocab=models.VOCAB):
+    return [[(7 * i + j * (i + 3)) % (vocab - 3) + 3 for j in range(1 + 13 * i % 90)] for i in range(count)]
+
+
+def reference(folder, ids):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).get_decoder()
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).last_hidden_state[0, -1]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+def test_the_vector_is_the_last_tokens_state(architecture):
+    folder = models.model(architecture)
+    runner, info = start(folder, dtype="float32")
+    assert info.generates and info.dimensions == 64
+    texts = prompts(4)
+    works = [Work(f"w{i}", ids, 0, pooling=Pooling()) for i, ids in enumerate(texts)]
+    works.append(Work("raw", texts[3], 0, pooling=Pooling(normalize=False)))
+    works.append(Work("short", texts[3], 0, pooling=Pooling(dimensions=10)))
+    got = {id: torch.tensor(vector) for id, vector in vectors(serve(runner, works)[0]).items()}
+    for i, ids in enumerate(texts):
+        expected = reference(folder, ids)
+        torch.testing.assert_close(got[f"w{i}"], expected / expected.norm(), atol=1e-4, rtol=0)
+    torch.testing.assert_close(got["raw"], expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(got["short"], expected[:10] / expected[:10].norm(), atol=1e-4, rtol=0)
+
+
+def test_bits_do_not_depend_on_company_chunks_cache_or_preemption_and_text_beside_it_is_the_same():
+    """One model, both kinds of work: each gives what it gives alone."""
+    runner, _ = start(models.model("qwen2"))
+    texts = prompts(10)
+    works = []
+    for i, ids in enumerate(texts):
+        works += [Work(f"t{i}", ids, 40, seed=i, logprobs=0), Work(f"v{i}", ids, 0, pooling=Pooling())]
+    works += [Work(f"again{i}", ids, 0, pooling=Pooling()) for i, ids in enumerate(texts)]
+    alone, preempted = {}, 0
+    for work in works:
+        alone |= serve(runner, [work], batch=1, step=1 << 20, cache=False)[0]
+    for batch, step, blocks, cache in (
+        (16, 1 << 20, 300, True),
+        (16, 24, 300, True),
+        (7, 16, 14, True),
+        (5, 40, 9, False),
+    ):
+        got, stats = serve(runner, works, batch=batch, step=step, blocks=blocks, cache=cache)
+        assert got == alone
+        preempted += stats.preemptions
+    assert preempted
+    assert all(alone[f"v{i}", 0].vector == alone[f"again{i}", 0].vector for i in range(10))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(models.model("llama"), tmp_path / "m")
+
+
+def describe(folder, *, normalize=True, **pooling):
+    kinds = ["Transformer", "Pooling"] + ["Normalize"] * normalize
+    modules = [{"idx": i, "name": str(i), "path": "" if not i else f"{i}_{kind}",
+                "type": f"sentence_transformers.models.{kind}"} for i, kind in enumerate(kinds)]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+def test_the_folders_settings_decide(folder):
+    describe(folder, normalize=False, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False)
+    runner, info = start(folder, dtype="float32")
+    assert info.dimensions == 64
+    answers, _ = serve(runner, [Work("own", [5, 6], 0, pooling=Pooling()),
+                                Work("unit", [5, 6], 0, pooling=Pooling(normalize=True))])  # fmt: skip
+    got = {id: torch.tensor(vector) for id, vector in vectors(answers).items()}
+    assert abs(float(got["own"].norm()) - 1) > 0.1
+    torch.testing.assert_close(got["own"] / got["own"].norm(), got["unit"])
+
+
+@pytest.mark.parametrize("pooling", [{"pooling_mode_mean_tokens": True}, {"pooling_mode": "dreams"}, {}])
+def test_a_decoder_whose_pooling_cannot_be_done_generates_only(folder, pooling):
+    describe(folder, **pooling)
+    _, info = start(folder)
+    assert info.generates and not info.dimensions
