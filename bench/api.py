@@ -36,7 +36,7 @@ from parley.server.limits import Protocol
 from parley.server.options import ServerOptions
 from parley.server.respond import Exchange
 from parley.server.service import Service
-from parley.server.start import Server, http
+from parley.server.start import Server, http, settle
 from parley.server.tally import Tally
 from parley.text import Choice, Language
 from parley.types import Cancel, Output, Outputs, Ready, Settings, Stats, Submit, ToEngine, Work
@@ -102,7 +102,8 @@ def advance(entry: list) -> Output:
 
 def instrument(meter: Meter) -> None:
     meter.wrap(Protocol, "data_received", "HTTP: parse, start of the task")
-    meter.wrap(Cycle, "send", "HTTP: write")
+    for name in ("send", "part"):
+        meter.wrap(Cycle, name, "HTTP: write")
     meter.wrap(Cycle, "receive", "HTTP: receive")
     meter.wrap(app.App, "__call__", "app: route, key, limits")
     meter.wrap(operations, "generate", "life of a request")
@@ -211,6 +212,7 @@ async def measure(options: argparse.Namespace) -> None:
     server = Server(http(server_options, app.build(service)))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await service.load()
+    settle()
     port = sock.getsockname()[1]
     meter = Meter()
     whole = [await loaded(port, options, *kind) for _, *kind in LOADS]

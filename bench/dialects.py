@@ -67,6 +67,7 @@ DIALECTS = {
     "vLLM generate": ("/vllm/generate", "/vllm/generate", text),
     "TGI": ("/", "/", tgi),
     "TGI chat": ("/tgi/v1/chat/completions", "/tgi/v1/chat/completions", flavour),
+    "MindIE": ("/infer", "/infer", tgi),
     "Triton": ("/v2/models/{}/generate", "/v2/models/{}/generate_stream", triton),
 }
 

@@ -105,7 +105,7 @@ SERVE: list[Option] = [
     Option(
         "step-ms",
         number(1, 60_000),
-        "CPU: milliseconds that one step may take while prompts are read.",
+        "CPU: milliseconds that a step with prompts may take; four times as many while nobody waits for a next token.",
         250.0,
         section="engine",
         variable=True,

@@ -24,6 +24,7 @@ ParleyError                      500
 ├── HeadersTooLarge              431
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
+│   └── Stopping                 503  it will not be ready any more
 ├── Expired                      504  it took too long; ``limit`` says by whose wish, or that a token did
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
@@ -184,6 +185,10 @@ class NotReady(ParleyError):
     def __init__(self, message: str, *, retry_after: float = 1.0):
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Stopping(NotReady):
+    pass
 
 
 class Expired(ParleyError):

@@ -151,8 +151,9 @@ class Request(msgspec.Struct, kw_only=True):
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
-    label: str = ""  # a name under which clients can stop it, beside its id
-    sole: bool = False  # refused while another of this label is open
+    overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
+    labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
+    sole: str = ""  # one of them that no other open request may have
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ def _see_tgi(data: bytes) -> Seen:
         return Seen(error=reason(event) or SILENT)
     details = event.get("details") or {}
     last = event["generated_text"] is not None if "generated_text" in event else False
-    return Seen(True, details.get("input_length") or 0, details.get("generated_tokens") or 0, last=last)
+    read = details.get("input_length") or details.get("prompt_tokens") or 0  # as MindIE calls it
+    return Seen(True, read, details.get("generated_tokens") or 0, last=last)
 
 
 def _triton(shape: Shape, text: str) -> dict[str, Any]:
@@ -142,5 +143,6 @@ APIS = {
     ),
     "vllm": Api("/vllm/v1/completions", lambda shape, ids: _openai(shape) | {"prompt": ids}, _see_openai),
     "tgi": Api("/generate_stream", _tgi, _see_tgi, ids=False),
+    "mindie": Api("/mindie/generate_stream", _tgi, _see_tgi, ids=False),
     "triton": Api("/v2/models/{model}/generate_stream", _triton, _see_triton, ids=False),
 }

@@ -196,6 +196,10 @@ class Plan:
             listen=(*self.listen, *options.listen),
             apis={made.name: made for made in (plane(rules) for plane in PLANES)},
             notes=(note,) if self.idle else (),
+            max_prompt=self.max_prompt,
+            max_output=self.max_output,
+            timeout=self.timeout,
+            token_timeout=self.token_timeout,
         )
 
 

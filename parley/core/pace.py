@@ -2,7 +2,8 @@
 
 A long step stalls everybody who is waiting for a next token. On an accelerator a number of tokens is a good measure of
 that; on a CPU nobody knows the right number, but everybody knows how long a stall may be, so there the measure is
-milliseconds, and what tokens cost is learnt while serving.
+milliseconds, and what tokens cost is learnt while serving. A step that stalls nobody may take longer, for larger
+chunks are done sooner; not for ever, because cancels and new requests are looked at between steps.
 
 Time only ever decides how prompts are cut into chunks, and chunks never change a result.
 """
@@ -16,6 +17,7 @@ from typing import Protocol
 
 from parley.core.sequence import BLOCK_SIZE
 
+ALONE = 4  # times as long may be a step that has one prompt and no decodes
 LEAST = 2 * BLOCK_SIZE  # however slow the machine: prompts must get on
 MOST = 8192
 FIRST = 2 * BLOCK_SIZE  # before anything is known
@@ -62,7 +64,9 @@ class Fixed:
 
 
 class Timed:
-    """Steps of at most about ``seconds``.
+    """Steps of at most about ``seconds``; ALONE times as long for one prompt that no decodes wait beside.
+
+    Only the first prompt of a step may be so long: it comes first anyway, whereas others would delay its first token.
 
     A row at position p of a prompt is taken to cost ``each * (1 + slope * p)``, for attention looks at all that
     precedes it, and a decode as much as the first token of a prompt. Both numbers are learnt from recent steps that
@@ -86,7 +90,13 @@ class Timed:
     def room(self, start: int) -> int:
         if self._each:
             # n tokens cost each * (n * (1 + slope * start) + slope * n * n / 2), solved for n.
-            left = self.seconds / self._each - self._decodes - self._tokens - self._slope * self._positions
+            alone = not (self._decodes or self._tokens)
+            left = (
+                self.seconds * (ALONE if alone else 1) / self._each
+                - self._decodes
+                - self._tokens
+                - self._slope * self._positions
+            )
             linear = 1 + self._slope * start
             fit = 2 * left / (linear + sqrt(linear * linear + 2 * self._slope * left)) if left > 0 else 0.0
             # Never more than twice what was tried: small chunks say little about large ones.

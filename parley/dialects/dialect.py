@@ -357,3 +357,4 @@ class Dialect:
     headers: Callable[[float], Headers] = field(default=lambda seconds: ())
     body_limit: int | None = None
     hints: bool = True
+    id_header: bytes = b""  # under which all answers have the request's unique id

@@ -25,6 +25,9 @@ class EngineFailed(Exception):
     """The engine could not be started, or ended for good. The message is one sentence with a hint."""
 
 
+Take = Callable[[list[Output]], bool]
+
+
 class Stream:
     """The outputs of one work, in order. Reading drains whatever has arrived since the last read."""
 
@@ -33,7 +36,8 @@ class Stream:
         self.open = set(range(work.n))  # choices whose last output has not been seen
         self._engine = engine
         self._pending: list[Output] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._take: Take | None = None
 
     async def next(self) -> list[Output]:
         """All outputs that have arrived, at least one; an empty list once every choice has ended."""
@@ -48,6 +52,23 @@ class Stream:
         outputs, self._pending = self._pending, []
         return outputs
 
+    async def feed(self, take: Take) -> bool:
+        """Let ``take`` have the outputs of each step when they arrive, without waking the caller's task for them.
+
+        False as soon as it returned False, True when every choice has ended. Raises what it raises.
+        """
+        self._waiter, self._take = asyncio.get_running_loop().create_future(), take
+        try:
+            self._wake()
+            return await self._waiter
+        finally:
+            self._waiter = self._take = None
+
+    @property
+    def ended(self) -> bool:
+        """Have all outputs been read?"""
+        return not self.open and not self._pending
+
     def cancel(self, index: int = -1) -> None:
         """Stop one choice or (-1) all that are still open. No output of them is delivered any more."""
         gone = set(self.open) if index < 0 else {index} & self.open
@@ -59,16 +80,31 @@ class Stream:
         self._wake()
 
     def _push(self, output: Output) -> None:
+        """An output has come; ``_wake`` follows."""
         if output.index not in self.open:
             return
         if output.finish is not None:
             self.open.discard(output.index)
         self._pending.append(output)
-        self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._take is None:
+            waiter.set_result(True)
+            return
+        more = True
+        if self._pending:
+            outputs, self._pending = self._pending, []
+            try:
+                more = self._take(outputs)
+            except Exception as error:  # of one reader; others wait for the same step
+                if not waiter.done():
+                    waiter.set_exception(error)
+                return
+        if not (more and self.open) and not waiter.done():
+            waiter.set_result(more)
 
 
 class Engine(ABC):
@@ -170,13 +206,17 @@ class Engine(ABC):
     def _deliver(self, message: Outputs) -> None:
         self.stats = message.stats
         self.watch(message.stats)
+        streams = []
         for output in message.outputs:
             stream = self._streams.get(output.id)
             if stream is None:
                 continue
             stream._push(output)
+            streams.append(stream)
             if not stream.open:
                 del self._streams[output.id]
+        for stream in streams:
+            stream._wake()
 
     def _wiped(self, message: Wiped) -> None:
         answer = self._resets.get(message.id)
@@ -188,6 +228,7 @@ class Engine(ABC):
             for index in sorted(stream.open):
                 stream._push(Output(stream.id, index, finish="error", error=reason))
             self._streams.pop(stream.id, None)
+            stream._wake()
 
     def _fail_all(self, reason: str) -> None:
         self._fail(list(self._streams.values()), reason)

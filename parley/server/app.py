@@ -200,6 +200,7 @@ class App:
             log.exception("Request %s failed.", exchange.id)
             await self._refuse(exchange, ParleyError("The server had an error while it processed the request."))
         finally:
+            del scope[EXCHANGE]  # which refers to the scope: nothing is to wait for the garbage collector
             self.service.responses.add(value=str(exchange.status))
             if self.service.options.access_log:
                 access(exchange)

@@ -1,38 +1,67 @@
-"""One request and its answer on a connection: what uvicorn's own cycle does, with one write per message.
+"""One request and its answer on a connection, as the application finds it in its scope.
 
-The head of an answer leaves with the first part of its body. Beyond ASGI, which has no words for it, the application
-finds a cycle in its scope: to learn that the client has left, that it does not read, that its body is there already.
-Knows no limits (``limits``) and no API.
+Beyond ASGI, which has no words for it, a cycle says that the client has left, that it does not read, that its body is
+there already, and takes parts of an answer without a coroutine for each. An answer leaves in one write per part, its
+head with the first of them. Knows no limits (``limits``), no parser and no API.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+from starlette.types import ASGIApp, Message, Scope
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 CYCLE = "parley.cycle"  # scope: the request's cycle
 
 
-class Cycle(RequestResponseCycle):
-    """Made of one of uvicorn's by ``adopt``, for that names its class itself."""
+class Cycle:
+    """``watchers`` are the connection's: who is to be called when it is lost. ``headers`` begin every answer's.
 
-    _head: bytes
-    _watchers: set[Callable[[], None]]
+    ``keep_alive``: the connection goes on after the answer. ``expected``: the client sends its body once it is told to.
+    ``complete`` is called when all of the answer was written.
+    """
 
-    @classmethod
-    def adopt(cls, cycle: RequestResponseCycle, watchers: set[Callable[[], None]]) -> None:
-        """``watchers`` are the connection's: who is to be called when it is lost."""
-        cycle.__class__ = cls
-        assert isinstance(cycle, cls)
-        cycle._head, cycle._watchers = b"", watchers
-        cycle.scope[CYCLE] = cycle  # type: ignore[literal-required]
+    def __init__(
+        self,
+        scope: Scope,
+        transport: asyncio.Transport,
+        flow: FlowControl,
+        watchers: set[Callable[[], None]],
+        headers: list[tuple[bytes, bytes]],
+        keep_alive: bool,
+        expected: bool,
+        complete: Callable[[], None],
+    ):
+        self.scope = scope
+        self.transport = transport
+        self.flow = flow
+        self.keep_alive = keep_alive
+        self.disconnected = False
+        self.response_started = self.response_complete = False
+        self.whole = False  # all of the request's body has arrived
+        self._watchers = watchers
+        self._headers = headers
+        self._expected = expected
+        self._complete = complete
+        self._body = b""
+        self._news = False  # something has happened that was not received
+        self._waiter: asyncio.Future[None] | None = None
+        self._head = b""
+        self._silent = scope["method"] == "HEAD"
+        self._chunked = False
 
-    @property
-    def whole(self) -> bool:
-        """Has all of the request's body arrived?"""
-        return not self.more_body
+    async def run(self, app: ASGIApp) -> None:
+        """Have the application answer."""
+        self.scope[CYCLE] = self
+        try:
+            await app(self.scope, self.receive, self.send)
+        finally:
+            del self.scope[CYCLE]  # which refers to the scope: nothing is to wait for the garbage collector
+            if not self.response_complete and not self.disconnected:
+                self.transport.close()
 
     @property
     def blocked(self) -> bool:
@@ -52,25 +81,66 @@ class Cycle(RequestResponseCycle):
     def unwatch(self, departed: Callable[[], None]) -> None:
         self._watchers.discard(departed)
 
-    def part(self, data: bytes) -> None:
-        """More of a body that has begun and is not ``blocked``: ``send`` without its ceremony."""
-        if not self.disconnected and self.scope["method"] != "HEAD":
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked_encoding else data)
+    # -- the request
 
-    async def send(self, message: Any) -> None:
+    def arrived(self, data: bytes) -> int:
+        """More of the body has come: how much of it waits to be read."""
+        self._body += data
+        self._wake()
+        return len(self._body)
+
+    def end(self) -> None:
+        """The body has come to its end."""
+        self.whole = True
+        self._wake()
+
+    def lost(self) -> None:
+        """The connection is."""
+        self.disconnected = not self.response_complete
+        self._wake()
+
+    async def receive(self) -> Message:
+        """ASGI's ``receive``."""
+        if self._expected and not self.transport.is_closing():
+            self._expected = False
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            if not self._news:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            self._news = False
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        data, self._body = self._body, b""
+        return {"type": "http.request", "body": data, "more_body": not self.whole}
+
+    def _wake(self) -> None:
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- the answer
+
+    async def send(self, message: Message) -> None:
         """ASGI's ``send``."""
         if self.blocked:
             await self.flow.drain()
         if self.disconnected or self.response_complete:
             return
-        if not self.response_started:
-            self.response_started, self.waiting_for_100_continue = True, False
-            self._head = self._begin(message["status"], self.default_headers + list(message["headers"]))
+        if self.response_started:
+            self.part(message.get("body", b""), last=not message.get("more_body", False))
+        else:
+            self.response_started, self._expected = True, False
+            self._head = self._begin(message["status"], [*self._headers, *message["headers"]])
+
+    def part(self, data: bytes, *, last: bool = False) -> None:
+        """More of a body that has begun and is not ``blocked``: ``send`` without its ceremony."""
+        if self.disconnected or self.response_complete:
             return
-        data, last = message.get("body", b""), not message.get("more_body", False)
-        if self.scope["method"] == "HEAD":
+        if self._silent:
             data = b""
-        elif self.chunked_encoding:
+        elif self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
             if last:
                 data += b"0\r\n\r\n"
@@ -80,16 +150,15 @@ class Cycle(RequestResponseCycle):
             self.transport.write(data)
         if last:
             self.response_complete = True
-            self.message_event.set()
             if not self.keep_alive:
                 self.transport.close()
-            self.on_response()
+            self._complete()
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The head. Raises RuntimeError when a header would begin a line of its own."""
         names = dict(headers)
-        self.chunked_encoding = b"content-length" not in names and status not in (204, 304)
-        if self.chunked_encoding and self.scope["method"] != "HEAD":
+        self._chunked = b"content-length" not in names and status not in (204, 304)
+        if self._chunked and not self._silent:
             headers.append((b"transfer-encoding", b"chunked"))
         if names.get(b"connection") == b"close":
             self.keep_alive = False

@@ -7,9 +7,10 @@ A request may have several prompts; each is a work of its own, and their events 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from parley.dialects.dialect import Timings
 from parley.engine.protocol import Stream
@@ -31,6 +32,8 @@ from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
 from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
 
+UNANSWERED = "The engine ended this request without an answer."
+
 
 @dataclass(eq=False)
 class Branch:
@@ -49,8 +52,8 @@ class Generation:
 
     def __init__(self, model: Model, request: Request, tally: Tally):
         request.model = tally.note.model = model.called(request.model)
-        if request.sole and model.labelled(request.label):
-            raise InUse(f"Another request is running under the id {excerpt(request.label)}.")
+        if request.sole and model.labelled(request.sole):
+            raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
         model.hold(request.n * len(request.prompts))
         model.open[self] = None
         self.usage = Usage()
@@ -58,8 +61,8 @@ class Generation:
         self._request = request
         self._tally = tally
         self._branches: list[Branch] = []
-        self._pumps: list[asyncio.Task[None]] = []
-        self._queue: asyncio.Queue[tuple[Branch, list[Output]]] = asyncio.Queue()
+        self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
+        self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
         self._fresh: list[Event] = []  # made by begin, given by the first next
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
@@ -69,12 +72,9 @@ class Generation:
         self._clock = Clock(request.timeout, options.timeout, options.token_timeout, self.abort)
 
     @property
-    def id(self) -> str:
-        return self._request.id
-
-    @property
-    def label(self) -> str:
-        return self._request.label
+    def labels(self) -> tuple[str, ...]:
+        """The names under which it can be stopped."""
+        return self._request.id, *self._request.labels
 
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
@@ -93,6 +93,7 @@ class Generation:
             self.stop()
         self._tally.submit(request, self.usage)
         if len(self._branches) > 1:
+            self._queue = asyncio.Queue()
             self._pumps = [asyncio.create_task(self._pump(branch)) for branch in self._branches]
 
     async def next(self) -> list[Event]:
@@ -113,17 +114,46 @@ class Generation:
                     arrived.append(self._queue.get_nowait())
             for branch, outputs in arrived:
                 if not outputs and not self._error and any(not choice.ended for choice in branch.choices):
-                    raise EngineError("The engine ended this request without an answer.")
+                    raise EngineError(UNANSWERED)
                 self._fresh += self._take(branch, outputs)
 
+    async def feed(self, take: Callable[[list[Event]], bool]) -> None:
+        """Let ``take`` have the events of each step when they come, until it returns False or there are no more.
+
+        For one prompt, whose steps do not wake this task. Raises ParleyError, and what ``take`` raises.
+        """
+        if len(self._branches) > 1:
+            while (events := await self.next()) and take(events):
+                pass
+            return
+        (branch,) = self._branches
+        more = True
+        while more:
+            if self._fresh:
+                events, self._fresh = self._fresh, []
+                more = take(events)
+            elif self._error is not None:
+                raise self._error
+            elif not self._left:
+                return
+            elif branch.stream.ended:
+                raise EngineError(UNANSWERED)
+            else:
+                more = await branch.stream.feed(lambda outputs: take(self._take(branch, outputs)))
+
+    @property
+    def ended(self) -> bool:
+        """Have all events been given?"""
+        return not self._left and not self._fresh
+
     def abort(self, error: ParleyError) -> None:
-        """End it from outside: the next ``next`` raises the error."""
+        """End it from outside: whoever waits for events, or asks for the next ones, gets the error."""
         self._error = self._error or error
         for branch in self._branches:
             branch.stream.cancel()
 
     def stop(self) -> None:
-        """End it from outside as if it had been finished: the next ``next`` has the last events of every choice."""
+        """End it from outside as if it had been finished: what comes next are the last events of every choice."""
         self._stopped = True
         if self._request.pooling is not None:
             return  # a vector is there whole, or not at all
@@ -160,11 +190,30 @@ class Generation:
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
         language, limit = self._model.language, self._model.info.max_model_len
+        request, longest = self._request, self._model.options.max_prompt
         made = []
-        for prompt in self._request.prompts:
-            ready = language.prepare(prompt, limit, self._request.truncate, pooled=self._request.pooling is not None)
+        for prompt in request.prompts:
+            # where a prompt is cut anyway, none is hopelessly long
+            most = limit if request.overflow == "refuse" else None
+            ready = language.prepare(prompt, most, request.truncate, pooled=request.pooling is not None)
+            if longest is not None or request.overflow != "refuse":
+                ready = self._shortened(ready, min(longest or limit, limit - 1))
             made.append((ready, self._room(ready.token_ids)))
         return made
+
+    def _shortened(self, ready: Prepared, longest: int) -> Prepared:
+        """A prompt of at most so many tokens. Raises ContextLength."""
+        ids = ready.token_ids
+        if len(ids) <= longest:
+            return ready
+        if self._request.overflow == "refuse":
+            raise ContextLength(
+                f"The prompt has {len(ids)} tokens, but at most {longest} are allowed here. Shorten the prompt.",
+                field="prompt",
+                limit=longest + 1,
+                prompt=len(ids),
+            )
+        return replace(ready, token_ids=ids[:longest] if self._request.overflow == "head" else ids[-longest:])
 
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
@@ -202,12 +251,13 @@ class Generation:
                 prompt=len(ids),
                 requested=wanted if counted else None,
             )
-        return room if stop.max_tokens is None else min(stop.max_tokens, room)
+        given = (stop.max_tokens, self._model.options.max_output)
+        return min([room, *(each for each in given if each is not None)])
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, model = self._request, self._model
         sampling, want = request.sampling, request.want
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        seed = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8)) >> 1
         work = Work(
             id=f"{request.id}-{number}",
             token_ids=ready.token_ids,

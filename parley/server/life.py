@@ -9,6 +9,7 @@ an API's fields nor how its answers look.
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 
 from parley.dialects.dialect import Answer, Head, Reply, Route
@@ -86,8 +87,12 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
     if reply.request.stream:
         await _stream(exchange, reply, generation)
         return
-    while events := await generation.next():
+
+    def add(events: list[Event]) -> bool:
         reply.add(events)
+        return True
+
+    await generation.feed(add)
     body, extra = reply.body(generation.usage), reply.headers(generation.timings)
     if reply.coding:
         body = await off_loop(len(body), partial(deflate, body, reply.coding))
@@ -96,27 +101,44 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
 
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
-    media_type, ping = reply.media_type, exchange.options.ping_interval or reply.silence
-    ping = ping if reply.ping and media_type.startswith("text/event-stream") else None
+    media_type, interval = reply.media_type, exchange.options.ping_interval or reply.silence
+    pinging = None
+    if interval and reply.ping and media_type.startswith("text/event-stream"):
+        pinging = asyncio.create_task(_ping(exchange, reply, interval))
     exchange.extra = reply.headers(None)
+    held = b""
+
+    def write(events: list[Event]) -> bool:
+        nonlocal held
+        data = reply.chunk(events)
+        if data and (generation.ended or not exchange.flowing):
+            held = data
+            return False
+        return exchange.part(data) if data else True
+
     try:
-        while events := await (_pinging(exchange, reply, generation, ping) if ping else generation.next()):
-            if data := reply.chunk(events):
+        while not generation.ended:
+            await generation.feed(write)
+            if held and not generation.ended:
+                data, held = held, b""
                 await exchange.write(data, media_type)
-        last = reply.end(generation.usage)
+        last = held + reply.end(generation.usage)
     except ParleyError as error:
         if not exchange.status:
             raise
-        last = reply.fail(exchange.translate(error))
+        last = held + reply.fail(exchange.translate(error))
+    finally:
+        if pinging is not None:
+            pinging.cancel()
     await exchange.write(last, media_type, last=True)
 
 
-async def _pinging(exchange: Exchange, reply: Reply, generation: Generation, interval: float) -> list[Event]:
-    """The next events, with comments in the stream while there are none."""
-    task = asyncio.ensure_future(generation.next())
-    try:
-        while not (await asyncio.wait({task}, timeout=interval))[0]:
+async def _ping(exchange: Exchange, reply: Reply, interval: float) -> None:
+    """Comments in a stream that has been silent for so many seconds."""
+    began = time.perf_counter()
+    while True:
+        silent = time.perf_counter() - max(began, exchange.written)
+        if silent >= interval:
             await exchange.write(reply.ping, reply.media_type)
-        return task.result()
-    finally:
-        task.cancel()
+            silent = 0.0
+        await asyncio.sleep(interval - silent)

@@ -12,9 +12,11 @@ import zlib
 from asyncio.events import TimerHandle
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parley.errors import HeadersTooLarge, Malformed, ParleyError, TooLarge, UnknownCoding
 from parley.server.cycle import Cycle
@@ -25,36 +27,45 @@ LINGER = 2.0  # seconds for a client to stop sending a body that was refused
 REFUSED = "parley.refused"  # scope: an error that the head itself earned
 
 
-class Parser:
-    """httptools' parser for a server that upgrades to nothing.
+class Deadline:
+    """One thing that happens unless something else does before. Mostly something does: so the loop's timer is left as
+    it is, and when it rings too early it is set again."""
 
-    httptools takes a request that offers an upgrade for the last one in HTTP and drops its body; Java's own client
-    offers HTTP/2 with every first request. A server may ignore the offer (RFC 9110, 7.8), so such a request is read
-    again without it.
-    """
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self._loop = loop
+        self._action: Callable[[], None] | None = None
+        self._due = self._rings = 0.0
+        self._timer: TimerHandle | None = None
 
-    def __init__(self, protocol: Protocol):
-        self._protocol = protocol
-        self._parser = httptools.HttpRequestParser(protocol)
+    def set(self, seconds: float, action: Callable[[], None]) -> None:
+        """``action`` is to happen in so many seconds, and nothing that was set before."""
+        self._action, self._due = action, self._loop.time() + seconds
+        if self._timer is None or self._due < self._rings:
+            self._start()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
+    def clear(self) -> None:
+        self._action = None
 
-    @property
-    def offered(self) -> bool:
-        """Is the request at hand one that will be read again?"""
-        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+    def end(self) -> None:
+        """It is not needed any more."""
+        self._action = None
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def feed_data(self, data: bytes) -> None:
-        """Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
-        while data:
-            try:
-                return self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as offer:
-                if not self.offered:
-                    raise
-                data = self._protocol.unoffered() + data[offer.args[0] :]
-                self._parser = httptools.HttpRequestParser(self._protocol)
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._rings = self._loop.call_at(self._due, self._ring), self._due
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._action is None:
+            return
+        if self._due > self._rings:
+            self._start()
+            return
+        action, self._action = self._action, None
+        action()
 
 
 class Protocol(HttpToolsProtocol):
@@ -68,28 +79,43 @@ class Protocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.parser: Parser = Parser(self)  # type: ignore[assignment]
+        self.parser: Any = httptools.HttpRequestParser(self)  # strict: uvicorn's takes requests behind a last one
+        self.cycle: Cycle | None = None  # type: ignore[assignment]
         self._in_head = True
         self._in_message = self._began = False
         self._head_bytes = 0
-        self._timer: TimerHandle | None = None
+        self._deadline = Deadline(self.loop)
         self._watchers: set[Callable[[], None]] = set()  # to be told when the connection is lost
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._arm(self.options.header_timeout, self._too_slow)
+        self._deadline.set(self.options.header_timeout, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        super().connection_lost(exc)
+        self._deadline.end()
+        self.connections.discard(self)
+        if self.cycle is not None:
+            self.cycle.lost()
+        self.flow.resume_writing()
+        self.parser = None  # it refers to this object
         for departed in tuple(self._watchers):
             departed()
 
     def data_received(self, data: bytes) -> None:
         before, self._began = self._in_head, False
-        super().data_received(data)
-        # Of the data in which a head begins, other requests may be the larger part: it does not count.
-        if before and self._in_head and not self._began and not self.transport.is_closing():
+        try:
+            self._feed(data)
+        except httptools.HttpParserUpgrade:
+            pass  # CONNECT: it is answered, and nothing behind it is read
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        if not self._in_head:
+            return
+        if self._began:
+            self._deadline.set(self.options.header_timeout, self._too_slow)
+        elif before and not self.transport.is_closing():
+            # Of the data in which a head begins, other requests may be the larger part: it does not count.
             self._head_bytes += len(data)
             if self._head_bytes > self.options.header_limit:
                 self._close(431, "The request's headers are too large.")
@@ -98,35 +124,61 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = self._in_message = self._began = True
         self._head_bytes = 0
-        if self._timer is None:
-            self._arm(self.options.header_timeout, self._too_slow)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if self.parser.offered:
+        if self._offered:
             return
-        self._disarm()
+        self._deadline.clear()
+        scope, parser, url = self.scope, self.parser, httptools.parse_url(self.url)
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["http_version"] = version = parser.get_http_version()
+        scope["raw_path"] = url.path
+        scope["path"] = unquote(url.path.decode("ascii"))
+        scope["query_string"] = url.query or b""
         refused = self._judge()
         if refused is not None:
-            self.scope[REFUSED] = refused  # type: ignore[literal-required]
-        super().on_headers_complete()
+            scope[REFUSED] = refused  # type: ignore[literal-required]
+        before = self.cycle
+        self.cycle = Cycle(
+            scope,  # type: ignore[arg-type]
+            self.transport,
+            self.flow,
+            self._watchers,
+            self.server_state.default_headers,
+            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            expected=self.expect_100_continue,
+            complete=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._answer(self.cycle)
+        else:  # one at a time; until then no more is read than was already
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))  # type: ignore[arg-type]
+
+    def on_body(self, body: bytes) -> None:
+        if self.cycle is not None and not self.cycle.response_complete and self.cycle.arrived(body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         self._in_message = False
-        if self.parser.offered:
+        if self._offered or self.cycle is None:
             return
-        self._disarm()
-        super().on_message_complete()
+        self.cycle.end()
+        if self.cycle.response_complete:  # then that was what it lingered for
+            self._deadline.set(self.options.keep_alive, self._idle)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self.server_state.total_requests += 1
         if self._in_message:  # the client is still sending; closing at once could cost it the answer
-            self._arm(LINGER, self.transport.abort)
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():  # nobody reads: an orderly close would wait for ever
-            self.transport.abort()
-        super().timeout_keep_alive_handler()
+            self._deadline.set(LINGER, self.transport.abort)
+        elif not self.pipeline:
+            self._deadline.set(self.options.keep_alive, self._idle)
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._answer(self.pipeline.pop()[0])  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
@@ -134,15 +186,41 @@ class Protocol(HttpToolsProtocol):
         else:
             self._close(400, msg)
 
-    def unoffered(self) -> bytes:
-        """The head of the current request without the offer of another protocol."""
+    @property
+    def _offered(self) -> bool:
+        """Does the request at hand offer to go on in another protocol?
+
+        httptools takes such a request for the last one in HTTP and drops its body; Java's own client offers HTTP/2 with
+        every first request. A server may ignore the offer (RFC 9110, 7.8), so it is read again without it.
+        """
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
+        while data:
+            try:
+                return self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                if not self._offered:
+                    raise
+                data = self._unoffered() + data[offer.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+
+    def _unoffered(self) -> bytes:
+        """The head of the current request without the offer."""
         head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join(head) + b"\r\n\r\n"
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        Cycle.adopt(cycle, self._watchers)
-        super()._start_asgi_task(cycle, app)
+    def _answer(self, cycle: Cycle) -> None:
+        task = self.loop.create_task(cycle.run(self.app))  # type: ignore[arg-type]
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _idle(self) -> None:
+        if self.transport.get_write_buffer_size():  # nobody reads: an orderly close would wait for ever
+            self.transport.abort()
+        self.transport.close()
 
     def _judge(self) -> ParleyError | None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -165,15 +243,6 @@ class Protocol(HttpToolsProtocol):
                 b"connection: close\r\n\r\n%b" % (status, len(body), body)
             )
             self.transport.close()
-
-    def _arm(self, seconds: float, action: Callable[[], None]) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(seconds, action)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 def inflate(body: bytes, coding: bytes, limit: int) -> bytes:

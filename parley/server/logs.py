@@ -37,7 +37,9 @@ def set_up(form: Literal["text", "json"]) -> None:
     inlet = Inlet(Json() if form == "json" else Line())
     threading.Thread(target=inlet.write, name="parley-log", daemon=True).start()
     atexit.register(inlet.wait)
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # nobody is shown them
+    # Nobody is shown where a line comes from.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # type: ignore[attr-defined]
     root = logging.getLogger()
     root.handlers = [inlet]
     root.setLevel(logging.WARNING)
@@ -110,8 +112,7 @@ class Json(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
         }
-        fields = getattr(record, "fields", None)
-        entry |= fields if fields is not None else {"message": record.getMessage()}
+        entry |= record.msg.fields if isinstance(record.msg, Served) else {"message": record.getMessage()}
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
         return msgspec.json.encode(entry).decode()
@@ -124,22 +125,39 @@ def access(exchange: Exchange) -> None:
         served(exchange.id, scope["method"], scope["path"], exchange.status or 499, exchange.arrived, exchange.note)
 
 
+class Served:
+    """An access line. It is written where it is formatted, and that is not where requests are served."""
+
+    __slots__ = ("_id", "_method", "_note", "_path", "_seconds", "_status")
+
+    def __init__(self, id: str, method: str, path: str, status: int | str, seconds: float, note: Note):
+        self._id, self._method, self._path = id, method, path[:LONGEST_PATH]
+        self._status, self._seconds, self._note = status, seconds, note
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        note = self._note
+        return {
+            "id": self._id,
+            "method": self._method,
+            "path": self._path,
+            "status": self._status,
+            "seconds": round(self._seconds, 4),
+            "model": note.model,
+            "in": note.prompt_tokens,
+            "out": note.completion_tokens,
+            "ttft": None if note.first_token is None else round(note.first_token, 4),
+            "finish": note.finish,
+        }
+
+    def __str__(self) -> str:
+        shown = [f"{name}={value}" for name, value in list(self.fields.items())[3:] if value not in (None, "")]
+        return f"{self._id} {self._method} {self._path} {' '.join(shown)}"
+
+
 def served(id: str, method: str, path: str, status: int | str, arrived: float, note: Note) -> None:
     """Log what was served to one request."""
-    fields = {
-        "id": id,
-        "method": method,
-        "path": path[:LONGEST_PATH],
-        "status": status,
-        "seconds": round(time.perf_counter() - arrived, 4),
-        "model": note.model,
-        "in": note.prompt_tokens,
-        "out": note.completion_tokens,
-        "ttft": None if note.first_token is None else round(note.first_token, 4),
-        "finish": note.finish,
-    }
-    shown = " ".join(f"{name}={value}" for name, value in list(fields.items())[3:] if value not in (None, ""))
-    log.info("%s %s %s %s", fields["id"], fields["method"], fields["path"], shown, extra={"fields": fields})
+    log.info(Served(id, method, path, status, time.perf_counter() - arrived, note))
 
 
 def printable(text: str) -> str:

@@ -23,7 +23,7 @@ from parley.engine.fake import FAKE, FakeEngine
 from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
-from parley.errors import NotReady, Overloaded
+from parley.errors import NotReady, Overloaded, Stopping
 from parley.server.metrics import Metrics
 from parley.server.options import Offer, ServerOptions
 from parley.text import Language
@@ -168,7 +168,7 @@ class Model:
     def refusal(self) -> NotReady | None:
         """Why requests cannot be taken now, None if they can."""
         if self.ending:
-            return NotReady(self.ending, retry_after=5)
+            return Stopping(self.ending, retry_after=5)
         if self.paused:
             return NotReady("The server is paused.", retry_after=5)
         match self.engine.state:
@@ -239,7 +239,7 @@ class Model:
 
     def labelled(self, label: str) -> Generation | None:
         """The oldest open request under this label, or with this id."""
-        return next((each for each in self.open if label in (each.label, each.id)), None) if label else None
+        return next((each for each in self.open if label in each.labels), None)
 
     async def end(self, why: str, seconds: float) -> None:
         """Take no more requests; let the open ones end for a while, then end them with an error."""
@@ -247,7 +247,7 @@ class Model:
         if await self.settle(seconds):
             return
         for generation in list(self.open):
-            generation.abort(NotReady(f"{why} This answer could not be finished.", retry_after=5))
+            generation.abort(Stopping(f"{why} This answer could not be finished.", retry_after=5))
         await self.settle(GRACE)
 
     async def settle(self, seconds: float) -> bool:

@@ -65,6 +65,8 @@ class ServerOptions:
     drain: float = 30.0  # how long running answers may go on after SIGTERM
     notes: tuple[str, ...] = ()  # to be said in the log at the start
 
+    max_prompt: int | None = None  # tokens, where less than the model's context is allowed
+    max_output: int | None = None  # tokens; longer answers are cut
     timeout: float | None = None  # for a request as a whole
     token_timeout: float | None = None  # between two outputs of a request, or before the first
 

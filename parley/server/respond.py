@@ -8,8 +8,8 @@ HTTP status. Knows nothing of engines, and of an API only its name for headers.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -54,8 +54,9 @@ class Exchange:
     def __post_init__(self) -> None:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
-        self.unique = secrets.token_hex(16)
+        self.unique = os.urandom(16).hex()
         self._cycle: Cycle = self.scope[CYCLE]
+        self.written = 0.0  # when the last part of a stream was
         self._held: bytes | None = None
         given = self.headers.get(b"x-request-id", b"")
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
@@ -139,9 +140,6 @@ class Exchange:
 
     async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
         """Send a part of a stream, behind the headers if it is the first; an empty type is left out of them."""
-        if self.status and not last and not self._cycle.blocked:
-            self._cycle.part(data)
-            return
         if not self.status:
             kind = [(b"content-type", media_type.encode())] if media_type else []
             await self._start(
@@ -154,6 +152,17 @@ class Exchange:
                 ],
             )
         await self._body(data, last=last)
+
+    @property
+    def flowing(self) -> bool:
+        """Has a stream begun, and does the client read it? Only then may there be a ``part``."""
+        return self.status > 0 and not self._cycle.blocked
+
+    def part(self, data: bytes) -> bool:
+        """``write`` while it is ``flowing``, without a coroutine's ceremony. Is it still?"""
+        self.written = time.perf_counter()
+        self._cycle.part(data)
+        return not self._cycle.blocked
 
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""
@@ -182,11 +191,17 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         headers.append((b"x-request-id", self.id.encode()))
+        if self.dialect.id_header:
+            headers.append((self.dialect.id_header, self.unique.encode()))
         headers += self.dialect.headers(time.perf_counter() - self.arrived)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _body(self, data: bytes, *, last: bool) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        self.written = time.perf_counter()
+        if self._cycle.blocked:
+            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+        else:
+            self._cycle.part(data, last=last)
         self.complete = last
 
     async def _send(self, message: Message) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from parley import __version__
 from parley.dialects.dialect import Facts
-from parley.errors import NotReady, UnknownModel, excerpt
+from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.server.endpoints import Endpoints
 from parley.server.model import Model
 from parley.server.options import ServerOptions
@@ -142,7 +142,7 @@ class Service:
         ``Model.load`` raise, after which it is listed no longer.
         """
         if self.draining:
-            raise NotReady(CLOSING, retry_after=5)
+            raise Stopping(CLOSING, retry_after=5)
         self._enlist(model)
         model.paused = self.main.paused
         model.settings.kv_share = 1 / len(self.models)

@@ -76,6 +76,14 @@ def run(offers: Sequence[Offer], options: ServerOptions) -> int:
         return runner.run(instance.live())
 
 
+def settle() -> None:
+    """Spare requests the search for garbage in what is there by now, and stays; and most of it in what they make
+    themselves, which goes without when they end."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 class Place(NamedTuple):
     """Where the server is to listen, what answers there, and how it is encrypted."""
 
@@ -230,8 +238,7 @@ class Instance:
             if loading.done():
                 if failure := loading.result():
                     return failure
-                gc.collect()
-                gc.freeze()  # what is there now stays; requests would wait while it is looked through for garbage
+                settle()
                 banner.say(banner.ready(time.monotonic() - started))
                 await asyncio.wait({stop, watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             return watching.result() if watching.done() else ""

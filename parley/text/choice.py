@@ -49,6 +49,7 @@ class Choice:
         if stops is None and request.stop.strings:
             stops = Stops(request.stop.strings)
         self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
+        self._plain = not self._details and self._regions is None and self._scanner is None
         self._tokens: list[Token] = []  # not attached to a delta yet
         self._deltas: list[Delta] = []
 
@@ -56,8 +57,14 @@ class Choice:
         """The events of one output: deltas, and Done when it is the last or completes a stop string."""
         if self.ended:
             return []
+        usage = self.usage
+        if output.cached_tokens > usage.cached_tokens:
+            usage.cached_tokens = output.cached_tokens
+        if self._plain and output.finish is None:  # nearly every output there is
+            text = "".join(map(self._text.one, output.token_ids))
+            usage.completion_tokens += len(output.token_ids)
+            return [Delta(self.index, text)] if text else []
         self._deltas = []
-        self.usage.cached_tokens = max(self.usage.cached_tokens, output.cached_tokens)
         silent = self._silent(output)
         for number, id in enumerate(output.token_ids):
             score = output.scores[number] if output.scores else None

@@ -144,6 +144,8 @@ def test_what_is_there_takes_effect(tmp_path):
     options = plan.applied(server_options(config), "strict-old")
     assert (options.port, options.names, options.drain) == (None, ("llama_65b",), 500)
     assert (options.body_limit, options.max_queue) == (40 << 20, 700)  # 300 are served, 600 more may wait
+    limits = (options.max_prompt, options.max_output, options.token_timeout, options.timeout)
+    assert limits == (plan.max_prompt, plan.max_output, plan.token_timeout, plan.timeout) and all(limits)
     assert list(options.apis) == ["mindie", "mindie-management", "mindie-metrics"]
     assert options.listen == tuple(plan.listen)
     assert "SomethingNew, ServerConfig.interCommTLSEnabled, BackendConfig.npuDeviceIds" in options.notes[0]

@@ -14,6 +14,7 @@ CHATS = {
     f"hosted_vllm/{model}": f"{url}/v1",
     f"openai/{model}": f"{url}/v1",
     "huggingface/tgi": url,
+    f"databricks/{model}": f"{url}/serving-endpoints",
 }
 for name, base in CHATS.items():
     options = {"model": name, "api_base": base, "api_key": "none", "messages": QUESTION, "max_tokens": 16}
@@ -29,6 +30,11 @@ for name, base in CHATS.items():
         assert "temperature" in str(error), error
     else:
         raise AssertionError(f"{name}: it was not refused")
+
+vectors = litellm.embedding(
+    model=f"databricks/{model}", api_base=f"{url}/serving-endpoints", api_key="none", input=["Hello", "World"]
+)
+assert [entry["index"] for entry in vectors.data] == [0, 1] and len(vectors.data[0]["embedding"]) > 8
 
 text = litellm.text_completion(
     model=f"text-completion-openai/{model}", api_base=f"{url}/v1", api_key="none", prompt="Hello", max_tokens=4

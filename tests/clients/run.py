@@ -29,8 +29,15 @@ ENVIRONMENTS = {
     "langchain": ("langchain-openai==1.7.3", "langchain-huggingface==1.2.3"),
     "litellm": ("litellm==1.106.2",),
     "llamaindex": ("llama-index-llms-openai-like==0.8.1",),
+    "databricks": (
+        "databricks-sdk==0.156.0",
+        "mlflow-skinny==3.17.2",
+        "databricks-openai==0.18.0",
+        "databricks-langchain==0.22.0",
+    ),
     "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
 }
+SOLVED = ("databricks",)  # over whose versions pip would ponder for minutes, and uv does not
 SCRIPTS = {
     "openai_sdk.py": "text",
     "text_generation_client.py": "text",
@@ -40,6 +47,10 @@ SCRIPTS = {
     "langchain_client.py": "langchain",
     "litellm_client.py": "litellm",
     "llama_index_client.py": "llamaindex",
+    "databricks_sdk_client.py": "databricks",
+    "mlflow_client.py": "databricks",
+    "databricks_openai_client.py": "databricks",
+    "databricks_langchain_client.py": "databricks",
     "openai_sdk.mjs": "node",
     "ai_sdk.mjs": "node",
     "huggingface_inference.mjs": "node",
@@ -62,7 +73,12 @@ def make(name: str) -> Path:
         run(["npm", "install", "--no-audit", "--no-fund", "--silent", *packages], folder)
     else:
         run([sys.executable, "-m", "venv", str(folder)], ROOT)
-        run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages], folder)
+        python = str(folder / "bin" / "python")
+        if name in SOLVED:
+            run([python, "-m", "pip", "install", "--quiet", "uv"], folder)
+            run([python, "-m", "uv", "pip", "install", "--quiet", "--python", python, *packages], folder)
+        else:
+            run([python, "-m", "pip", "install", "--quiet", *packages], folder)
     stamp.write_text(wanted)
     return folder
 
@@ -152,7 +168,7 @@ def main() -> int:
         for name in names:
             start = time.monotonic()
             wrong = attempt(name, grpc if name.endswith("_grpc.py") else address)
-            print(f"{name:28} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
+            print(f"{name:30} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
             if wrong:
                 failed.append(name)
                 print(wrong, flush=True)

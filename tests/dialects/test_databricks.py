@@ -432,9 +432,9 @@ def test_a_conversation_in_a_stream_tells_tokens_in_every_chunk():
         b'","object":"chat.completion.chunk","created":1700000000,"model":"m-1","choices":['
     )  # fmt: skip
     assert reply.chunk([Accepted(0, [1, 2, 3]), said()[0]]) == (
-        start + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
+        start + b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],'
         b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
-        + start + b'{"index":0,"delta":{"content":"Hel"},"logprobs":null,"finish_reason":null}],'
+        + start + b'{"index":0,"delta":{"content":"Hel"},"finish_reason":null}],'
         b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
     )  # fmt: skip
     told = frames(reply, said()[1:])
@@ -494,6 +494,9 @@ def test_log_probabilities():
     reply.add([Accepted(0, [1]), *said()])
     told = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]["content"]
     assert [entry["token"] for entry in told] == ["Hel", "lo"]
+    chunks = frames(talk(logprobs=True, stream=True), [Accepted(0, [1]), *said()])
+    scored = [chunk["choices"][0].get("logprobs") for chunk in chunks]
+    assert [entry["content"][0]["token"] for entry in scored if entry] == ["Hel", "lo"]
 
 
 def test_a_word_on_usage_is_for_streams():

@@ -8,8 +8,8 @@ import pytest
 from parley.dialects.dialect import Head
 from parley.dialects.mindie import STRICT, tgi
 from parley.dialects.mindie.rules import Rules
-from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, TooLarge, UnknownModel
-from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage
+from parley.errors import ContextLength, EngineDied, NotReady, Overloaded, ParleyError, Stopping, TooLarge, UnknownModel
+from parley.types import Accepted, Delta, Done, Sampling, Scored, Stop, Text, Token, Usage
 
 RULES = Rules()
 HEAD = Head("0f", 1700000000, "fp_1", context=100)
@@ -153,7 +153,6 @@ def test_an_answer():
         b'{"id":29915,"logprob":null,"special":null,"text":null},{"id":29885,"logprob":null,"special":null,"text":null}'
         b']},"generated_text":"\'m"}]'
     )
-    assert reply.headers(None) == [(b"requestuuid", b"0f")]
 
     reply = read(parameters={"return_full_text": True})
     reply.add([ACCEPTED, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
@@ -199,5 +198,42 @@ def test_errors():
     )
     assert told(TooLarge("x")) == (413, {"message": "Request body too large. Maximum allowed size is 40MB."})
     assert told(UnknownModel("x", name="m")) == (404, {"error": "Model m not found.", "error_type": "NotFoundError"})
-    assert told(NotReady("Stopped."))[0] == 503 and told(NotReady("x"))[1]["error_type"] == "Service Unavailable"
+    stopped = {"error": "The service has been stopped", "error_type": "Service Unavailable"}
+    assert told(Stopping("x")) == (503, stopped) and STRICT.error(NotReady("x")) == (503, b"", b"application/json")
+    assert told(Overloaded("x"))[0] == 503 and STRICT.error(ParleyError("x"))[:2] == (500, b"Server internal error")
     assert told(EngineDied("x"))[1]["error_type"] == "Incomplete Generation" and told(EngineDied("x"))[0] == 500
+
+
+def test_extended_tells_of_tokens_what_it_knows():
+    lax, wish = Rules("extended"), {"decoder_input_details": True}
+    reply = read(tgi.either, wish, rules=lax, stream=False)
+    assert (reply.request.want.logprobs, reply.request.want.prompt_logprobs) == (0, 0)
+    scored = Scored(0, [Token(1, "<s>", b"<s>", special=True), Token(2, "a", b"a", -1.5)])
+    reply.add([ACCEPTED, scored, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
+    assert reply.body(USAGE) == (
+        b'[{"details":{"prompt_tokens":3,"finish_reason":"length","generated_tokens":2,"prefill":['
+        b'{"id":1,"logprob":null,"special":true,"text":"<s>"},{"id":2,"logprob":-1.5,"special":false,"text":"a"}],'
+        b'"seed":77,"tokens":[{"id":29915,"logprob":-0.5,"special":false,"text":"\'"},'
+        b'{"id":29885,"logprob":-0.25,"special":false,"text":"m"}]},"generated_text":"\'m"}]'
+    )
+    stream = read(tgi.stream, wish, rules=lax)
+    assert stream.chunk([ACCEPTED, scored]) == b""
+    assert stream.chunk([Delta(0, "'", tokens=[ONE])]) == (
+        b'data: {"token":{"id":[29915],"text":"\'","logprob":-0.5,"special":false},"generated_text":null,'
+        b'"details":null}\n\n'
+    )
+    last = json.loads(stream.chunk([Delta(0, "m", tokens=[TWO]), DONE])[6:])
+    assert [token["id"] for token in last["details"]["prefill"]] == [1, 2]
+    plain = read(rules=lax)
+    assert plain.request.want.logprobs is None and plain.request.want.prompt_logprobs is None
+
+
+def test_a_frame_repeats_what_was_said_where_it_is_told_to():
+    reply = read(tgi.stream, rules=Rules(full_text=True))
+    told = [reply.chunk([ACCEPTED, Delta(0, "'", tokens=[ONE])]), reply.chunk([Delta(0, "m", tokens=[TWO]), DONE])]
+    assert told == [
+        b'data: {"token":{"id":[29915],"text":"\'","logprob":null,"special":null},"generated_text":null,'
+        b'"details":null}\n\n',
+        b'data: {"token":{"id":[29885],"text":"\'m","logprob":null,"special":null},"generated_text":"\'m",'
+        b'"details":null}\n\n',
+    ]

@@ -105,10 +105,12 @@ def test_what_is_said_of_a_body(body, text):
 
 
 def test_who_names_no_request_is_told_a_name():
-    assert generate(id=None).request.label.startswith("endpoint_common_")
+    assert generate(id=None).request.labels[0].startswith("endpoint_common_")
     named = Head("0f" * 16, 1, "fp", context=100, path=HEAD.path, headers={b"req-id": b"mine"})
-    assert generate(id=None, head=named).request.label == "mine"
-    assert generate().request.label == "a123" and generate(id="x" * 256).request.label == "x" * 256
+    request = generate(head=named).request
+    assert request.labels == ("mine", "a123") and request.sole == "mine"
+    request = generate(id="x" * 256).request
+    assert request.labels[1] == "x" * 256 and not request.sole
 
 
 # -- tensors

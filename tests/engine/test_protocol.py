@@ -98,3 +98,74 @@ async def test_work_before_ready_and_a_failed_start_are_errors_not_hangs():
         assert str(error) == "There is no model here."
     await engine.close()
     await engine.close()
+
+
+@given(
+    st.integers(1, 3), st.integers(1, 6), st.lists(st.sampled_from(["more", "enough", "next", "cancel"]), max_size=12)
+)
+def test_feeding_and_reading_give_the_same_once_and_in_order(n, limit, wishes):
+    async def scenario() -> None:
+        engine = await started()
+        stream = engine.submit(Work(id="a", token_ids=[1, 2, 3], max_tokens=limit, n=n))
+        got: dict[int, list[int]] = {index: [] for index in range(n)}
+        gone: set[int] = set()
+        script = iter(wishes)
+
+        def take(outputs: list[Output]) -> bool:
+            assert outputs
+            for output in outputs:
+                assert output.index not in gone
+                got[output.index] += output.token_ids
+            wish = next(script, "more")
+            if wish == "cancel":
+                index = len(gone) % n
+                gone.add(index)
+                stream.cancel(index)
+            return wish in ("more", "cancel")
+
+        while not stream.ended:
+            await stream.feed(take)
+            if not stream.ended and next(script, "more") == "next":
+                take(await stream.next() or [Output("a", 0)])
+        await stream.feed(take)  # returns at once
+        for index, ids in got.items():
+            whole = [k % 3 + 1 for k in range(limit)]
+            assert ids == whole if index not in gone else ids == whole[: len(ids)]
+        assert engine.in_flight == 0
+        await engine.close()
+
+    asyncio.run(scenario())
+
+
+async def test_a_reader_that_fails_takes_nobody_with_it():
+    engine = await started()
+
+    def fail(outputs: list[Output]) -> bool:
+        raise RuntimeError("This reader is broken.")
+
+    broken, whole = (engine.submit(Work(id=id, token_ids=[1], max_tokens=4)) for id in "ab")
+    seen: list[int] = []
+    results = await asyncio.gather(
+        broken.feed(fail), whole.feed(lambda outputs: seen.append(len(outputs)) is None), return_exceptions=True
+    )
+    assert isinstance(results[0], RuntimeError) and results[1] is True
+    assert sum(seen) == 4 and whole.ended
+    broken.cancel()
+    assert engine.in_flight == 0
+    await engine.close()
+
+
+async def test_a_crash_and_a_cancelled_reader_end_feeding():
+    engine = await started(tick=0.001)
+    outputs: list[Output] = []
+    stream, other = (engine.submit(Work(id=id, token_ids=[1], max_tokens=4000)) for id in "ab")
+    feeding = [asyncio.create_task(each.feed(lambda new: outputs.extend(new) is None)) for each in (stream, other)]
+    await asyncio.sleep(0.01)
+    feeding[1].cancel()
+    await asyncio.gather(feeding[1], return_exceptions=True)
+    outputs.clear()
+    assert (await other.next())[0].id == "b"  # what comes when nobody is fed waits to be read
+    engine.crash("The engine process was killed.")
+    await feeding[0]
+    assert outputs[-1].finish == "error" and {output.id for output in outputs} == {"a"}
+    await engine.close()

@@ -15,7 +15,7 @@ from models import write_model
 from parley.engine import remote
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
-from parley.types import Output, Sampling, Settings, Work
+from parley.types import Output, Outputs, Sampling, Settings, Work
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -175,3 +175,44 @@ async def test_an_engine_that_was_up_long_enough_may_be_restarted_again(folder, 
                 await asyncio.sleep(0.05)
             assert e.state == "ready"
         assert len(await tokens(e, "a")) == 8
+
+
+async def test_what_tokens_took_is_what_the_steps_took(folder):
+    """Under mixed load: prompts of several lengths, shared beginnings, several choices, works that want no costs."""
+    async with engine(folder) as e:
+        steps: list[Outputs] = []
+        deliver = e._deliver
+
+        def log(message: Outputs) -> None:
+            steps.append(message)
+            deliver(message)
+
+        e._deliver = log
+        streams = []
+        for number in range(12):
+            prompt = [5 + number % 3] * (40 * (number % 4)) + [7, 8, number]
+            wish = Work(str(number), prompt, 20 + number, n=1 + number % 2, seed=number, costs=number % 5 != 4)
+            streams.append(e.submit(wish))
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*map(read, streams))
+        told = 0
+        since: dict[tuple[str, int], int] = {}  # of each choice, the step that gave its last token
+        for place, step in enumerate(steps):
+            for output in step.outputs:
+                choice = output.id, output.index
+                if int(output.id) % 5 == 4:
+                    assert output.costs is None
+                    continue
+                assert output.costs is not None and len(output.costs) == len(output.token_ids) == 1
+                (cost,), stats = output.costs, step.stats
+                assert cost.rows == stats.step_rows >= len(step.outputs)
+                if choice in since:  # a decode has a row in every step
+                    assert since[choice] == place - 1
+                    assert cost.computed == pytest.approx(stats.step_seconds, abs=1e-9)
+                else:
+                    whole = sum(each.stats.step_seconds for each in steps[: place + 1])
+                    assert stats.step_seconds - 1e-9 <= cost.computed <= whole + 1e-9
+                assert cost.waited >= 0
+                since[choice] = place
+                told += 1
+        assert told > 300 and max(step.stats.step_rows for step in steps) > 3

@@ -227,6 +227,7 @@ def load(monkeypatch, caplog):
     """What the library's first load gives, and what it says, with some variables set."""
 
     def run(**variables: str):
+        monkeypatch.delenv("PARLEY_NATIVE", raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         caplog.clear()

@@ -342,6 +342,20 @@ async def test_an_aborted_request_gives_its_reason(serve):
 # -- slow and silent clients
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("body", [LONG, LONG | {"n": 2}], ids=["one", "two"])
+async def test_a_request_that_is_stopped_from_outside_ends_with_what_it_has(serve, stream, body):
+    served = await serve(tick=0.001)
+    asked = asyncio.create_task(served.post(CHAT, body | {"stream": stream}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 40)
+    (generation,) = served.service.open
+    generation.stop()
+    answer = await asked
+    assert answer.status == 200
+    assert answer.body.count(b'"finish_reason":"abort"') == body.get("n", 1)
+    await served.idle()
+
+
 async def test_a_client_that_does_not_read_is_cut_off(serve):
     served = await serve(
         reply=lambda work, index: [70] * work.max_tokens,

@@ -96,8 +96,8 @@ def test_a_thousand_clients_that_leave_cost_nothing(serve):
     assert "Traceback" not in served.output()
 
 
-async def sse(port: int, body: dict) -> tuple[str, str]:
-    """One stream to its end: its text, and how it ended ("done", "error: …" or "cut")."""
+async def sse(port: int, body: dict, begun: asyncio.Semaphore | None = None) -> tuple[str, str]:
+    """One stream to its end: its text and its end ("done", "error: …" or "cut"). ``begun``: told of its first event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(payload("/v1/completions", body))
     text, end = "", "cut"
@@ -116,6 +116,9 @@ async def sse(port: int, body: dict) -> tuple[str, str]:
                     break
             for choice in event.get("choices", []):
                 text += choice["text"]
+            if begun is not None:
+                begun.release()
+                begun = None
     except ConnectionError:
         pass
     writer.close()
@@ -150,12 +153,14 @@ def test_a_killed_engine_in_the_middle_ends_every_stream_and_serves_again(serve)
     expected = control(served)
 
     async def scenario() -> list[tuple[str, str]]:
-        streams = [asyncio.create_task(sse(served.port, stream_body(k, 3000))) for k in range(200)]
-        await asyncio.sleep(1.5)
+        begun = asyncio.Semaphore(0)
+        streams = [asyncio.create_task(sse(served.port, stream_body(k, 3000), begun)) for k in range(200)]
+        for _ in streams:
+            await begun.acquire()
         assert not any(s.done() for s in streams)
         (engine,) = served.children()
         os.kill(engine, signal.SIGKILL)
-        return await asyncio.wait_for(asyncio.gather(*streams), 2.0)
+        return await asyncio.wait_for(asyncio.gather(*streams), 30)
 
     for _, end in asyncio.run(scenario()):
         assert end.startswith("error: "), end

@@ -21,6 +21,7 @@ from parley.errors import ParleyError
 from parley.types import Delta, Done, Event, Usage
 
 WORDS = Words("Chat")
+CONTENT = b'{"index":%d,"delta":{"content":%b},"finish_reason":null}'
 
 
 def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
@@ -56,8 +57,20 @@ class ChatReply(chat.ChatReply):
     def fail(self, error: ParleyError) -> bytes:
         return shared.failure(error)
 
-    def _opening(self) -> dict[str, Any]:
-        return {"role": "assistant", "content": self._echo}
+    def _opening(self, index: int) -> dict[str, Any]:
+        return {"index": index, "delta": {"role": "assistant", "content": self._echo}, "finish_reason": None}
+
+    def _continued(self, event: Delta) -> bytes:
+        scored = self.request.want.logprobs is not None
+        if event.part == "content" and event.text and not scored and not self._ids:  # nearly every chunk there is
+            return CONTENT % (event.index, shared.encode(event.text))
+        delta = self._piece(event)
+        if not delta and not ((scored or self._ids) and event.tokens):
+            return b""
+        told = {"index": event.index, "delta": delta or {"content": ""}, "finish_reason": None}
+        if scored:
+            told["logprobs"] = self._logprobs(event.tokens)
+        return shared.encode(told | self._token_ids(event.tokens))
 
     def _piece(self, event: Delta) -> dict[str, Any]:
         if event.part == "reasoning" and self._manner.strict and event.text:
@@ -66,7 +79,7 @@ class ChatReply(chat.ChatReply):
         return piece if "content" in piece or not piece else {"content": None} | piece
 
     def _done(self, event: Done) -> bytes:
-        last = {"index": event.index, "delta": {"content": ""}, "finish_reason": self._finish(event), "logprobs": None}
+        last = {"index": event.index, "delta": {"content": ""}, "finish_reason": self._finish(event)}
         return self._frame(event.index, shared.encode(last))
 
     def _frame(self, index: int, choice: bytes, more: bytes = b"") -> bytes:

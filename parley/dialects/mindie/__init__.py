@@ -13,6 +13,7 @@ from parley.dialects.dialect import Dialect, Route
 from parley.dialects.mindie import control, native, shared, tensors, tgi, triton, upkeep, vllm
 from parley.dialects.mindie.rules import Rules
 
+ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
 
@@ -24,8 +25,8 @@ def service(rules: Rules) -> Dialect:
         name="mindie",
         title="MindIE",
         base="",
-        error=shared.error,
-        hints=not rules.strict,
+        error=partial(shared.error, rules=rules),
+        id_header=ID_HEADER,
         routes=(
             Route("POST", "/", "generate", read=partial(tgi.either, rules)),
             Route("POST", "/generate", "generate", read=partial(vllm.read, rules), claims=("prompt",), yields=True),
@@ -71,7 +72,8 @@ def management(rules: Rules) -> Dialect:
         name="mindie-management",
         title="MindIE management",
         base="",
-        error=shared.error,
+        error=partial(shared.error, rules=rules),
+        id_header=ID_HEADER,
         routes=(
             Route("GET", "/health", "state", read=partial(upkeep.ready, rules)),
             Route("GET", "/health/timed", "trial", read=upkeep.wait, write=upkeep.tried),
@@ -97,7 +99,14 @@ def metrics(rules: Rules) -> Dialect:
     page = Route("GET", "/metrics", "metrics")
     if rules.strict and not rules.monitored:
         page = Route("GET", "/metrics", "ask", read=upkeep.unmonitored)
-    return Dialect(name="mindie-metrics", title="MindIE metrics", base="", error=shared.error, routes=(page,))
+    return Dialect(
+        name="mindie-metrics",
+        title="MindIE metrics",
+        base="",
+        error=partial(shared.error, rules=rules),
+        id_header=ID_HEADER,
+        routes=(page,),
+    )
 
 
 DIALECT = shared_root(Rules("extended"))

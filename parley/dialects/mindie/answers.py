@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
+from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.inputs import Input
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.tgi.shared import reason
 from parley.errors import NoTokens, ParleyError
 from parley.types import Accepted, Cost, Delta, Done, Event, Scored, Token, Usage
+
+
+def common(rules: Rules, head: Head, label: str = "") -> dict[str, Any]:
+    """What requests of all interfaces say. They can be stopped under the name of their header and under their label."""
+    return {
+        "id": head.id,
+        "overflow": rules.truncation or "refuse",
+        "labels": (shared.name(head), label) if label else (shared.name(head),),
+        "sole": shared.sole(head),
+    }
 
 
 class MindieReply(Reply):
@@ -25,9 +35,8 @@ class MindieReply(Reply):
     names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
     ping: ClassVar[bytes] = b""
 
-    def __init__(self, rules: Rules, head: Head, known: Input):
+    def __init__(self, rules: Rules, known: Input):
         self._rules = rules
-        self._head = head
         self._known = known
 
     def end(self, usage: Usage) -> bytes:
@@ -35,13 +44,12 @@ class MindieReply(Reply):
 
     def fail(self, error: ParleyError) -> bytes:
         """The original's stream ends with the bare text."""
-        return shared.failure(error) if self._rules.strict else b"data: " + shared.error(error).body + b"\n\n"
+        return (
+            shared.failure(error) if self._rules.strict else b"data: " + shared.error(error, self._rules).body + b"\n\n"
+        )
 
     def refusal(self, error: ParleyError) -> Answer | None:
         return shared.refused(self._known.tokens) if isinstance(error, NoTokens) else None
-
-    def headers(self, timings: Timings | None) -> Headers:
-        return [(b"requestuuid", self._head.id.encode())]
 
 
 class Piece(NamedTuple):
@@ -55,8 +63,8 @@ class Piece(NamedTuple):
 class Single(MindieReply):
     """A reply of one choice. ``frame`` writes a piece of its stream."""
 
-    def __init__(self, rules: Rules, head: Head, known: Input, limit: int):
-        super().__init__(rules, head, known)
+    def __init__(self, rules: Rules, known: Input, limit: int):
+        super().__init__(rules, known)
         self.prompt: Sequence[int] = ()
         self.seed = 0
         self.tokens: list[Token] = []

@@ -10,7 +10,7 @@ from typing import Any
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import inputs, parameters
-from parley.dialects.mindie.answers import Piece, Single, milliseconds
+from parley.dialects.mindie.answers import Piece, Single, common, milliseconds
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, encode
 from parley.types import Prompt, Request, Stop, Text, Tokens, Usage, Want
@@ -30,11 +30,11 @@ class NativeReply(Single):
         values = parameters.read(given, parameters.NATIVE.under(rules))
         stream = body.boolean("stream", False)
         limit = values["max_new_tokens"] or TOKENS
-        super().__init__(rules, head, inputs.NATIVE, limit)
+        super().__init__(rules, inputs.NATIVE, limit)
         self._details = bool(values["details"])
         self._begun = False
         self.request = Request(
-            id=head.id,
+            **common(rules, head),
             model="",
             prompts=[prompt],
             sampling=parameters.sampling(values, rules),

@@ -12,6 +12,7 @@ import msgspec
 
 from parley.dialects import fields
 from parley.dialects.dialect import Answer, Head
+from parley.dialects.mindie.rules import Rules
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -24,6 +25,7 @@ from parley.errors import (
     NotReady,
     Overloaded,
     ParleyError,
+    Stopping,
     TooLarge,
     UnknownModel,
     UnknownToken,
@@ -33,7 +35,7 @@ from parley.errors import (
 I32 = 2**31 - 1
 U64 = 2**64 - 1
 F32 = 3.4028234663852886e38
-LIMIT = 40  # MB of a body
+RULES = Rules()
 
 encode = msgspec.json.Encoder().encode
 NEITHER = encode(
@@ -126,11 +128,11 @@ def size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
-def error(error: ParleyError) -> Answer:
+def error(error: ParleyError, rules: Rules = RULES) -> Answer:
     """An error as the whole answer."""
     match error:
         case TooLarge():
-            text = f"Request body too large. Maximum allowed size is {LIMIT}MB."
+            text = f"Request body too large. Maximum allowed size is {rules.limit}MB."
             return Answer(413, encode({"message": text}))
         case ContextLength():
             return answer(424, _reason(error), "Generation Error")
@@ -147,18 +149,28 @@ def error(error: ParleyError) -> Answer:
             return answer(424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
         case BadRequest():
             return refused(error.message)
+        case Stopping() if rules.strict:
+            return answer(503, "The service has been stopped", "Service Unavailable")
+        case NotReady() if rules.strict:
+            return Answer(503)
         case NotReady() | Overloaded():
             return answer(503, error.message, "Service Unavailable")
+        case _ if type(error) is ParleyError and rules.strict:
+            return Answer(500, b"Server internal error")  # no JSON, although it says so
         case _ if error.status >= 500:
             return answer(500, error.message, "Incomplete Generation")
         case _:
             return answer(error.status, error.message, "Bad Request")
 
 
+def sole(head: Head) -> str:
+    """The name that a request has by its header, which no other may have."""
+    return head.headers.get(b"req-id", b"").decode("utf-8", "replace")
+
+
 def name(head: Head) -> str:
-    """What a request is called unless its client names it: in the form of the original, which counts them."""
-    given = head.headers.get(b"req-id", b"").decode("utf-8", "replace")
-    return given or f"endpoint_common_{int(head.id[-8:], 16)}"
+    """What a request is called: as it says, or in the form of the original, which counts them."""
+    return sole(head) or f"endpoint_common_{int(head.id[-8:], 16)}"
 
 
 def refused(text: str) -> Answer:

@@ -7,7 +7,7 @@ from typing import Any
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import inputs, parameters
-from parley.dialects.mindie.answers import Piece, Single
+from parley.dialects.mindie.answers import Piece, Single, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, encode, name
 from parley.dialects.mindie.triton import TOKENS, label
@@ -34,16 +34,15 @@ class TensorReply(Single):
         given = tensor.object("parameters") or Fields({}, "parameters", UNREAD)
         values = parameters.read(given, parameters.TRITON_TOKEN.under(rules))
         limit = values["max_new_tokens"] or TOKENS
-        super().__init__(rules, head, inputs.TRITON, limit)
+        super().__init__(rules, inputs.TRITON, limit)
         self.request = Request(
-            id=head.id,
+            **common(rules, head, self._id),
             model=head.path["model"],
             prompts=[Tokens(ids)],
             sampling=parameters.sampling(values, rules),
             stop=Stop(max_tokens=limit, reserve=1),
             want=Want(ids=True),
             timeout=values["timeout"],
-            label=self._id,
         )
 
     def frame(self, piece: Piece) -> bytes:

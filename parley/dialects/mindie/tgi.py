@@ -11,7 +11,7 @@ from typing import Any
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import inputs, parameters
-from parley.dialects.mindie.answers import Piece, Single
+from parley.dialects.mindie.answers import Piece, Single, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import NEITHER, Words, encode
 from parley.types import Request, Stop, Text, Token, Usage, Want
@@ -50,14 +50,14 @@ class TextReply(Single):
         if stream and prefilled and rules.strict:
             raise given.fail("decoder_input_details", "The decoder_input_details must not be true when stream is true.")
         limit = values["max_new_tokens"] or TOKENS
-        super().__init__(rules, head, inputs.TGI, limit)
+        super().__init__(rules, inputs.TGI, limit)
         self._details = bool(values["details"] or prefilled)
         self._prefilled = prefilled
         self._listed = listed
         self._before = text + " " if values["return_full_text"] else ""
         scores = 0 if self._details and not rules.strict else None
         self.request = Request(
-            id=head.id,
+            **common(rules, head),
             model="",
             prompts=[Text(text)],
             sampling=parameters.sampling(values, rules),

@@ -13,7 +13,7 @@ from typing import Any
 from parley.dialects.dialect import Answer, Halt, Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import inputs, parameters
-from parley.dialects.mindie.answers import Piece, Single, microseconds, milliseconds
+from parley.dialects.mindie.answers import Piece, Single, common, microseconds, milliseconds
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, Words, answer, encode, name
 from parley.types import Request, Stop, Text, Usage, Want
@@ -58,11 +58,11 @@ class TextReply(Single):
         given = body.object("parameters") or Fields({}, "parameters", UNREAD)
         values = parameters.read(given, parameters.TRITON_TEXT.under(rules))
         limit = values["max_new_tokens"] or TOKENS
-        super().__init__(rules, head, inputs.TRITON, limit)
+        super().__init__(rules, inputs.TRITON, limit)
         self._details = bool(values["details"])
         self._begun = False
         self.request = Request(
-            id=head.id,
+            **common(rules, head, self._id),
             model=head.path["model"],
             prompts=[Text(text)],
             sampling=parameters.sampling(values, rules),
@@ -70,7 +70,6 @@ class TextReply(Single):
             want=Want(ids=True, costs=self._details),
             stream=stream,
             timeout=values["timeout"],
-            label=self._id,
         )
 
     def frame(self, piece: Piece) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import inputs, parameters
-from parley.dialects.mindie.answers import MindieReply
+from parley.dialects.mindie.answers import MindieReply, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import NEITHER, Words, encode
 from parley.errors import Unsupported
@@ -34,13 +34,13 @@ class RecordReply(MindieReply):
         self._count, made = parameters.choices(body, values, interface, rules)
         if values["model"] not in (None, parameters.BASE):
             raise Unsupported("Parameter model is not available on this server.", field="model")
-        super().__init__(rules, head, inputs.VLLM)
+        super().__init__(rules, inputs.VLLM)
         self._before = parts[0] + " "
         self._said: list[list[str]] = [[] for _ in range(made)]
         self._chances = [0.0] * made  # the logarithm of each choice's probability
         stream = bool(values["stream"])
         self.request = Request(
-            id=head.id,
+            **common(rules, head),
             model="",
             prompts=[Text("".join(parts))],
             sampling=parameters.sampling(values, rules),

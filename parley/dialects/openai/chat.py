@@ -109,13 +109,13 @@ class ChatReply(Reply):
         if choice.started:
             return b""
         choice.started = True
-        opening = {"index": index, "delta": self._opening(), "logprobs": None, "finish_reason": None}
+        opening = self._opening(index)
         ids = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
         return self._frame(index, shared.encode(opening), ids)
 
-    def _opening(self) -> dict[str, Any]:
-        """The ``delta`` of the chunk that opens a choice."""
-        return {"role": "assistant", "content": self._echo, "refusal": None}
+    def _opening(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": self._echo, "refusal": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _delta(self, event: Delta) -> bytes:
         made = self._continued(event)

@@ -147,7 +147,8 @@ class CompletionReply(Reply):
         parts = []
         for event in events:
             match event:
-                case Delta(index, text, tokens=tokens) if event.part != "tool":
+                case Delta() if event.part != "tool":
+                    index, text, tokens = event.index, event.text, event.tokens
                     choice = self._choices[index]
                     choice.given += len(tokens)
                     if choice.logprobs is None and not self._ids:

@@ -1,0 +1,94 @@
+"""Databricks' SDK: endpoints made, changed, queried and deleted, and errors. Arguments: HOST:PORT MODEL."""
+
+import sys
+
+from databricks.sdk import WorkspaceClient
+from databricks.sdk import errors as wrong
+from databricks.sdk.service.serving import (
+    ChatMessage,
+    ChatMessageRole,
+    EndpointCoreConfigInput,
+    EndpointTag,
+    Route,
+    ServedEntityInput,
+    TrafficConfig,
+)
+
+address, model = sys.argv[1:]
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+ASKED = [ChatMessage(role=ChatMessageRole.USER, content=QUESTION)]
+
+
+def refused(kind, part, call, *args, **options):
+    try:
+        call(*args, **options)
+    except kind as error:
+        assert part in str(error), error
+    else:
+        raise AssertionError("it was not refused")
+
+
+def served(**parts):
+    return {
+        "served_entities": [ServedEntityInput(entity_name=model, name=name) for name in parts],
+        "traffic_config": TrafficConfig(
+            routes=[Route(served_model_name=name, traffic_percentage=part) for name, part in parts.items()]
+        ),
+    }
+
+
+for surface in ("", "/databricks"):
+    client = WorkspaceClient(host=f"http://{address}{surface}", token="none")
+    endpoints = client.serving_endpoints
+    assert [each.name for each in endpoints.list()] == [model]
+
+    made = endpoints.create_and_wait("ab", config=EndpointCoreConfigInput(name="ab", **served(a=70, b=30)))
+    assert made.name == "ab" and made.state.ready.value == "READY"
+    assert [route.traffic_percentage for route in made.config.traffic_config.routes] == [70, 30]
+    changed = endpoints.update_config_and_wait("ab", **served(a=0, c=100))
+    assert [entity.name for entity in changed.config.served_entities] == ["a", "c"]
+    assert changed.config.config_version == 2
+    tags = endpoints.patch("ab", add_tags=[EndpointTag("team", "x")])
+    assert [(tag.key, tag.value) for tag in tags.tags] == [("team", "x")]
+    assert sorted(each.name for each in endpoints.list()) == ["ab", model]
+    assert endpoints.logs("ab", "a").logs == endpoints.build_logs("ab", "c").logs == ""
+    assert b"parley" in endpoints.export_metrics("ab").contents.read()
+    assert b"invocations" in endpoints.get_open_api("ab").contents.read()
+    assert endpoints.get_permissions(made.id).object_type == "serving-endpoint"
+    assert len(endpoints.get_permission_levels(made.id).permission_levels) == 3
+
+    for name in (model, "ab"):
+        chat = endpoints.query(name, messages=ASKED, temperature=0, max_tokens=32, usage_context={"team": "x"})
+        assert chat.choices[0].message.content == ANSWER, chat
+        assert chat.served_model_name == {"ab": "c"}.get(name, model)
+        assert chat.usage.total_tokens == chat.usage.prompt_tokens + chat.usage.completion_tokens
+        assert chat.choices[0].finish_reason == (None if surface else "stop")  # the SDK looks for another name
+        text = endpoints.query(name, prompt=QUESTION, temperature=0, max_tokens=32)
+        assert text.choices[0].text == ANSWER, text
+        vectors = endpoints.query(name, input=["Hello", "World"])
+        assert len(vectors.data) == 2 and len(vectors.data[0].embedding) == len(vectors.data[1].embedding) > 8
+
+    openai = endpoints.get_open_ai_client()
+    asked = {"model": "ab", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    assert openai.chat.completions.create(**asked).choices[0].message.content == ANSWER
+    chunks = list(openai.chat.completions.create(**asked, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+    assert all(chunk.usage.prompt_tokens for chunk in chunks)
+
+    refused(
+        wrong.ResourceAlreadyExists,
+        "already exists",
+        endpoints.create,
+        "ab",
+        config=EndpointCoreConfigInput(name="ab", **served(a=100)),
+    )
+    refused(wrong.InvalidParameterValue, "add up to 100", endpoints.update_config, "ab", **served(a=1))
+    unknown = EndpointCoreConfigInput(name="n", served_entities=[ServedEntityInput(entity_name="other")])
+    refused(wrong.InvalidParameterValue, "no model of this server", endpoints.create, "n", config=unknown)
+    refused(wrong.BadRequest, "temperature", endpoints.query, "ab", messages=ASKED, temperature=9)
+    refused(wrong.PermissionDenied, "model of the server", endpoints.delete, model)
+    endpoints.delete("ab")
+    refused(wrong.NotFound, "does not exist", endpoints.get, "ab")
+    refused(wrong.NotFound, "does not exist", endpoints.query, "ab", messages=ASKED)
+print("good")
