@@ -28,6 +28,8 @@ MADE = {"e": Endpoint("e", [Share("m", "m", 100)])}
 WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
     {"messages": [{"role": "user", "content": "a"}]},
     {"prompt": "a"},
+    {"model": "m", "messages": [{"role": "user", "content": "a"}]},
+    {"model": "m", "prompt": "a"},
     {"input": "a"},
     {"inputs": "a"},
     {"tokens": [5]},
@@ -63,6 +65,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "documents": [[{"title": "t"}]],
     "parameters": [{}, {"max_new_tokens": 1}],
     "stop": ["a", ["a"]],
+    "stop_token_ids": [[1]],
+    "chat_template_kwargs": [{"enable_thinking": False}],
     "prompt_embedding_table": [[0.5]],
     "lora_weights": [[0.5]],
     "modalities": [["text"], ["audio"]],

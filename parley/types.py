@@ -126,11 +126,13 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The wish for a vector of the prompt (an embedding) rather than for text behind it.
 
     ``dimensions``: only the first so many numbers; None: all. ``normalize``: to length 1, after that cut; None: as the
-    model's own settings say.
+    model's own settings say. ``prompt``: which of the model's own prompts stands before a text; None: its usual one, if
+    it has one.
     """
 
     dimensions: int | None = None
     normalize: bool | None = None
+    prompt: str | None = None
 
 
 class Request(msgspec.Struct, kw_only=True):

@@ -180,7 +180,8 @@ class Plan:
             raise ConfigError(f"{self.file}: {member} is missing, and no other model is named.")
         folder = hub.find(models[0].model)
         lacking = hub.missing(folder) if folder is not None else ""
-        if lacking and self.weights is not None and models == self.options["model"]:
+        mine = models == self.options.get("model") and not self.options["fake-engine"]
+        if lacking and self.weights is not None and mine:
             raise ConfigError(f"{self.file}: {member}: {shown(self.weights)} cannot be served: {lacking}.")
 
     def profiled(self, profile: Profile) -> Rules:

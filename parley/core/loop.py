@@ -23,6 +23,7 @@ from parley.core.finish import allowance, verdict
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Step
+from parley.core.whole import Whole
 from parley.types import Cost, Finish, Output, Settings, Stats, Work
 
 log = logging.getLogger("parley.engine")
@@ -49,11 +50,16 @@ class Loop:
         self.runner = runner
         self.settings = settings
         self.pool = BlockPool(runner.blocks)
-        self.scheduler = Scheduler(
-            self.pool, pace, settings.max_batch, self._admit, self._release, settings.prefix_cache
-        )
-        # A sequence that is alone can always go on: no context is longer than the pool.
-        self.context = min(runner.max_model_len, runner.blocks * BLOCK_SIZE)
+        self.context = runner.max_model_len
+        self.scheduler: Scheduler | Whole
+        if runner.blocks:
+            # A sequence that is alone can always go on: no context is longer than the pool.
+            self.context = min(self.context, runner.blocks * BLOCK_SIZE)
+            self.scheduler = Scheduler(
+                self.pool, pace, settings.max_batch, self._admit, self._release, settings.prefix_cache
+            )
+        else:
+            self.scheduler = Whole(pace, settings.max_batch, self._admit)
         self._emit = emit
         self._pace = pace
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
@@ -83,7 +89,7 @@ class Loop:
             return
         start = root(self.settings.model, work.salt)
         hashes: list[bytes] = []
-        if self.settings.prefix_cache:
+        if self.settings.prefix_cache and self.pool.size:
             extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
         stops = frozenset(work.stop_ids)
         limit = allowance(work, self.context)

@@ -117,7 +117,7 @@ class Sampled:
 class Runner(Protocol):
     """Runs a model. Holds the KV pages and the sampler's tables; owns no policy."""
 
-    blocks: int  # pages in the KV cache
+    blocks: int  # pages in the KV cache; 0: it keeps nothing between steps, and takes sequences whole
     max_model_len: int
     vocab_size: int
     generates: bool  # can it draw tokens?

@@ -16,6 +16,7 @@ import torch
 
 from parley.core.sequence import BLOCK_SIZE
 from parley.model import quantisation as quantised
+from parley.model.bert import is_encoder, load_encoder
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
 from parley.model.lowering import PROBE, TOLERANCE, deviation, lower
@@ -23,6 +24,7 @@ from parley.model.network import Network
 from parley.model.packs import Packs, find
 from parley.model.pooling import Recipe, read_recipe
 from parley.model.quantisation import Quantisation
+from parley.model.reader import Reader
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
 from parley.types import ModelInfo, Settings
@@ -46,11 +48,63 @@ LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq
 FALLBACK_LENGTH = 2048
 
 
-def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
+def load(settings: Settings, progress: Report) -> tuple[Runner | Reader, ModelInfo]:
     """Load the model that the settings name. ``progress(stage, fraction)`` goes from 0 to 1. Raises LoadError."""
     progress("reading the config", 0.0)
     folder = Path(settings.model)
     config = read_config(folder)
+    return (_read if is_encoder(config) else _decode)(settings, folder, config, progress)
+
+
+def _read(settings: Settings, folder: Path, config: dict[str, Any], progress: Report) -> tuple[Reader, ModelInfo]:
+    """An encoder. It computes in float32, for vectors are compared with those that others made in it."""
+    if settings.quantization != "none" or "quantization_config" in config:
+        raise LoadError("Encoders run on plain weights only, and quantised ones were asked for.")
+    device = _device(settings.device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    recipe = read_recipe(folder) or Recipe(("mean",))
+    checkpoint = Checkpoint(folder)
+    dtype = torch.float32
+    size, free = checkpoint.parameters * dtype.itemsize, _free(device)
+    if size > free:
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {free >> 20} MiB of memory are free.")
+    with _memory("the model's weights"):
+        encoder = load_encoder(
+            checkpoint, config, dtype, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
+        )
+        most = encoder.form.longest
+        length = settings.max_model_len or min(most, recipe.longest or most)
+        if length > most:
+            raise LoadError(f"max_model_len is {length}, but the model was made for at most {most} tokens.")
+        reader = Reader(encoder, recipe, max_model_len=length)
+        progress("warming up", 0.96)
+        reader.warm()
+    progress("ready", 1.0)
+    return reader, ModelInfo(
+        architecture=_architecture(config),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        parameters=checkpoint.parameters,
+        vocab_size=reader.vocab_size,
+        max_model_len=length,
+        weights_bytes=size,
+        kv_bytes=0,
+        kv_blocks=0,
+        block_size=BLOCK_SIZE,
+        lowered=True,
+        generates=False,
+        dimensions=reader.dimensions,
+    )
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else config["model_type"]
+
+
+def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: Report) -> tuple[Runner, ModelInfo]:
+    """A decoder, with pages for its keys and values."""
     quantisation = quantised.read(config, settings.quantization)
     dtype = _dtype(settings.dtype, config)
     device = _device(settings.device)
@@ -99,9 +153,8 @@ def load(settings: Settings, progress: Report) -> tuple[Runner, ModelInfo]:
         progress("warming up", 0.96)
         runner.warm()
     progress("ready", 1.0)
-    names = config.get("architectures")
     return runner, ModelInfo(
-        architecture=str(names[0]) if isinstance(names, list) and names else config["model_type"],
+        architecture=_architecture(config),
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         parameters=network.parameters,

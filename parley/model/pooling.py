@@ -81,9 +81,11 @@ def read_recipe(folder: Path) -> Recipe | None:
     modes = {modes} if isinstance(modes, str) else set(modes)
     if not modes or modes - MODES.keys():
         raise LoadError(f"The pooling {', '.join(sorted(map(str, modes))) or 'without a mode'} is not known.")
+    if settings.get("include_prompt") is False:
+        raise LoadError("The model's pooling leaves its prompts out, which is not supported.")
     longest = None
-    if (folder / "sentence_bert_config.json").is_file():
-        longest = _read(folder / "sentence_bert_config.json", dict).get("max_seq_length")
+    for path in sorted(folder.glob("sentence_*_config.json")):  # named after the family in older folders
+        longest = _read(path, dict).get("max_seq_length")
     return Recipe(
         tuple(mode for mode in MODES if mode in modes),
         normalize="Normalize" in kinds,

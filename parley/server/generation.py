@@ -195,7 +195,7 @@ class Generation:
         for prompt in request.prompts:
             # where a prompt is cut anyway, none is hopelessly long
             most = limit if request.overflow == "refuse" else None
-            ready = language.prepare(prompt, most, request.truncate, pooled=request.pooling is not None)
+            ready = language.prepare(prompt, most, request.truncate, pooling=request.pooling)
             if longest is not None or request.overflow != "refuse":
                 ready = self._shortened(ready, min(longest or limit, limit - 1))
             made.append((ready, self._room(ready.token_ids)))

@@ -5,11 +5,11 @@ Knows the tokenizer, the template and the neutral prompt; nothing of engines or 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from parley.errors import ContextLength
-from parley.types import Chat, Message, Prompt, Text
+from parley.errors import ContextLength, Invalid, excerpt
+from parley.types import Chat, Message, Pooling, Prompt, Text
 
 from .regions import PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
@@ -17,6 +17,34 @@ from .tokenizer import Tokenizer, read_json
 
 ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 PROBE = 32  # characters per token: what is longer than so many for each token allowed is probed before it is read
+
+
+@dataclass(frozen=True)
+class Customs:
+    """What sentence-transformers puts before a text that a vector is made of, by name, and which of it is usual."""
+
+    prompts: dict[str, str] = field(default_factory=dict)
+    usual: str | None = None
+    lower: bool = False  # texts are read in lower case
+
+    @classmethod
+    def load(cls, folder: Path) -> Customs:
+        """From a model folder. Raises BadTokenizer."""
+        said = read_json(folder / "config_sentence_transformers.json")
+        prompts, usual = said.get("prompts"), said.get("default_prompt_name")
+        prompts = prompts if isinstance(prompts, dict) else {}
+        prompts = {name: text for name, text in prompts.items() if isinstance(text, str)}
+        lower = any(read_json(path).get("do_lower_case") is True for path in folder.glob("sentence_*_config.json"))
+        return cls(prompts, usual if usual in prompts else None, lower)
+
+    def apply(self, text: str, name: str | None) -> str:
+        """The text as it is read. Raises Invalid."""
+        name = self.usual if name is None else name
+        if name is not None and name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "none"
+            raise Invalid(f"The model has no prompt {excerpt(name)}; it has {known}.", field="prompt_name")
+        whole = self.prompts[name] + text if name is not None else text
+        return whole.lower() if self.lower else whole
 
 
 @dataclass(frozen=True)
@@ -31,12 +59,19 @@ class Prepared:
 class Language:
     """All that one model needs to read prompts: its tokenizer, its chat template, the markup of its family.
 
-    ``advice``: how its makers would sample from it, as far as they say.
+    ``advice``: how its makers would sample from it, as far as they say. ``customs``: how they would embed with it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, advice: dict[str, float] | None = None):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        advice: dict[str, float] | None = None,
+        customs: Customs | None = None,
+    ):
         self.tokenizer = tokenizer
         self.advice = advice or {}
+        self.customs = customs or Customs()
         self.template = template
         self.markup = detect(template.text)
 
@@ -44,19 +79,22 @@ class Language:
     def load(cls, folder: str | Path) -> Language:
         """From a model folder in Hugging Face format. Raises BadTokenizer."""
         tokenizer = Tokenizer.load(folder)
-        return cls(tokenizer, ChatTemplate.load(folder, tokenizer), _advice(Path(folder)))
+        template = ChatTemplate.load(folder, tokenizer)
+        return cls(tokenizer, template, _advice(Path(folder)), Customs.load(Path(folder)))
 
     def prepare(
-        self, prompt: Prompt, limit: int | None = None, cut: int | None = None, *, pooled: bool = False
+        self, prompt: Prompt, limit: int | None = None, cut: int | None = None, *, pooling: Pooling | None = None
     ) -> Prepared:
         """Render and encode. Takes long for a long prompt (run it in a thread). Raises BadRequest.
 
         With ``limit``, the context length, a text that is hopelessly longer is refused before all of it was read
         (ContextLength). What comes back may still be too long. With ``cut`` only so many of the last tokens come
-        back, and of a hopelessly longer text only the end is read. A prompt that is ``pooled``, made a vector of, is
-        cut at its end instead, and keeps the marks around it.
+        back, and of a hopelessly longer text only the end is read. A prompt that a vector is made of, as ``pooling``
+        says, is cut at its end instead, and keeps the marks around it.
         """
-        last, first = (None, cut) if pooled else (cut, None)
+        last, first = (cut, None) if pooling is None else (None, cut)
+        if pooling is not None and isinstance(prompt, Text):
+            prompt = Text(self.customs.apply(prompt.text, pooling.prompt), prompt.special, prompt.turn)
         if isinstance(prompt, Text) and prompt.turn and self.template:
             return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, last))
         if isinstance(prompt, Chat):

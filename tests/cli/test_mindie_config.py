@@ -178,10 +178,6 @@ def test_what_is_given_beside_it_wins(tmp_path):
         ("ServerConfig.fullTextEnabled", True, "full_text", True),
         ("ServerConfig.openAiSupport", "openai", "vllm", False),
         ("ServerConfig.maxRequestLength", 3, "limit", 3),
-        ("BackendConfig.ModelDeployConfig.truncation", True, "truncation", "head"),
-        ("BackendConfig.ModelDeployConfig.truncation", -1, "truncation", "head"),
-        ("BackendConfig.ModelDeployConfig.truncation", 1, "truncation", "tail"),
-        ("BackendConfig.ModelDeployConfig.truncation", 0, "truncation", None),
         ("BackendConfig.ModelDeployConfig.maxInputTokenLen", 9000, "max_input_token_len", 2559),
         ("BackendConfig.ScheduleConfig.maxN", 4, "max_n", 4),
         ("BackendConfig.ScheduleConfig.maxPrefillBatchSize", 0, "max_prefill_batch_size", 200),
@@ -194,6 +190,16 @@ def test_what_a_client_can_tell(tmp_path, path, value, name, rule):
     if value == 9000:
         content["BackendConfig"]["ScheduleConfig"]["maxPrefillTokens"] = 9000
     assert getattr(Rules(**read(tmp_path, content).rules), name) == rule
+
+
+@pytest.mark.parametrize(
+    "value,overlong", [(True, "head"), (-1, "head"), (1, "tail"), (0, "refuse"), (False, "refuse")]
+)
+def test_what_becomes_of_prompts_that_are_too_long(tmp_path, value, overlong):
+    plan = read(tmp_path, changed("BackendConfig.ModelDeployConfig.truncation", value))
+    options = plan.applied(server_options(resolve(SERVE, [], {})), "strict")
+    assert (Rules(**plan.rules).truncation or "refuse", options.max_prompt, options.max_output) == (overlong, 2048, 512)
+    assert (options.timeout, options.token_timeout) == (500, 600)
 
 
 def test_what_the_environment_says(tmp_path):

@@ -1,13 +1,13 @@
 """Every row of the table of MindIE's parameters: taken within its range and refused beyond, in the documented words."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from parley.dialects.dialect import Head, Reply
-from parley.dialects.mindie import OLD, STRICT, native, tensors, tgi, triton, vllm
+from parley.dialects.mindie import OLD, STRICT, chat, completions, native, tensors, tgi, triton, vllm
 from parley.dialects.mindie.rules import Rules
 from parley.errors import ParleyError, Unsupported
 from parley.types import Request, Text
@@ -32,6 +32,10 @@ BATCH = "Parameter batch_size must be in (0,2147483647], got {}."
 PRIORITY = "Parameter priority must be in [1,5], got {}."
 TIMEOUT = "Parameter timeout must be strictly positive and small than 65535 seconds, got {}."
 N = "Parameter [n] should be in [1, 8192], got {}. "
+COOL = "Parameter temperature must be in (0.0,2], got {}."
+LITTLE = "Parameter 'repetition_penalty' must be in (0.0, 2], got {}."
+TOP = "Parameter top logprobs must be in [0, 20], got {}."
+FIVE = "logprobs should be in range [0, 5], got {}."
 BEST_OF = "Parameter [best_of] should be in [1, 128], got {}."
 I32, U64 = 2**31, 2**64
 
@@ -65,28 +69,32 @@ READ: dict[str, Any] = {  # what a parameter turns into
     "max_new_tokens": stop("max_tokens"), "max_tokens": stop("max_tokens"), "stop": stop("strings"),
     "stop_token_ids": stop("ids"), "ignore_eos": stop("ignore_eos"), "truncate": lambda request: request.truncate,
     "timeout": lambda request: request.timeout, "skip_special_tokens": lambda request: request.want.skip_special,
+    "logprobs": lambda request: request.want.logprobs, "top_logprobs": lambda request: request.want.logprobs,
     "stream": lambda request: request.stream, "do_sample": lambda request: request.sampling.temperature > 0,
 }  # fmt: skip
 
-# T: TGI's interface, N: native, X and K: Triton's for texts and for tokens, V: vLLM's
+# T: TGI's interface, N: native, X and K: Triton's for texts and for tokens, V: vLLM's, C and O: chat as vLLM has it and
+# in MindIE's own flavour, P: completions
 ROWS = [
     Row("temperature", "TNXK", [(1e-7, 1e-7), (1, 1.0), (2.5, 2.5)], [0, 0.0, -1, 1e39], TEMPERATURE, "float"),
-    Row("temperature", "V", [(0, 0.0), (0.5, 0.5)], [-1, 1e39], TEMPERATURE, "float"),
+    Row("temperature", "VCP", [(0, 0.0), (0.5, 0.5)], [-1, 1e39], TEMPERATURE, "float"),
+    Row("temperature", "O", [(0, 0.0), (0.5, 0.5), (2, 2.0)], [-1, 2.5], COOL, "float"),
     Row("top_k", "TN", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], TOP_K, "integer", ("x", [], 5.0, False)),
-    Row("top_k", "XK", [(0, 0), (7, 7)], [-1, I32], TOP_K, "integer", ("x", {}, 5.0, True)),
-    Row("top_k", "V", [(-1, 0), (7, 7)], [0, -2, I32], TOP_K, "integer", ("x", {}, 5.0, True)),
+    Row("top_k", "XKO", [(0, 0), (7, 7)], [-1, I32], TOP_K, "integer", ("x", {}, 5.0, True)),
+    Row("top_k", "VCP", [(-1, 0), (7, 7)], [0, -2, I32], TOP_K, "integer", ("x", {}, 5.0, True)),
     Row("top_p", "TN", [(0.5, 0.5), (1e-5, 1e-5)], [0, 0.0, 1, 1.0, 1.5, -0.5], TOP_P, "float"),
-    Row("top_p", "XKV", [(0.5, 0.5), (1, 1.0)], [0.0, 1.5, -0.5], TOP_P, "float"),
+    Row("top_p", "XKVCOP", [(0.5, 0.5), (1, 1.0)], [0.0, 1.5, -0.5], TOP_P, "float"),
     Row("typical_p", "TNX", [(0.5, None), (1, None)], [0, 1.5, -0.5], TYPICAL, "float"),
     Row("do_sample", "TNXK", [(True, True), (False, False)], type="boolean", others=(0, 1, "true", [])),
     Row("watermark", "TNXK", [(True, None), (False, None)], type="boolean", others=(0, 1, "true", [])),
-    Row("seed", "TNXKV", [(0, 0), (1, 1), (U64 - 1, U64 - 1)], [U64], SEED, "unsigned", ("x", [], 1.0, -1, True)),
+    Row("seed", "TNXKVCOP", [(0, 0), (1, 1), (U64 - 1, U64 - 1)], [U64], SEED, "unsigned", ("x", [], 1.0, -1, True)),
     Row("repetition_penalty", "TNXKV", [(0.1, 0.1), (2, 2.0), (5, 5.0)], [0, 0.0, -1, 1e39], REPETITION, "float"),
-    Row("presence_penalty", "V", [(-2, -2.0), (0.5, 0.5), (2, 2.0)], [-2.1, 3], PRESENCE, "float"),
-    Row("frequency_penalty", "V", [(-2, -2.0), (0.5, 0.5), (2, 2.0)], [-2.1, 3], FREQUENCY, "float"),
+    Row("repetition_penalty", "COP", [(0.1, 0.1), (2, 2.0)], [0, 0.0, -1, 2.5], LITTLE, "float"),
+    Row("presence_penalty", "VCOP", [(-2, -2.0), (0.5, 0.5), (2, 2.0)], [-2.1, 3], PRESENCE, "float"),
+    Row("frequency_penalty", "VCOP", [(-2, -2.0), (0.5, 0.5), (2, 2.0)], [-2.1, 3], FREQUENCY, "float"),
     Row("max_new_tokens", "TNXK", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], NEW_TOKENS, "integer",
         ("x", 2.0, [], True)),
-    Row("max_tokens", "V", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], MAX_TOKENS, "", ()),
+    Row("max_tokens", "VCOP", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], MAX_TOKENS, "", ()),
     Row("truncate", "T", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], TRUNCATE, "integer", ("x", 2.0, [], True)),
     Row("batch_size", "XK", [(1, None), (I32 - 1, None)], [0, -1, I32], BATCH, "integer", ("x", 2.0, [], True)),
     Row("priority", "NXK", [(1, None), (5, None)], [0, 6], PRIORITY, "unsigned", ("x", 2.0, -1, True)),
@@ -94,11 +102,15 @@ ROWS = [
     Row("details", "TNXK", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
     Row("decoder_input_details", "T", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
     Row("return_full_text", "T", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
-    Row("stream", "NV", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
-    Row("skip_special_tokens", "V", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
-    Row("ignore_eos", "V", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
-    Row("n", "V", [(1, None)], [0, 8193], N, "unsigned", ("x", 2.0, -1, True)),
-    Row("best_of", "V", [(1, None)], [0, 129], BEST_OF, "unsigned", ("x", 2.0, -1, True)),
+    Row("stream", "NVCOP", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
+    Row("skip_special_tokens", "VCOP", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
+    Row("ignore_eos", "VCOP", [(True, True), (False, False)], type="boolean", others=(0, "x", [])),
+    Row("n", "VCOP", [(1, None)], [0, 8193], N, "unsigned", ("x", 2.0, -1, True)),
+    Row("best_of", "VCOP", [(1, None)], [0, 129], BEST_OF, "unsigned", ("x", 2.0, -1, True)),
+    Row("use_beam_search", "COP", [(False, None)], type="boolean", others=(0, "x", [])),
+    Row("logprobs", "CO", [(True, 0), (False, None)], type="boolean", others=(0, 1, "x", [])),
+    Row("logprobs", "P", [(0, 0), (5, 5)], [6], FIVE, "unsigned", ("x", 2.0, -1, True)),
+    Row("top_logprobs", "CO", [(0, 0), (20, 20)], [21], TOP, "unsigned", ("x", 2.0, -1, True)),
     Row("adapter_id", "T", [("None", None)], type="string", others=(1, [], True)),
 ]  # fmt: skip
 
@@ -120,6 +132,11 @@ def ask(interface: str, name: str = "", value: Any = None, rules: Rules = STRICT
         case "K":
             body = {"inputs": [TENSOR | {"parameters": given}], "outputs": [{"name": "output0"}]}
             return tensors.read(rules, json.dumps(body).encode(), HEAD)
+        case "C" | "O":
+            body = {"model": "m", "messages": [{"role": "user", "content": "a b"}]} | given
+            return chat.read(replace(rules, vllm=interface == "C"), json.dumps(body).encode(), HEAD)
+        case "P":
+            return completions.read(rules, json.dumps({"model": "m", "prompt": "a b"} | given).encode(), HEAD)
         case _:
             return vllm.read(rules, json.dumps({"prompt": "a b"} | given).encode(), HEAD)
 
@@ -191,6 +208,20 @@ INTERFACES = {  # what each one looks at, in its order, and a value that is wron
     "V": [("ignore_eos", 0), ("stop", 1), ("stop_token_ids", 1), ("temperature", -1), ("top_k", 0), ("top_p", 0),
           ("seed", -1), ("repetition_penalty", 0), ("frequency_penalty", 3), ("presence_penalty", 3),
           ("skip_special_tokens", 0), ("best_of", 0), ("n", 0), ("model", 0), ("max_tokens", 0), ("stream", 0)],
+    "C": [("model", 0), ("tool_choice", 0), ("tools", 0), ("chat_template_kwargs", 0), ("chat_template", 0),
+          ("messages", 0), ("ignore_eos", 0), ("stop", 1), ("stop_token_ids", 1), ("temperature", -1), ("top_k", 0),
+          ("top_p", 0), ("seed", -1), ("repetition_penalty", 0), ("frequency_penalty", 3), ("presence_penalty", 3),
+          ("skip_special_tokens", 0), ("best_of", 0), ("n", 0), ("use_beam_search", 0), ("logprobs", 0),
+          ("top_logprobs", -1), ("max_tokens", 0), ("stream", 0), ("response_format", 0)],
+    "O": [("model", 0), ("tool_choice", 0), ("tools", 0), ("messages", 0), ("ignore_eos", 0), ("stop", 1),
+          ("stop_token_ids", 1), ("temperature", 3), ("top_k", -1), ("top_p", 0), ("seed", -1),
+          ("repetition_penalty", 0), ("frequency_penalty", 3), ("presence_penalty", 3), ("skip_special_tokens", 0),
+          ("best_of", 0), ("n", 0), ("use_beam_search", 0), ("logprobs", 0), ("top_logprobs", -1), ("max_tokens", 0),
+          ("stream", 0)],
+    "P": [("model", 0), ("prompt", 0), ("ignore_eos", 0), ("stop", 1), ("stop_token_ids", 1), ("temperature", -1),
+          ("top_k", 0), ("top_p", 0), ("seed", -1), ("repetition_penalty", 0), ("frequency_penalty", 3),
+          ("presence_penalty", 3), ("skip_special_tokens", 0), ("best_of", 0), ("n", 0), ("use_beam_search", 0),
+          ("logprobs", -1), ("max_tokens", 0), ("stream", 0), ("response_format", 0)],
 }  # fmt: skip
 
 
@@ -213,9 +244,9 @@ def test_parameters_that_another_interface_has_are_ignored() -> None:
 LISTED = "Input validation error: `stop` must be list[string] if list, and item length in [1, 1024] with total <= 32768"
 
 
-@pytest.mark.parametrize("interface", ["T", "V"])
+@pytest.mark.parametrize("interface", ["T", "V", "C", "O", "P"])
 def test_stop(interface: str) -> None:
-    longest = 1024 if interface == "T" else 32768
+    longest = 1024 if interface in "TO" else 32768
     for value in ("a", "a" * longest, "é" * longest, "😀" * (longest // 2)):
         assert ask(interface, "stop", value).request.stop.strings == [value]
     assert ask(interface, "stop", ["a", "b" * 1024]).request.stop.strings == ["a", "b" * 1024]
@@ -228,22 +259,23 @@ def test_stop(interface: str) -> None:
     for value in (["a", 1], [""], ["a" * 1025], ["a" * 1000] * 33):
         assert refusal(interface, "stop", value) == LISTED
     many = ["a"] * 1025
-    if interface == "T":
-        assert refusal("T", "stop", many) == LISTED
+    if interface in "TO":
+        assert refusal(interface, "stop", many) == LISTED
     else:
-        assert ask("V", "stop", many).request.stop.strings == many
+        assert ask(interface, "stop", many).request.stop.strings == many
 
 
-def test_stop_token_ids_and_what_is_included() -> None:
+@pytest.mark.parametrize("interface", ["V", "C", "O", "P"])
+def test_stop_token_ids_and_what_is_included(interface: str) -> None:
     given = [5, -1, 6, 5, 2**31, 2**63]
-    assert ask("V", "stop_token_ids", given).request.stop.ids == [5, 6]
-    assert refusal("V", "stop_token_ids", "x") == "Parameter stop_token_ids not array"
+    assert ask(interface, "stop_token_ids", given).request.stop.ids == [5, 6]
+    assert refusal(interface, "stop_token_ids", "x") == "Parameter stop_token_ids not array"
     for value in (["x"], [1.0], [True], [None]):
-        assert refusal("V", "stop_token_ids", value) == "Parameter stop_token_ids not list[int]"
-    assert ask("V", "include_stop_str_in_output", True, stop="a").request.stop.include
-    assert ask("V", "include_stop_str_in_output", "nobody looks at it").request.stop.include is False
+        assert refusal(interface, "stop_token_ids", value) == "Parameter stop_token_ids not list[int]"
+    assert ask(interface, "include_stop_str_in_output", True, stop="a").request.stop.include
+    assert ask(interface, "include_stop_str_in_output", "nobody looks at it").request.stop.include is False
     text = "include_stop_str_in_output must be boolean type."
-    assert refusal("V", "include_stop_str_in_output", 1, stop_token_ids=[5]) == text
+    assert refusal(interface, "include_stop_str_in_output", 1, stop_token_ids=[5]) == text
 
 
 def test_n_and_best_of() -> None:
@@ -269,6 +301,55 @@ def test_n_and_best_of() -> None:
     assert refusal("V", n=9, temperature=1, rules=Rules(max_n=8)) == most
 
 
+CHAT = (
+    "best_of/n can not greater than 1 without using beam search when temperature is 0 or not set, but best_of is {}, n "
+    "is {}."
+)
+SURE = "Best_of and n shouldn't be greater than 1 when sampling is disabled, but best_of is {} and n is {}."
+
+
+@pytest.mark.parametrize(
+    "given,chat,completions",
+    [
+        ({"n": 2}, CHAT.format("None", 2), SURE.format("null", 2)),
+        ({"best_of": 2, "temperature": 0}, CHAT.format(2, "None"), SURE.format(2, "null")),
+        ({"n": 3, "best_of": 2, "temperature": 1},
+         "best_of must be greater than or equal to n, but best_of is 2, n is 3.",
+         "Best_of must be greater than or equal to n, but best_of is 2 and n is 3."),
+        ({"n": 2, "best_of": 3, "temperature": 1, "stream": True},
+         "best_of must be equal to n in stream mode, but best_of is 3, n is 2.",
+         "best_of must be equal to n, but best_of is 3 and n is 2."),
+        ({"best_of": 2, "temperature": 1, "stream": True},
+         "best_of must be equal to n in stream mode, but best_of is 2, n is None.",
+         "best_of must be equal to n in stream mode, but best_of is 2, n is None."),
+        ({"use_beam_search": True, "max_tokens": 129},
+         "Please set the max_tokens to be not larger than 128 when the use_beam_search is on.",
+         "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."),
+        ({"use_beam_search": True}, "Parameter use_beam_search is not available on this server.",
+         "Parameter use_beam_search is not available on this server."),
+    ],
+)  # fmt: skip
+def test_n_and_best_of_of_the_openai_interfaces(given: dict[str, Any], chat: str, completions: str) -> None:
+    assert refusal("C", **given) == refusal("O", **given) == chat
+    assert refusal("P", **given) == completions
+
+
+def test_choices_of_the_openai_interfaces() -> None:
+    for interface in "COP":
+        both = ask(interface, temperature=0.5, n=2, best_of=3).request
+        assert (both.n, both.want.logprobs) == (3, 0)  # the likeliest are given
+        assert ask(interface, temperature=0.5, best_of=3).request.n == 3
+        assert ask(interface, temperature=0.5, n=2, best_of=2, stream=True).request.n == 2
+        assert ask(interface, n=2, rules=EXTENDED).request.n == 2
+
+
+def test_top_logprobs_alone_asks_for_logprobs() -> None:
+    told = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
+    for interface in "CO":
+        assert ask(interface, top_logprobs=3).request.want.logprobs == 3
+        assert refusal(interface, top_logprobs=3, logprobs=False) == told
+
+
 def test_what_names_an_adapter() -> None:
     text = "The format of adapter_id is invalid."
     assert refusal("T", "adapter_id", "a b") == refusal("T", "adapter_id", "") == text
@@ -281,7 +362,7 @@ def test_what_names_an_adapter() -> None:
 
 
 def test_when_a_token_is_drawn() -> None:
-    for interface in "TNXKV":
+    for interface in "TNXKVCOP":
         assert ask(interface).request.sampling.temperature == 0
         assert ask(interface, "top_p", 0.5).request.sampling.temperature == 1
         assert ask(interface, "top_k", 5).request.sampling.temperature == 1

@@ -98,6 +98,7 @@ def test_what_members_mean():
     assert request.pooling == Pooling(4, False) and request.truncate == 9 and request.salt == "s" and not request.stream
     assert read(truncate_prompt_tokens=-1).request.truncate == 512
     assert read(padding=True, priority=3).request == read().request
+    assert read(prompt_name="query").request.pooling == Pooling(prompt="query")
     assert read(use_activation=True).request.pooling == Pooling(normalize=True)
     assert read(add_special_tokens=False).request.prompts == [Text("Hi", special=False)]
     (chat,) = read(None, messages=[{"role": "user", "content": "a"}]).request.prompts

@@ -252,6 +252,30 @@ async def test_nothing_is_too_odd_for_mindie(serve):
     assert await served.control() == before
 
 
+async def test_nothing_is_too_odd_for_its_openai_interfaces(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(
+        path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
+        body=bodies.map(lambda body: encode({"model": "tiny"} | body)) | raw,
+    )
+    async def fuzz(path, body):
+        answer = await served.post("/mindie" + path, body)
+        if answer.status != 200:
+            assert answer.status in (422, 424), (path, body, answer.body)
+            assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
+        elif answer.headers["content-type"] == "text/event-stream":
+            assert "usage" in answer.events[-1], (path, body)
+        else:
+            assert answer.json["choices"], (path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
 configs = st.fixed_dictionaries(
     {},
     optional={

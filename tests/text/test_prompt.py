@@ -12,9 +12,9 @@ from models import write_tokenizer
 from tiny_tokenizers import byte_level, word_level
 
 from parley.demo.template import CHAT_TEMPLATE
-from parley.errors import BadRequest, ContextLength
+from parley.errors import BadRequest, ContextLength, Invalid
 from parley.text import ChatTemplate, Language
-from parley.types import Chat, Message, Text, Tokens
+from parley.types import Chat, Message, Pooling, Text, Tokens
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 QUESTION = [Message("user", "Why?")]
@@ -147,3 +147,49 @@ def test_no_template_is_the_clients_mistake() -> None:
 def test_neither_torch_nor_transformers_is_loaded() -> None:
     script = "import sys, parley.text; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def reader(folder: Path, **settings: object) -> Language:
+    """A language whose texts stand between two marks, as an encoder's do."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    words = {word: id for id, word in enumerate(["[CLS]", "[SEP]", "[UNK]", *"abcdef", "query:", "A"])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    backend.enable_truncation(4)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return Language.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("count", "ids"), [(8, [0, 3, 4, 5, 6, 7, 8, 1]), (7, [0, 3, 4, 5, 6, 7, 1]), (3, [0, 3, 1]), (2, [0, 1]), (1, [0])]
+)
+def test_what_is_embedded_is_cut_at_its_end_and_keeps_its_marks(tmp_path: Path, count: int, ids: list[int]) -> None:
+    speaker = reader(tmp_path)
+    assert speaker.prepare(Text("a b c d e f"), 99, count, pooling=Pooling()).token_ids == ids
+    plain = speaker.prepare(Text("a b c d e f", special=False), 99, count, pooling=Pooling()).token_ids
+    assert plain == [3, 4, 5, 6, 7, 8][:count]
+    assert speaker.prepare(Tokens([3, 4, 5]), 99, count, pooling=Pooling()).token_ids == [3, 4, 5][:count]
+    assert speaker.prepare(Text("a b c d e f " * 9999), 99, count, pooling=Pooling()).token_ids[:3] == ids[:3]
+    assert speaker.prepare(Text("a \ud800 b"), 99, 9, pooling=Pooling()).token_ids == [0, 3, 2, 4, 1]
+
+
+def test_the_models_own_prompts_stand_before_what_is_embedded(tmp_path: Path) -> None:
+    speaker = reader(tmp_path, prompts={"query": "query: ", "none": ""}, default_prompt_name="query")
+    assert speaker.prepare(Text("a"), pooling=Pooling()).token_ids == [0, 9, 3, 1]
+    assert speaker.prepare(Text("a"), pooling=Pooling(prompt="none")).token_ids == [0, 3, 1]
+    assert speaker.prepare(Tokens([3]), pooling=Pooling()).token_ids == [3]
+    assert speaker.prepare(Text("a")).token_ids == [0, 3, 1]
+    with pytest.raises(Invalid, match=r"no prompt 'passage'; it has none, query"):
+        speaker.prepare(Text("a"), pooling=Pooling(prompt="passage"))
+
+
+def test_a_model_of_small_letters_reads_them_only(tmp_path: Path) -> None:
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    assert reader(tmp_path).prepare(Text("A"), pooling=Pooling()).token_ids == [0, 3, 1]
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": false}')
+    assert reader(tmp_path).prepare(Text("A"), pooling=Pooling()).token_ids == [0, 10, 1]

@@ -1,7 +1,7 @@
 """Huawei MindIE's API: the routes of its three planes, made from rules.
 
-One server speaks MindIE's own interface and its forms of TGI's, vLLM's and Triton's; ``parameters`` has what each of
-them takes.
+One server speaks MindIE's own interface and its forms of TGI's, vLLM's, Triton's and OpenAI's; ``parameters`` has what
+each of them takes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,19 @@ from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import Dialect, Route
-from parley.dialects.mindie import control, native, shared, tensors, tgi, triton, upkeep, vllm
+from parley.dialects.mindie import (
+    chat,
+    completions,
+    control,
+    native,
+    openai,
+    shared,
+    tensors,
+    tgi,
+    triton,
+    upkeep,
+    vllm,
+)
 from parley.dialects.mindie.rules import Rules
 
 ID_HEADER = b"requestuuid"
@@ -33,6 +45,10 @@ def service(rules: Rules) -> Dialect:
             Route("POST", "/generate", "generate", read=partial(tgi.whole, rules), claims=("inputs",)),
             Route("POST", "/generate_stream", "generate", read=partial(tgi.stream, rules)),
             *alone(rules),
+            Route("POST", "/v1/chat/completions", "generate", read=partial(chat.read, rules)),
+            Route("POST", "/v1/completions", "generate", read=partial(completions.read, rules)),
+            Route("GET", "/v1/models", "models", write=partial(openai.models, rules)),
+            Route("GET", "/v1/models/{model}", "model", write=openai.card),
             Route("GET", "/v2", "ask", read=partial(control.server, rules)),
             *(route for place in places for route in _model(rules, place)),
         ),

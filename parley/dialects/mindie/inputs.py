@@ -71,12 +71,7 @@ def texts(body: Fields, known: Input, rules: Rules, id: str = "") -> list[str]:
     if value is None:
         raise body.fail(known.name, known.missing)
     if isinstance(value, list):
-        if not value:
-            raise body.fail(known.name, known.empty)
-        media = sum(isinstance(part, dict) and part.get("type") in MEDIA for part in value)
-        if media > MAX_MEDIA:
-            raise body.fail(known.name, f"The number of multimodal url should be no more than {MAX_MEDIA}")
-        value = [_part(body, known, part, id) for part in value]
+        value = parts(body, known, value, id)
     elif isinstance(value, str):
         value = [value]
     else:
@@ -85,6 +80,16 @@ def texts(body: Fields, known: Input, rules: Rules, id: str = "") -> list[str]:
     if not 0 < length <= most:
         raise body.fail(known.name, known.length.format(length, most))
     return value
+
+
+def parts(body: Fields, known: Input, value: list[Any], id: str = "") -> list[str]:
+    """The texts of a list of parts. Raises BadRequest; Unsupported for media."""
+    if not value:
+        raise body.fail(known.name, known.empty)
+    media = sum(isinstance(part, dict) and part.get("type") in MEDIA for part in value)
+    if media > MAX_MEDIA:
+        raise body.fail(known.name, f"The number of multimodal url should be no more than {MAX_MEDIA}")
+    return [_part(body, known, part, id) for part in value]
 
 
 def _part(body: Fields, known: Input, part: Any, id: str) -> str:

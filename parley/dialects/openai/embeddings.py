@@ -1,6 +1,7 @@
 """``POST /v1/embeddings``: texts or token ids in, a vector for each out, in the order of the input.
 
-vLLM's additions are read too: a conversation in place of texts, cutting of long ones, and vectors in other forms.
+vLLM's additions are read too: a conversation in place of texts, cutting of long ones, and vectors in other forms; and
+``prompt_name``, as sentence-transformers has it: which of the model's own prompts stands before a text.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ class EmbeddingReply(Whole):
             prompts=self._prompts(body),
             salt=more.salt,
             truncate=more.truncate,
-            pooling=Pooling(body.integer("dimensions", None, 1, MAX_DIMENSIONS), _normalize(body)),
+            pooling=Pooling(
+                body.integer("dimensions", None, 1, MAX_DIMENSIONS),
+                _normalize(body),
+                body.string("prompt_name", None, cap=extras.MAX_NAME),
+            ),
         )
         self._coding = body.string("encoding_format", "float", allowed=CODINGS)
         self._dtype = body.string("embed_dtype", "float32", allowed=DTYPES)

@@ -14,7 +14,6 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import chat
 from parley.dialects.openai.shared import FINISH, Rules, prompt_scores
 from parley.dialects.vllm import requests, shared
-from parley.errors import ParleyError
 from parley.types import Accepted, CallDelta, Delta, Done, Event, Token, Usage
 
 CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,"token_ids":null}'
@@ -25,7 +24,7 @@ def read(body: bytes, head: Head) -> ChatReply | Answer:
     return requests.read(ChatReply, body, head)
 
 
-class ChatReply(chat.ChatReply):
+class ChatReply(shared.Streamed, chat.ChatReply):
     rules: ClassVar[Rules] = requests.RULES
 
     def __init__(self, body: Fields, head: Head):
@@ -55,15 +54,6 @@ class ChatReply(chat.ChatReply):
                 case Done():
                     shared.finish(pieces, event)
         return b"".join(parts + [self._say(delta, done) for delta, done in pieces])
-
-    def end(self, usage: Usage) -> bytes:
-        if not self.request.want.usage:
-            return shared.DONE
-        last = self._wrap([]) | {"usage": shared.final(usage), "system_fingerprint": self._head.fingerprint}
-        return shared.frame(last) + shared.DONE
-
-    def fail(self, error: ParleyError) -> bytes:
-        return shared.failure(error)
 
     def _open(self, index: int) -> bytes:
         delta = {"role": "assistant", "content": ""}
@@ -131,11 +121,6 @@ class ChatReply(chat.ChatReply):
         if call.arguments:
             pieces.append({"index": call.index, "function": {"arguments": call.arguments}})
         return [{"content": None, "tool_calls": [piece]} for piece in pieces]
-
-    def _before_chunk(self) -> bytes:
-        if not self._before:  # the model's name is only known for sure once the server has looked it up
-            self._before = b"data: " + shared.encode(self._wrap([])).removesuffix(b"]}")
-        return self._before
 
     def _wrap(self, choices: list[Any]) -> dict[str, Any]:
         return shared.envelope(f"chatcmpl-{self._name}", "chat.completion.chunk", self._head, self.request, choices)

@@ -11,7 +11,6 @@ from parley.dialects.openai import completions
 from parley.dialects.openai.completions import Logprobs
 from parley.dialects.openai.shared import FINISH, Rules, prompt_scores
 from parley.dialects.vllm import requests, shared
-from parley.errors import ParleyError
 from parley.types import Accepted, Delta, Done, Event, Scored, Token, Usage
 
 PLAIN = (
@@ -25,7 +24,7 @@ def read(body: bytes, head: Head) -> CompletionReply | Answer:
     return requests.read(CompletionReply, body, head)
 
 
-class CompletionReply(completions.CompletionReply):
+class CompletionReply(shared.Streamed, completions.CompletionReply):
     rules: ClassVar[Rules] = requests.RULES
 
     def __init__(self, body: Fields, head: Head):
@@ -53,15 +52,6 @@ class CompletionReply(completions.CompletionReply):
                 case Scored() if self.request.want.echo:
                     parts += [self._chunk(index, event.text, event.tokens, []) for index in self._of(event.prompt)]
         return b"".join(parts + [self._say(delta, done) for delta, done in pieces])
-
-    def end(self, usage: Usage) -> bytes:
-        if not self.request.want.usage:
-            return shared.DONE
-        last = self._wrap([]) | {"usage": shared.final(usage), "system_fingerprint": self._head.fingerprint}
-        return shared.frame(last) + shared.DONE
-
-    def fail(self, error: ParleyError) -> bytes:
-        return shared.failure(error)
 
     def _say(self, delta: Delta | None, done: Done | None) -> bytes:
         if delta is None:
@@ -95,11 +85,6 @@ class CompletionReply(completions.CompletionReply):
         if self._continuous:
             told["usage"] = shared.progress(len(self._prompt_ids.get(index // self.request.n, ())), state.given)
         return shared.frame(told)
-
-    def _before_chunk(self) -> bytes:
-        if not self._before:  # the model's name is only known for sure once the server has looked it up
-            self._before = b"data: " + shared.encode(self._wrap([])).removesuffix(b"]}")
-        return self._before
 
     def _wrap(self, choices: list[Any]) -> dict[str, Any]:
         return shared.envelope(f"cmpl-{self._name}", "text_completion", self._head, self.request, choices)

