@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Card, Facts, Head, Totals
+from parley.dialects.dialect import Card, Facts, Head
 from parley.dialects.mindie import STRICT, control, tensors, triton
 from parley.dialects.mindie.rules import Rules
 from parley.errors import ParleyError
@@ -15,7 +15,7 @@ RULES = Rules("strict")
 STRICTLY = [RULES, Rules("strict-old")]
 PROFILES = [Rules("strict-old"), RULES, Rules("extended")]
 HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100, path={"model": "llama_65b"})
-FACTS = Facts("1.2", [Card("llama_65b", 1, 100)], True, "ready", Totals())
+FACTS = Facts("1.2", [Card("llama_65b", 1, 100)], True)
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 ONE = Token(306, " I", b" I", cost=Cost(2, 0.005318, 0.04))
 TWO = Token(4966, " am", b" am", cost=Cost(3, 0.000117, 0.028))
