@@ -63,6 +63,10 @@ async def test_every_path_gives_what_is_documented(serve, kind):
         fits(answer.json, kind)
         lenient = await served.post("/serving-endpoints" + path, BODIES[kind] | named | {"unheard_of": 1})
         assert lenient.json.keys() >= answer.json.keys()
+        if path.startswith("/v1"):
+            for base in ("mlflow", "openai"):
+                gateway = await served.post(f"/databricks/ai-gateway/{base}{path}", BODIES[kind] | named)
+                assert gateway.json.keys() == answer.json.keys()
         refused = await served.post("/databricks/serving-endpoints" + path, BODIES[kind] | named | {"unheard_of": 1})
         assert (refused.status, refused.json["error_code"]) == (400, "BAD_REQUEST")
 

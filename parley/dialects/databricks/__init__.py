@@ -14,6 +14,7 @@ from parley.dialects.databricks.shared import Rules
 from parley.dialects.dialect import Dialect, Head, Reply, Route, named
 from parley.dialects.fields import decode
 
+BASES = ("/serving-endpoints", "/serving-endpoints/v1", "/ai-gateway/mlflow/v1", "/ai-gateway/openai/v1")
 ROOT = "/api/2.0/serving-endpoints"
 ONE = ROOT + "/{endpoint}"
 PERMISSIONS = "/api/2.0/permissions/serving-endpoints/{id}"
@@ -59,8 +60,8 @@ def _asked(rules: Rules) -> tuple[Route, ...]:
     }
     return (
         *(
-            Route("POST", f"/serving-endpoints{version}{path}", "generate", read=reads, model=_named, shares=True)
-            for version in ("", "/v1")
+            Route("POST", base + path, "generate", read=reads, model=_named, shares=True)
+            for base in BASES
             for path, reads in paths.items()
         ),
         Route("POST", one + "/invocations", "generate", read=read, shares=True),
