@@ -24,10 +24,12 @@ FILES = {
     "chat_template.jinja": b"{{ messages }}",
     "model.safetensors": bytes(range(256)) * 4000,
     "pytorch_model.bin": b"not wanted",
+    "1_Pooling/config.json": b"{}",
     "original/model.safetensors": b"not wanted",
+    "onnx/config.json": b"not wanted",
     "README.md": b"not wanted",
 }
-FETCHED = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
+FETCHED = ["1_Pooling/config.json", "chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
 
 SCRIPT = """
 import json, sys
@@ -116,7 +118,7 @@ def look(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, 
 def test_a_hub_name_is_downloaded_once_with_progress_and_then_found_without_a_network(tmp_path, served):
     found, seen = look("owner/model", tmp_path, served.server_port)
     folder = Path(found)
-    assert sorted(path.name for path in folder.iterdir()) == FETCHED
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == FETCHED
     assert all((folder / name).read_bytes() == FILES[name] for name in FETCHED)
     assert seen[0] == ["downloading", 0.0] and seen[-1] == ["downloading", 1.0]
     asked = len(Hub.asked)
