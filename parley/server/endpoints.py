@@ -43,7 +43,11 @@ class Endpoints:
         self._changes: set[asyncio.Task[Answer]] = set()
         if self._file is not None:
             self._lock = _claim(self._file)
-            self.made = {endpoint.name: endpoint for endpoint in _read(self._file)}
+            try:
+                self.made = {endpoint.name: endpoint for endpoint in _read(self._file)}
+            except BadFile:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Let another server have the file."""
