@@ -24,10 +24,12 @@ from parley.dialects.mindie import (
     vllm,
 )
 from parley.dialects.mindie.rules import Rules
+from parley.dialects.openai import embeddings
 
 ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
+EMBEDDINGS = (Route("POST", "/v1/embeddings", "generate", read=embeddings.read),)  # the original has none
 
 
 def service(rules: Rules) -> Dialect:
@@ -47,6 +49,7 @@ def service(rules: Rules) -> Dialect:
             *alone(rules),
             Route("POST", "/v1/chat/completions", "generate", read=partial(chat.read, rules)),
             Route("POST", "/v1/completions", "generate", read=partial(completions.read, rules)),
+            *(() if rules.strict else EMBEDDINGS),
             Route("GET", "/v1/models", "models", write=partial(openai.models, rules)),
             Route("GET", "/v1/models/{model}", "model", write=openai.card),
             Route("GET", "/v2", "ask", read=partial(control.server, rules)),
