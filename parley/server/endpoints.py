@@ -39,6 +39,7 @@ class Endpoints:
     def __init__(self, file: str | None = None):
         self.made: Mapping[str, Endpoint] = {}
         self._file = None if file is None else Path(file).absolute()
+        self._lock: int | None = None
         self._one = asyncio.Lock()
         self._changes: set[asyncio.Task[Answer]] = set()
         if self._file is not None:
@@ -51,8 +52,9 @@ class Endpoints:
 
     def close(self) -> None:
         """Let another server have the file."""
-        if self._file is not None:
+        if self._lock is not None:
             os.close(self._lock)
+            self._lock = None
 
     def choose(self, name: str, served: str = "", draw: Callable[[], float] = random.random) -> Share:
         """Which of an endpoint's models answers a request: ``served``, or one by chance, as their shares say.

@@ -156,6 +156,7 @@ async def test_what_is_not_there(serve):
     served = await serve()
     for path, code in (
         ("/serving-endpoints/none/invocations", "RESOURCE_DOES_NOT_EXIST"),
+        ("/serving-endpoints/dummy/invocations", "RESOURCE_DOES_NOT_EXIST"),
         ("/serving-endpoints/tiny/served-models/none/invocations", "RESOURCE_DOES_NOT_EXIST"),
         ("/serving-endpoints/tiny/nothing", "ENDPOINT_NOT_FOUND"),
         ("/api/2.0/serving-endpoints/none/config", "ENDPOINT_NOT_FOUND"),
@@ -202,11 +203,16 @@ async def three(serve, folder):
 
 async def test_an_endpoint_over_two_models(three):
     entities = [{"entity_name": name, "name": name[0]} for name in ("small", "large")]
-    routes = [{"served_model_name": "s", "traffic_percentage": 0}, {"served_model_name": "l", "traffic_percentage": 100}]
+    routes = [
+        {"served_model_name": "s", "traffic_percentage": 0},
+        {"served_model_name": "l", "traffic_percentage": 100},
+    ]
     config = {"served_entities": entities, "traffic_config": {"routes": routes}}
     made = await three.post(ROOT, {"name": "ab", "config": config})
     assert made.status == 200 and made.json["task"] == "llm/v1/chat"
-    spoken = {name: three.model.language.tokenizer.decode([token] * 3) for name, token in (("small", 300), ("large", 301))}
+    spoken = {
+        name: three.model.language.tokenizer.decode([token] * 3) for name, token in (("small", 300), ("large", 301))
+    }
     for path, name in (
         ("/ab/invocations", "large"),
         ("/ab/served-models/s/invocations", "small"),
