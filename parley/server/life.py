@@ -60,6 +60,7 @@ def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tu
     reply = route.read(body, head(model or service.main, exchange))
     if isinstance(reply, Answer):
         return model or service.main, reply
+    exchange.names, exchange.refusal = reply.names, reply.refusal  # they word it if there is no such model
     if model is None or reply.request.model != named:  # or the API does not heed what its body names
         model = service.find(reply.request.model)
     return model, reply

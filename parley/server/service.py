@@ -165,10 +165,11 @@ class Service:
         finally:
             await model.close()
 
-    async def drain(self) -> None:
-        """Take no more requests; let the open ones end for a while, then end them with an error."""
+    async def drain(self, seconds: float | None = None) -> None:
+        """Take no more requests; let the open ones end for a while (``options.drain``), then end them with an error."""
         self.shut()
-        await asyncio.gather(*(model.end(CLOSING, self.options.drain) for model in self.models))
+        seconds = self.options.drain if seconds is None else seconds
+        await asyncio.gather(*(model.end(CLOSING, seconds) for model in self.models))
 
     async def settle(self, seconds: float) -> None:
         """Wait until no request is open, but not for ever."""
