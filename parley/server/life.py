@@ -110,15 +110,18 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
     if interval and reply.ping and media_type.startswith("text/event-stream"):
         pinging = asyncio.create_task(_ping(exchange, reply, interval))
     exchange.extra = reply.headers(None)
-    held = b""
+    held, flowing = b"", False
 
     def write(events: list[Event]) -> bool:
-        nonlocal held
+        nonlocal held, flowing
         data = reply.chunk(events)
-        if data and (generation.ended or not exchange.flowing):
-            held = data
-            return False
-        return exchange.part(data) if data else True
+        if not data:
+            return True
+        if flowing and not generation.ended:
+            flowing = exchange.part(data)
+            return flowing
+        held = data
+        return False
 
     try:
         while not generation.ended:
@@ -126,6 +129,7 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
             if held and not generation.ended:
                 data, held = held, b""
                 await exchange.write(data, media_type)
+                flowing = True
         last = held + reply.end(generation.usage)
     except ParleyError as error:
         if not exchange.status:
