@@ -6,6 +6,7 @@ ones, are only listed. What is malformed is a ConfigError that names member, val
 
 from __future__ import annotations
 
+import codecs
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -208,9 +209,11 @@ def read(file: str, environment: Mapping[str, str]) -> Plan:
     """The plan of a configuration file. Raises ConfigError."""
     path = Path(file)
     try:
-        if path.stat().st_size > MAX_FILE:
+        with path.open("rb") as opened:
+            data = opened.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
             raise ConfigError(f"{file} has more than {MAX_FILE >> 20} MB.")
-        content = msgspec.json.decode(path.read_bytes())
+        content = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

@@ -11,20 +11,21 @@ from parley.server.life import head
 from parley.server.model import off_loop
 from parley.server.respond import Exchange
 from parley.server.service import Service
-from parley.types import Text, Work
+from parley.types import Pooling, Text, Work
 
 SOON = 5.0  # seconds that running answers have when the server is to end at once
 HOLDS: dict[Order, str] = {"hold": "held", "prepare": "prepared", "release": ""}
 
 
 async def trial(service: Service, route: Route, exchange: Exchange) -> None:
-    """A model that makes steps while one waits is well, too: it is only busy."""
+    """One token, or the vector of one. A model that makes steps while one waits is well, too: it is only busy."""
     assert route.read is not None and route.write is not None
     model = service.main
     seconds: float = route.read(head(model, exchange))
     model.require()
     before = model.engine.stats.steps
-    work = Work(exchange.unique, model.language.prepare(Text("a")).token_ids[-1:], max_tokens=1)
+    ids = model.language.prepare(Text("a")).token_ids[-1:]
+    work = Work(exchange.unique, ids, max_tokens=1, pooling=None if model.info.generates else Pooling())
     stream = model.engine.submit(work)
     try:
         async with asyncio.timeout(seconds):
@@ -56,10 +57,10 @@ async def stop(service: Service, route: Route, exchange: Exchange) -> None:
     first = not service.draining
     service.shut()
     if first and not force:
-        await service.settle(service.options.drain)
+        await service.drain()
     answer = route.write(first)
     await exchange.answer(answer.body, answer.status, answer.type)
     if first:
         if force:
-            await service.settle(SOON)
+            await service.drain(SOON)
         service.stop()

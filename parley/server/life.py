@@ -60,6 +60,7 @@ def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tu
     reply = route.read(body, head(model or service.main, exchange))
     if isinstance(reply, Answer):
         return model or service.main, reply
+    exchange.names, exchange.refusal = reply.names, reply.refusal  # they word it if there is no such model
     if model is None or reply.request.model != named:  # or the API does not heed what its body names
         model = service.find(reply.request.model)
     return model, reply
@@ -106,15 +107,18 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
     if interval and reply.ping and media_type.startswith("text/event-stream"):
         pinging = asyncio.create_task(_ping(exchange, reply, interval))
     exchange.extra = reply.headers(None)
-    held = b""
+    held, flowing = b"", False
 
     def write(events: list[Event]) -> bool:
-        nonlocal held
+        nonlocal held, flowing
         data = reply.chunk(events)
-        if data and (generation.ended or not exchange.flowing):
-            held = data
-            return False
-        return exchange.part(data) if data else True
+        if not data:
+            return True
+        if flowing and not generation.ended:
+            flowing = exchange.part(data)
+            return flowing
+        held = data
+        return False
 
     try:
         while not generation.ended:
@@ -122,6 +126,7 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
             if held and not generation.ended:
                 data, held = held, b""
                 await exchange.write(data, media_type)
+                flowing = True
         last = held + reply.end(generation.usage)
     except ParleyError as error:
         if not exchange.status:

@@ -118,10 +118,6 @@ class Service:
         cards = [card for model in self.models for card in model.cards()]
         return Facts(__version__, cards, self.waits() is None, self.main.vitals())
 
-    def labelled(self, label: str) -> Generation | None:
-        """The oldest open request of the first model that has one under this label, or with this id."""
-        return next(filter(None, (model.labelled(label) for model in self.models)), None)
-
     def hold_back(self, how: str) -> None:
         """Refuse requests, in one of two ways, until they are let in again (empty); running ones go on."""
         for model in self.models:
@@ -165,10 +161,11 @@ class Service:
         finally:
             await model.close()
 
-    async def drain(self) -> None:
-        """Take no more requests; let the open ones end for a while, then end them with an error."""
+    async def drain(self, seconds: float | None = None) -> None:
+        """Take no more requests; let the open ones end for a while (``options.drain``), then end them with an error."""
         self.shut()
-        await asyncio.gather(*(model.end(CLOSING, self.options.drain) for model in self.models))
+        seconds = self.options.drain if seconds is None else seconds
+        await asyncio.gather(*(model.end(CLOSING, seconds) for model in self.models))
 
     async def settle(self, seconds: float) -> None:
         """Wait until no request is open, but not for ever."""

@@ -5,8 +5,9 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
-from served import Answer
+from served import INFO, Answer
 
 from parley.dialects import mindie
 from parley.dialects.dialect import Card, Facts, Head, Vitals
@@ -51,6 +52,12 @@ async def test_health_while_all_is_well(planes):
     assert long.json["error"] == "Max wait time is 600, input is invalid or too long"
     unknown = await served.get("/v2/models/other/ready")
     assert told(unknown) == (404, {"error": "Model other not found.", "error_type": "NotFoundError"})
+
+
+async def test_a_model_that_makes_vectors_only_is_tried_with_one(planes):
+    served = await planes(info=msgspec.structs.replace(INFO, generates=False))
+    assert (await served.get("/health/timed-5")).status == 200
+    await served.idle()
 
 
 async def test_health_in_other_states(planes):
@@ -194,7 +201,7 @@ async def test_an_engine_is_paused_and_started_again(planes):
 
     done = {"status": True, "message": "success", "reason": [{"device_id": 0, "result": True, "message": "success"}]}
     wrong = {"error": "Command is not consistent with current status.", "error_type": "Bad Request"}
-    running = asyncio.create_task(served.post("/generate", LONG))
+    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 300}}))
     await served.until(lambda: served.engine.stats.running)
     assert await status() == 1
     for number in (1, 2, 4, -1):
@@ -254,6 +261,19 @@ async def test_a_forced_stop_is_answered_at_once(planes):
     assert (await served.get("/stopService?mode=Force")).status == 200
     assert not running.done()
     assert (await running).status == 200  # it had the seconds that it needed
+    await served.until(ended.is_set)
+
+
+@pytest.mark.parametrize("path", ["/stopService", "/stopService?mode=Force"])
+async def test_a_stop_does_not_wait_for_ever(planes, monkeypatch, path):
+    monkeypatch.setattr("parley.server.control.SOON", 0.1)
+    served = await planes(tick=0.01, drain=0.1)
+    ended = asyncio.Event()
+    served.service.stop = ended.set
+    running = asyncio.create_task(served.post("/generate", LONG))
+    await served.until(lambda: served.engine.stats.running)
+    assert (await served.get(path)).status == 200
+    assert (await running).status == 503
     await served.until(ended.is_set)
 
 
