@@ -239,7 +239,8 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The wish to end an open request, by its id or the label that its client gave it, and what is answered."""
+    """The wish to end an open request to the path's model, by its id or the label that its client gave it, and what is
+    answered."""
 
     label: str
     done: Answer
