@@ -1,4 +1,4 @@
-"""Objects of a JSON file, read member by member: what a value may be, how a mistake is named. Knows no member's name."""
+"""Objects of a JSON file, member by member: what a value may be, how a mistake is named. Knows no member's name."""
 
 from __future__ import annotations
 
