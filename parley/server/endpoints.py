@@ -39,16 +39,22 @@ class Endpoints:
     def __init__(self, file: str | None = None):
         self.made: Mapping[str, Endpoint] = {}
         self._file = None if file is None else Path(file).absolute()
+        self._lock: int | None = None
         self._one = asyncio.Lock()
         self._changes: set[asyncio.Task[Answer]] = set()
         if self._file is not None:
             self._lock = _claim(self._file)
-            self.made = {endpoint.name: endpoint for endpoint in _read(self._file)}
+            try:
+                self.made = {endpoint.name: endpoint for endpoint in _read(self._file)}
+            except BadFile:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Let another server have the file."""
-        if self._file is not None:
+        if self._lock is not None:
             os.close(self._lock)
+            self._lock = None
 
     def choose(self, name: str, served: str = "", draw: Callable[[], float] = random.random) -> Share:
         """Which of an endpoint's models answers a request: ``served``, or one by chance, as their shares say.
