@@ -69,7 +69,7 @@ class Model:
         self.engine = engine
         self.created = int(time.time())
         self.metrics = Metrics()
-        engine.watch = self.metrics.step
+        engine.name, engine.watch = names[0], self.metrics.step
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
