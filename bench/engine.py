@@ -5,8 +5,8 @@
 CPU time of the loop's thread, so run it with one thread. Decode steps; the last column is a step of 64 requests of
 8 prompt tokens that end with their first token. Markdown on standard output.
 
-The compiled kernels compute the embedding and all layers in one call, of which nothing can be told apart from outside. ``--kernels`` has
-them called one by one: that tells how they share the time, and costs the Python that stands between them.
+The compiled kernels compute the embedding and all layers in one call, of which nothing can be told apart from outside.
+``--kernels`` has them called one by one: that tells how they share the time, and costs the Python between them.
 """
 
 from __future__ import annotations
