@@ -172,5 +172,6 @@ class Service:
         await asyncio.gather(*(model.settle(seconds) for model in self.models))
 
     async def close(self) -> None:
-        """End all engines."""
+        """End all engines, and let another server have the file of endpoints."""
+        self.endpoints.close()
         await asyncio.gather(*(model.close() for model in self.models))
