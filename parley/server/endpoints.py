@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from parley.dialects.dialect import Answer, Change, Endpoint, Share
-from parley.errors import NotFound, ParleyError, UnknownModel, excerpt
+from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
 
 
 class Kept(msgspec.Struct):
@@ -95,6 +95,8 @@ class Endpoints:
             if decided.put is not None:
                 made[decided.put.name] = decided.put
             if self._file is not None:
+                if self._lock is None:
+                    raise NotReady("The server is shutting down.")
                 content = msgspec.json.format(msgspec.json.encode(Kept(list(made.values()))))
                 try:
                     await asyncio.to_thread(replace, self._file, content)
