@@ -21,7 +21,9 @@ GUIDED = {
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
 }
-MEMBERS = {*GUIDED, "structured_outputs", "guided_decoding_backend", "guided_whitespace_pattern", "response_format"}
+MEMBERS = dict.fromkeys(  # their order is that of the documentation
+    ("structured_outputs", *GUIDED, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")
+)
 MAX_CHOICES = 4096
 MAX_CHARACTERS = 1 << 20  # of a regular expression or grammar, or of all choices together
 
