@@ -42,6 +42,10 @@ def chat(tokens: int, stream: bool) -> dict[str, Any]:
     return openai({"messages": TALK}, tokens, stream)
 
 
+def mindie(tokens: int, stream: bool) -> dict[str, Any]:
+    return chat(tokens, stream) | {"model": "dummy"}
+
+
 def text(tokens: int, stream: bool) -> dict[str, Any]:
     return openai({"prompt": TEXT}, tokens, stream)
 
@@ -68,6 +72,7 @@ DIALECTS = {
     "TGI": ("/", "/", tgi),
     "TGI chat": ("/tgi/v1/chat/completions", "/tgi/v1/chat/completions", flavour),
     "MindIE": ("/infer", "/infer", tgi),
+    "MindIE chat": ("/mindie/v1/chat/completions", "/mindie/v1/chat/completions", mindie),
     "Triton": ("/v2/models/{}/generate", "/v2/models/{}/generate_stream", triton),
 }
 

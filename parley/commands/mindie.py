@@ -7,7 +7,7 @@ ones, are only listed. What is malformed is a ConfigError that names member, val
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 from parley import hub
 from parley.dialects import mindie
 from parley.dialects.mindie.rules import Profile, Rules
+from parley.kinds import Named
 from parley.options import ConfigError
 from parley.server.options import Listen, ServerOptions, Tls
 
@@ -172,14 +173,15 @@ class Plan:
     timeout: float
     idle: list[str]
 
-    def check(self, model: str | None) -> None:
+    def check(self, models: Sequence[Named]) -> None:
         """See that there is a model, as far as that can be told at once. Raises ConfigError."""
         member = "BackendConfig.ModelDeployConfig.ModelConfig[0].modelWeightPath"
-        if model is None:
+        if not models:
             raise ConfigError(f"{self.file}: {member} is missing, and no other model is named.")
-        folder = hub.find(model)
+        folder = hub.find(models[0].model)
         lacking = hub.missing(folder) if folder is not None else ""
-        if lacking and self.weights is not None and model == self.options["model"] and not self.options["fake-engine"]:
+        mine = models == self.options.get("model") and not self.options["fake-engine"]
+        if lacking and self.weights is not None and mine:
             raise ConfigError(f"{self.file}: {member}: {shown(self.weights)} cannot be served: {lacking}.")
 
     def profiled(self, profile: Profile) -> Rules:
@@ -259,7 +261,7 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
         "fake-engine": instance == "StandardMock",
     }
     if weights is not None:
-        options["model"] = str(root / weights)
+        options["model"] = [Named((), str(root / weights), {})]
         own = _context(root / weights)
         options["max-model-len"] = length if own is None else min(length, own)
     if size_ > 0:

@@ -197,6 +197,12 @@ class Engine(ABC):
             self._loaded.set_exception(EngineFailed(reason))
         self._fail_all(reason)
 
+    def _closed(self, reason: str) -> None:
+        """The engine was closed: nobody waits any longer, neither for the model nor for outputs."""
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_exception(EngineFailed("The engine was closed while it was loading."))
+        self._fail_all(reason)
+
     def _deliver(self, message: Outputs) -> None:
         self.stats = message.stats
         self.watch(message.stats)

@@ -52,13 +52,11 @@ class RemoteEngine(Engine):
         if self.state == "closed":
             return
         self.state = "closed"
-        self._fail_all("The server is shutting down.")
+        self._closed("The server is shutting down.")
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._end()
-        if self._loaded is not None and not self._loaded.done():
-            self._loaded.set_exception(EngineFailed("The engine was closed while it was loading."))
 
     def _send(self, message: ToEngine) -> None:
         if self._writer is not None:

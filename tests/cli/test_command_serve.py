@@ -12,18 +12,23 @@ import urllib.request
 import pytest
 from outside import clean
 
-from parley.commands.serve import keys_of, server_options
+from parley.commands.serve import keys_of, offers, server_options
 from parley.config import SERVE
 from parley.options import ConfigError, resolve
-from parley.server.options import Listen, ServerOptions
+from parley.server.options import Listen, Offer, ServerOptions
 
 
 def options(*flags: str) -> ServerOptions:
     return server_options(resolve(SERVE, flags, {}))
 
 
+def models(*flags: str) -> list[Offer]:
+    return offers(resolve(SERVE, flags, {}))
+
+
 def test_without_options_the_server_has_its_own_defaults():
-    assert options() == ServerOptions(names=("parley-demo",))
+    assert options() == ServerOptions()
+    assert [offer.names for offer in models()] == [("parley-demo",)]
 
 
 def test_every_option_of_the_server_arrives(tmp_path):
@@ -35,7 +40,6 @@ def test_every_option_of_the_server_arrives(tmp_path):
     assert made == ServerOptions(
         host="::1",
         port=1,
-        names=("a", "b", "c"),
         api_keys=("first", "second", "third"),
         max_queue=2,
         drain=60.0,
@@ -64,8 +68,9 @@ def test_the_port_for_grpc_needs_its_packages(monkeypatch):
 
 
 def test_the_name_is_that_of_the_model():
-    assert options("owner/model").names == ("owner/model",)
-    assert options("/some/where/tiny/").names == ("tiny",)
+    assert models("owner/model")[0].names == ("owner/model",)
+    assert models("/some/where/tiny/")[0].names == ("tiny",)
+    assert models("--name", "a", "--name", "b,c", "owner/model")[0].names == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("content", ["", "\n# only a comment\n", None])

@@ -167,7 +167,7 @@ async def test_an_engine_that_dies_ends_a_stream_with_a_bare_text(serve):
     ways = {"inputs": "a", "parameters": {"max_new_tokens": 3000}, "stream": True}
     streams = [asyncio.create_task(served.post(root + "/infer", ways)) for root in ("/mindie", "")]
     await begun(served)
-    await served.until(lambda: served.service.held == 2 and served.engine.stats.running == 2)
+    await served.until(lambda: served.model.held == 2 and served.engine.stats.running == 2)
     served.engine.crash("It was killed.")
     strict, lax = [(await stream).body.decode().split("\n\n") for stream in streams]
     assert strict[-1] == "It was killed."
@@ -188,7 +188,7 @@ async def test_a_request_is_stopped_by_its_id(serve):
     stream = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate_stream", body))
     await begun(served)
     whole = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body))  # the same id again
-    await served.until(lambda: served.service.held == 2)
+    await served.until(lambda: served.model.held == 2)
     stop = b'{"id" : "mine"}'
     answer = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
     assert (answer.status, answer.body) == (200, stop)
@@ -208,7 +208,7 @@ async def test_a_request_is_stopped_before_its_first_token(serve):
     served = await serve()
     served.engine.gate.clear()
     waiting = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", LONG | {"id": "mine"}))
-    await served.until(lambda: served.service.held == 1 and bool(served.engine.in_flight))
+    await served.until(lambda: served.model.held == 1 and bool(served.engine.in_flight))
     assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
     answer = await waiting
     assert (answer.status, answer.json["text_output"]) == (200, "")

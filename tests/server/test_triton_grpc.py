@@ -322,7 +322,7 @@ async def test_a_client_that_does_not_read_is_cut(dial):
 
 
 def statuses(served: Served) -> str:
-    return " ".join(served.service.metrics.calls.counts)
+    return " ".join(served.service.calls.counts)
 
 
 # -- who may call, and when
@@ -356,7 +356,7 @@ async def test_before_and_after_loading(dial):
     await calls.served.until(lambda: calls.served.service.refusal() is None)
     assert (await watched.read()).status == 1
     assert (await calls.call("ModelReady", name="tiny")).ready
-    calls.served.service.draining = True
+    calls.served.model.ending = "It ends."
     assert (await watched.read()).status == 2
     assert (await calls.check("inference.GRPCInferenceService")).status == 2
     assert (await refused(calls.infer()))[0] == "UNAVAILABLE"
@@ -434,7 +434,7 @@ async def test_what_is_counted(dial):
     assert counts.inference_count == http["inference_count"] == 3
     assert counts.inference_stats.success.ns == http["inference_stats"]["success"]["ns"] > 0
     page = (await calls.served.get("/metrics")).body.decode()
-    assert value(page, 'parley:grpc_responses_total{model_name="tiny",status="NOT_FOUND"}') == 1
+    assert value(page, 'parley:grpc_responses_total{status="NOT_FOUND"}') == 1
     assert value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
     assert value(page, 'tgi_request_failure{err="validation"}') == 1
 

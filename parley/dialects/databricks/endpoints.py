@@ -223,7 +223,7 @@ def _state(endpoint: Endpoint, facts: Facts) -> dict[str, str]:
 
 
 def _serves(share: Share, facts: Facts) -> bool:
-    return facts.ready and share.model in _models(facts)
+    return any(card.name == share.model and card.phase == "ready" for card in facts.cards)
 
 
 def _entity(share: Share, endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
