@@ -108,14 +108,14 @@ class Named(NamedTuple):
 
 def named(metavar: str, options: Collection[str]) -> Kind:
     """A model: MODEL, or NAME[,NAME...]=MODEL, either with ,OPTION=VALUE behind it for each of some options."""
-    form = re.compile(rf"(?:(?![./~])([^=]+)=)?(.+?)((?:,(?:{'|'.join(options)})=[^,]*)*)", re.DOTALL)
+    form = re.compile(rf"(?:(?![./~])([^=]*)=)?+(.+?)((?:,(?:{'|'.join(options)})=[^,]*)*)", re.DOTALL)
     stray = re.compile(r",([a-z][a-z-]*)=")
 
     def read(raw: Any) -> Named:
         match = form.fullmatch(raw) if isinstance(raw, str) else None
         if match is None:
             raise ValueError("a model, or of the form NAME=MODEL")
-        names = tuple(name.strip() for name in (match[1] or "").split(",")) if match[1] else ()
+        names = tuple(name.strip() for name in match[1].split(",")) if match[1] is not None else ()
         if wrong := stray.search(match[2]):
             raise ValueError(f"a model: {wrong[1]} is no option that a model has for itself")
         if not all(names) or len(set(names)) < len(names):

@@ -155,7 +155,7 @@ class Request(msgspec.Struct, kw_only=True):
     timeout: float | None = None  # seconds that it may take as a whole
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
-    sole: str = ""  # one of them that no other open request may have
+    sole: str = ""  # one of them that no other open request to the model may have
 
 
 # --------------------------------------------------------------------------------------------------------------

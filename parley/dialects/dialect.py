@@ -148,7 +148,8 @@ class Card:
 
     ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed,
     closed; held or prepared after such an ``Order``.
-    ``totals``: what was done with it, under all its names.
+    ``totals``: what was done with it, under all its names. ``purpose``: what it is for, as far as that is known:
+    conversations and text, text alone, vectors alone.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Card:
     root: str = ""
     phase: str = "ready"
     totals: Totals = field(default_factory=Totals)
+    purpose: Literal["chat", "text", "vectors"] = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,8 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The wish to end an open request, by its id or the label that its client gave it, and what is answered."""
+    """The wish to end an open request to the path's model, by its id or the label that its client gave it, and what is
+    answered."""
 
     label: str
     done: Answer

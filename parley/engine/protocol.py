@@ -111,6 +111,7 @@ class Engine(ABC):
     """Base of all engines: keeps the open streams; a kind adds how messages travel and where the work is done."""
 
     def __init__(self) -> None:
+        self.name = "model"  # in the log
         self.state: State = "idle"
         self.progress = Progress("starting", 0.0)
         self.info: ModelInfo | None = None

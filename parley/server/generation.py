@@ -7,7 +7,6 @@ A request may have several prompts; each is a work of its own, and their events 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from parley.errors import (
     UnknownToken,
     excerpt,
 )
+from parley.server.chance import draw
 from parley.server.clock import Clock
 from parley.server.model import Model, off_loop
 from parley.server.tally import Tally
@@ -68,8 +68,8 @@ class Generation:
         self._error: ParleyError | None = None
         self._closed = False
         self._stopped = False
-        options = model.options
-        self._clock = Clock(request.timeout, options.timeout, options.token_timeout, self.abort)
+        limits = (request.timeout, model.options.timeout, model.options.token_timeout)
+        self._clock = Clock(*limits, self.abort) if any(limits) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -175,7 +175,8 @@ class Generation:
         if self._closed:
             return
         self._closed = True
-        self._clock.stop()
+        if self._clock is not None:
+            self._clock.stop()
         for task in self._pumps:
             task.cancel()
         for branch in self._branches:
@@ -257,7 +258,7 @@ class Generation:
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, model = self._request, self._model
         sampling, want = request.sampling, request.want
-        seed = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8)) >> 1
+        seed = sampling.seed if sampling.seed is not None else int.from_bytes(draw()) >> 65
         work = Work(
             id=f"{request.id}-{number}",
             token_ids=ready.token_ids,
@@ -307,7 +308,8 @@ class Generation:
             if scores is not None:
                 events.append(self._scored(branch, scores))
         now = time.perf_counter()
-        self._clock.seen()
+        if self._clock is not None:
+            self._clock.seen()
         first = branch.number * self._request.n
         for output in outputs:
             if output.finish == "error":
@@ -318,12 +320,12 @@ class Generation:
             if output.preemptions:
                 self._tally.preempt(first + output.index, output.preemptions)
             choice = branch.choices[output.index]
-            for event in choice.push(output):
-                events.append(event)
-                if isinstance(event, Done):
-                    self._end(event, output.index)
-            if choice.ended and output.finish is None:
-                branch.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
+            made = choice.push(output)
+            events += made
+            if made and isinstance(done := made[-1], Done):
+                self._end(done, output.index)
+                if output.finish is None:
+                    branch.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
         return events
 
     def _scored(self, branch: Branch, scores: list[Score | None] | None) -> Scored:

@@ -13,7 +13,7 @@ import time
 from functools import partial
 
 from parley.dialects.dialect import Answer, Head, Reply, Route
-from parley.errors import BadRequest, ParleyError
+from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.server.generation import Generation
 from parley.server.limits import deflate
 from parley.server.model import Model, off_loop
@@ -70,7 +70,10 @@ def _shared(service: Service, route: Route, exchange: Exchange, body: bytes) -> 
     """The same, where an endpoint's models share the requests. Raises NotFound."""
     assert route.read is not None
     named = exchange.path.get("endpoint") or (route.model(body) if route.model is not None else "")
-    share = service.endpoints.choose(named or service.main.name, exchange.path.get("served", ""))
+    named = named or service.main.name
+    share = service.endpoints.choose(named, exchange.path.get("served", ""))
+    if share.model not in service.names:  # what stands for any model elsewhere is no endpoint's name
+        raise UnknownModel(f"There is no model {excerpt(share.model)}.", name=named, served=service.names)
     model = service.find(share.model)
     reply = route.read(body, head(model, exchange))
     if isinstance(reply, Reply):
@@ -107,15 +110,18 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
     if interval and reply.ping and media_type.startswith("text/event-stream"):
         pinging = asyncio.create_task(_ping(exchange, reply, interval))
     exchange.extra = reply.headers(None)
-    held = b""
+    held, flowing = b"", False
 
     def write(events: list[Event]) -> bool:
-        nonlocal held
+        nonlocal held, flowing
         data = reply.chunk(events)
-        if data and (generation.ended or not exchange.flowing):
-            held = data
-            return False
-        return exchange.part(data) if data else True
+        if not data:
+            return True
+        if flowing and not generation.ended:
+            flowing = exchange.part(data)
+            return flowing
+        held = data
+        return False
 
     try:
         while not generation.ended:
@@ -123,6 +129,7 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
             if held and not generation.ended:
                 data, held = held, b""
                 await exchange.write(data, media_type)
+                flowing = True
         last = held + reply.end(generation.usage)
     except ParleyError as error:
         if not exchange.status:

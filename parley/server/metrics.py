@@ -48,7 +48,7 @@ class Metrics:
         self.prefill = Distribution(vllm=LATENCY)  # from its first step to its first token
         self.decode = Distribution(vllm=LATENCY)  # from its first token to its last
         self.inference = Distribution(vllm=LATENCY, tgi=TGI)  # from its first step to its last token
-        self.first_tokens, self.gaps = Recent(RECENT), Recent(RECENT)  # as first_token and between_tokens
+        self.first_tokens, self.gaps = Recent(maxlen=RECENT), Recent(maxlen=RECENT)  # as first_token and between_tokens
         # numbers of a request
         self.choices = Distribution(vllm=CHOICES)
         self.prompt_length = Distribution()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -69,7 +69,7 @@ class Model:
         self.engine = engine
         self.created = int(time.time())
         self.metrics = Metrics()
-        engine.watch = self.metrics.step
+        engine.name, engine.watch = names[0], self.metrics.step
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
@@ -212,7 +212,13 @@ class Model:
     def card(self, name: str) -> Card:
         info = self.engine.info
         context = info.max_model_len if info is not None else None
-        return Card(name, self.created, context, self.name, self.phase, self.metrics.totals)
+        return Card(name, self.created, context, self.name, self.phase, self.metrics.totals, self._purpose)
+
+    @property
+    def _purpose(self) -> Literal["chat", "text", "vectors"]:
+        if self.engine.info is not None and not self.engine.info.generates:
+            return "vectors"
+        return "chat" if self._language is None or self._language.template else "text"
 
     def vitals(self) -> Vitals:
         first, gap = self.metrics.first_tokens.mean, self.metrics.gaps.mean

@@ -127,10 +127,9 @@ async def info(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def halt(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None
-    if "model" in exchange.path:
-        service.find(exchange.path["model"])
-    wish: Halt = route.read(await exchange.body(), head(service.main, exchange))
-    generation = service.labelled(wish.label)
+    model = service.find(exchange.path.get("model", ""))
+    wish: Halt = route.read(await exchange.body(), head(model, exchange))
+    generation = model.labelled(wish.label)
     if generation is not None:
         generation.stop()
     await _tell(exchange, wish.done if generation is not None else wish.unknown)

@@ -98,18 +98,12 @@ class Distribution:
         yield f"{name}_sum{own} {self._sum:.17g}\n{name}_count{own} {total}\n"
 
 
-class Recent:
-    """The mean of the last so many numbers."""
-
-    def __init__(self, size: int):
-        self._numbers: deque[float] = deque(maxlen=size)
-
-    def add(self, number: float) -> None:
-        self._numbers.append(number)
+class Recent(deque[float]):
+    """The last so many numbers, as ``maxlen`` says."""
 
     @property
     def mean(self) -> float:
-        return fsum(self._numbers) / len(self._numbers) if self._numbers else 0.0
+        return fsum(self) / len(self) if self else 0.0
 
 
 class Rate:

@@ -118,10 +118,6 @@ class Service:
         cards = [card for model in self.models for card in model.cards()]
         return Facts(__version__, cards, self.waits() is None, self.main.vitals())
 
-    def labelled(self, label: str) -> Generation | None:
-        """The oldest open request of the first model that has one under this label, or with this id."""
-        return next(filter(None, (model.labelled(label) for model in self.models)), None)
-
     def hold_back(self, how: str) -> None:
         """Refuse requests, in one of two ways, until they are let in again (empty); running ones go on."""
         for model in self.models:
@@ -176,5 +172,6 @@ class Service:
         await asyncio.gather(*(model.settle(seconds) for model in self.models))
 
     async def close(self) -> None:
-        """End all engines."""
+        """End all engines, and let another server have the file of endpoints."""
+        self.endpoints.close()
         await asyncio.gather(*(model.close() for model in self.models))

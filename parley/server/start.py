@@ -44,7 +44,7 @@ log = logging.getLogger("parley.server")
 BACKLOG = 2048
 LAST_WORDS = 0.5  # seconds for the last events after a second signal
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-FAILURES = (EngineFailed, BadTokenizer, hub.ModelMissing)
+FAILURES = (EngineFailed, BadTokenizer)
 
 
 def run(offers: Sequence[Offer], options: ServerOptions) -> int:
@@ -258,6 +258,8 @@ class Instance:
             share(models)
             for model in models:
                 banner.say(banner.loaded(model.name, await model.load()))
+        except hub.ModelMissing as error:  # says which
+            return str(error)
         except FAILURES as error:
             return f"{model.name}: {error}"
         return ""

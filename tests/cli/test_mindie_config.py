@@ -304,6 +304,10 @@ def test_files_that_are_none(tmp_path):
     assert "is not valid JSON" in refusal(tmp_path, "{")
     assert "holds no JSON object" in refusal(tmp_path, "[]")
     assert refusal(tmp_path, {"ServerConfig": []}) == "ServerConfig: [] is not an object."
+    for endless in (written(tmp_path, " " * (10 << 20) + "{}"), "/dev/zero"):
+        with pytest.raises(ConfigError, match="has more than 10 MB"):
+            mindie.read(endless, {})
+    assert read(tmp_path, "\ufeff" + json.dumps(WHOLE)).max_prompt == 2048  # as some editors save it
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         mindie.read(str(tmp_path / "none"), {})
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):

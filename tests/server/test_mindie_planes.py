@@ -201,7 +201,7 @@ async def test_an_engine_is_paused_and_started_again(planes):
 
     done = {"status": True, "message": "success", "reason": [{"device_id": 0, "result": True, "message": "success"}]}
     wrong = {"error": "Command is not consistent with current status.", "error_type": "Bad Request"}
-    running = asyncio.create_task(served.post("/generate", LONG))
+    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 300}}))
     await served.until(lambda: served.engine.stats.running)
     assert await status() == 1
     for number in (1, 2, 4, -1):

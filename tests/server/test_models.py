@@ -56,6 +56,16 @@ def body(model: str | None, **members: Any) -> dict[str, Any]:
     return {**named, "prompt": "a", "max_tokens": 2, "ignore_eos": True, **members}
 
 
+async def test_only_the_model_s_own_requests_are_stopped(serve, made):
+    served = await serve(says(FIRST), tick=0.001, names=MAIN, beside=[made(tick=0.001)])
+    wish = {"id": "mine", "text_input": "a", "parameters": {"max_new_tokens": 3000}}
+    running = asyncio.create_task(served.post("/mindie/v2/models/main/generate", wish))
+    await served.until(lambda: served.engine.stats.generated_tokens > 3)
+    assert (await served.post("/v2/models/small/stopInfer", {"id": "mine"})).status == 404
+    assert (await served.post("/v2/models/main/stopInfer", {"id": "mine"})).status == 200
+    assert (await running).json["model_name"] == "main"
+
+
 # Name asked for, model that answers, name that the answer carries.
 NAMES = [
     (None, FIRST, "main"),
