@@ -81,6 +81,10 @@ class Checkpoint:
         """Bytes of all tensors."""
         return sum(entry.end - entry.start for entry in self._entries.values())
 
+    def prefix(self, text: str) -> None:
+        """From here on the names of all tensors begin with this, too."""
+        self._entries = {text + name: entry for name, entry in self._entries.items()}
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entry(name).shape
 

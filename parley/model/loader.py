@@ -19,7 +19,7 @@ from parley.model import quantisation as quantised
 from parley.model.bert import is_encoder, load_encoder
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
-from parley.model.lowering import PROBE, TOLERANCE, deviation, lower
+from parley.model.lowering import EMBEDDING, PROBE, TOLERANCE, deviation, lower
 from parley.model.network import Network
 from parley.model.packs import Packs, find
 from parley.model.pooling import Recipe, read_recipe
@@ -119,6 +119,8 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         torch.set_num_threads(settings.threads)
     length = _length(config, settings.max_model_len)
     checkpoint = Checkpoint(folder)
+    if EMBEDDING.removeprefix("model.") in checkpoint:
+        checkpoint.prefix("model.")  # a body saved without its head, as models for embeddings are
     size, free = quantisation.least(checkpoint, dtype), _free(device)
     if size > free:
         raise LoadError(f"The weights take {size >> 20} MiB, but only {free >> 20} MiB of memory are free.")

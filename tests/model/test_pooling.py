@@ -95,6 +95,20 @@ def test_the_folders_settings_decide(folder):
     torch.testing.assert_close(got["own"] / got["own"].norm(), got["unit"])
 
 
+def test_a_body_that_was_saved_without_its_head(tmp_path):
+    """As models for embeddings are; a tied head is the embedding itself."""
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(models.model("qwen3"), tmp_path / "m")
+    bare = {name.removeprefix("model."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(bare, folder / "model.safetensors")
+    runner, info = start(folder, dtype="float32")
+    whole, _ = start(models.model("qwen3"), dtype="float32")
+    assert info.lowered
+    works = [Work("v", [5, 6, 7], 0, pooling=Pooling()), Work("t", [5, 6, 7], 4)]
+    assert serve(runner, works)[0] == serve(whole, works)[0]
+
+
 @pytest.mark.parametrize("pooling", [{"pooling_mode_mean_tokens": True}, {"pooling_mode": "dreams"}, {}])
 def test_a_decoder_whose_pooling_cannot_be_done_generates_only(folder, pooling):
     describe(folder, **pooling)
