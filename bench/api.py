@@ -33,6 +33,7 @@ from parley.server import app, life, logs, operations
 from parley.server.cycle import Cycle
 from parley.server.generation import Generation
 from parley.server.limits import Protocol
+from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.respond import Exchange
 from parley.server.service import Service
@@ -109,14 +110,14 @@ def instrument(meter: Meter) -> None:
     meter.wrap(operations, "generate", "life of a request")
     meter.wrap(life, "generate", "life of a request")
     operations.HANDLERS["generate"] = life.generate
-    for name in ("__post_init__", "body", "while_connected", "answer", "write"):
+    for name in ("__post_init__", "body", "while_connected", "answer", "write", "part"):
         meter.wrap(Exchange, name, "exchange")
     meter.wrap(completions, "decode", "JSON")
     meter.wrap(completions.CompletionReply, "__init__", "validate")
     for name in ("chunk", "add", "body", "end"):
         meter.wrap(completions.CompletionReply, name, "render")
     meter.wrap(Language, "prepare", "tokenise")
-    for name in ("__init__", "begin", "next", "close"):
+    for name in ("__init__", "begin", "feed", "_take", "close"):
         meter.wrap(Generation, name, "generation")
     meter.wrap(Choice, "__init__", "text: set up")
     meter.wrap(Choice, "push", "text: detokenise, stop strings")
@@ -124,7 +125,8 @@ def instrument(meter: Meter) -> None:
         meter.wrap(Tally, name, "metrics")
     meter.wrap(app, "access", "access log")
     meter.wrap(Engine, "submit", "submit")
-    meter.wrap(Stream, "next", "stream: wait")
+    meter.wrap(Stream, "feed", "stream")
+    meter.wrap(Stream, "_wake", "stream")
     meter.wrap(Engine, "_deliver", "deliver")
     meter.wrap(RemoteEngine, "_listen", "receive frames")
 
@@ -206,12 +208,12 @@ async def loaded(
 
 
 async def measure(options: argparse.Namespace) -> None:
-    settings, server_options = Settings(model=str(options.model)), ServerOptions(names=("model",))
-    service = Service(server_options, settings, Scripted(settings, options.pause))
+    settings, server_options = Settings(model=str(options.model)), ServerOptions()
+    model = Model(("model",), settings, Scripted(settings, options.pause), server_options)
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = Server(http(server_options, app.build(service)))
+    server = Server(http(server_options, app.build(Service(server_options, [model]))))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
-    await service.load()
+    await model.load()
     settle()
     port = sock.getsockname()[1]
     meter = Meter()
@@ -224,7 +226,7 @@ async def measure(options: argparse.Namespace) -> None:
         costs = {name: own / per for name, own in meter.own.items()}
         columns.append((title, costs | {REST: cost - meter.cost / per - sum(costs.values())}))
     print(table(columns, "µs", whole))
-    await service.engine.close()
+    await model.close()
     server.should_exit = True
     await serving
 

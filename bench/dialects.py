@@ -26,6 +26,7 @@ from parley import hub
 from parley.engine.fake import FAKE, FakeEngine
 from parley.server import start
 from parley.server.app import build
+from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.service import Service
 from parley.types import Settings, Work
@@ -40,6 +41,10 @@ def openai(prompt: dict[str, Any], tokens: int, stream: bool) -> dict[str, Any]:
 
 def chat(tokens: int, stream: bool) -> dict[str, Any]:
     return openai({"messages": TALK}, tokens, stream)
+
+
+def mindie(tokens: int, stream: bool) -> dict[str, Any]:
+    return chat(tokens, stream) | {"model": "dummy"}
 
 
 def text(tokens: int, stream: bool) -> dict[str, Any]:
@@ -68,6 +73,7 @@ DIALECTS = {
     "TGI": ("/", "/", tgi),
     "TGI chat": ("/tgi/v1/chat/completions", "/tgi/v1/chat/completions", flavour),
     "MindIE": ("/infer", "/infer", tgi),
+    "MindIE chat": ("/mindie/v1/chat/completions", "/mindie/v1/chat/completions", mindie),
     "Triton": ("/v2/models/{}/generate", "/v2/models/{}/generate_stream", triton),
 }
 
@@ -79,7 +85,7 @@ class Thread(threading.Thread):
         super().__init__(daemon=True)
         engine = FakeEngine(answer, info=msgspec.structs.replace(FAKE, vocab_size=1 << 20))
         options = ServerOptions(port=0, access_log=False)
-        self.service = Service(options, Settings(model=folder), engine)
+        self.service = Service(options, [Model(("model",), Settings(model=folder), engine, options)])
         self._sock = start.listen(options.host, 0)
         self.port = self._sock.getsockname()[1]
         self._server = start.Server(start.http(options, build(self.service)))
@@ -91,7 +97,8 @@ class Thread(threading.Thread):
         asyncio.run(self._live())
 
     async def _live(self) -> None:
-        await self.service.load()
+        await self.service.main.load()
+        start.settle()
         self._ready.set()
         await self._server.serve(sockets=[self._sock])
 
@@ -126,7 +133,7 @@ def cost(server: Thread, path: str, body: dict[str, Any], requests: int) -> floa
 
 def measure(options: argparse.Namespace) -> None:
     server = Thread(str(hub.resolve(options.model)))
-    model = server.service.names[0]
+    model = server.service.main.name
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in DIALECTS}
     for _ in range(options.rounds):
         for name, (whole, stream, body) in DIALECTS.items():

@@ -5,8 +5,8 @@
 CPU time of the loop's thread, so run it with one thread. Decode steps; the last column is a step of 64 requests of
 8 prompt tokens that end with their first token. Markdown on standard output.
 
-The compiled kernels compute all layers in one call, of which nothing can be told apart from outside. ``--kernels`` has
-them called one by one: that tells how they share the time, and costs the Python that stands between them.
+The compiled kernels compute the embedding and all layers in one call, of which nothing can be told apart from outside.
+``--kernels`` has them called one by one: that tells how they share the time, and costs the Python between them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def instrument(meter: Meter) -> None:
     for name in native.__all__:
         if callable(getattr(native, name)) and name.islower():
             meter.wrap(native, name, KERNELS.get(name, "small kernels"))
-    meter.wrap(native.Stack, "run", "layers")
+    meter.wrap(native.Stack, "run", "embedding, layers")
     meter.wrap(Scheduler, "schedule", "schedule")
     meter.wrap(PagedKV, "clear", "clear pages")
     meter.wrap(Runner, "_pack", "build tensors")

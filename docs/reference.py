@@ -26,7 +26,8 @@ only gives a warning.
 * SIZE is a number of bytes, or one with `KB MB GB TB` (powers of 1000) or `KiB MiB GiB TiB` (powers of 1024).
 * TIME is a number of seconds, or one with `ms`, `s`, `m` or `h`.
 * A switch is `--name` or `--no-name` as a flag, `true` or `false` elsewhere.
-* A repeatable option takes several values: the flag again and again, commas, or an array in TOML.
+* A repeatable option takes several values: the flag again and again, commas (for MODEL semicolons), or an
+  array in TOML.
 * Keys in a file may stand at the top or under a table named as the headings below, such as `[server]`. Underscores
   are as good as hyphens.
 * Do not give API keys as flags where others can list processes: use `PARLEY_API_KEY` or `--api-key-file`.

@@ -17,13 +17,13 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from parley.dialects.dialect import Answer, Card, Dialect, Endpoint, Facts, Head, Route, Share, Totals
+from parley.dialects.dialect import Answer, Card, Dialect, Endpoint, Facts, Head, Route, Share
 from parley.dialects.fields import Fields
 from parley.errors import ParleyError, Unsupported
 
 PATH = {"model": "m", "version": "1", "repo": "r", "region": "x", "endpoint": "e", "served": "m", "id": "i"}
 HEAD = Head("0f", 1, "fp", context=4096, path=PATH, headers={b"content-type": b"application/json"})
-FACTS = Facts("1", [Card("m", 1, 4096)], True, "ready", Totals())
+FACTS = Facts("1", [Card("m", 1, 4096)], True)
 MADE = {"e": Endpoint("e", [Share("m", "m", 100)])}
 WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
     {"messages": [{"role": "user", "content": "a"}]},

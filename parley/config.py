@@ -7,30 +7,40 @@ is found is in ``options``. Imports nothing heavy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from parley.kinds import choice, duration, endpoint, integer, number, pattern, size, switch, text
-from parley.options import Config, Option
+from parley.kinds import choice, duration, endpoint, integer, named, number, pattern, size, switch, text
+from parley.options import Option
 
 if TYPE_CHECKING:
     from parley.types import Settings
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 
+# Options of the engine, which one of several models may have for itself.
+OWN = (
+    "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-dtype", "max-batch", "step-ms", "step-tokens",
+    "threads", "prefix-cache", "pack-cache", "lowering",
+)  # fmt: skip
+
 SERVE: list[Option] = [
     Option(
         "model",
-        text("MODEL"),
-        "Folder in Hugging Face format, or a name on the Hugging Face hub.",
+        named("MODEL", OWN),
+        "Folder in Hugging Face format, or a name on the Hugging Face hub. `--model NAME=MODEL` serves several: each "
+        "with names (`chat,assistant=./m`) and, behind commas, options of its own (`chat=./m,threads=1`).",
         section="model",
         unset="the built-in parley-demo",
+        many=True,
+        separator=";",
         variable=True,
         positional=True,
     ),
     Option(
         "name",
         text("NAME"),
-        "Name under which the API knows the model.",
+        "Name under which the API knows the first model.",
         section="model",
         unset="from MODEL",
         many=True,
@@ -71,7 +81,7 @@ SERVE: list[Option] = [
     Option(
         "kv-memory",
         size(1 << 20),
-        "Memory for the KV cache.",
+        "Memory for the KV cache of a model.",
         section="engine",
         unset="a share of what is free",
         variable=True,
@@ -84,7 +94,14 @@ SERVE: list[Option] = [
         section="engine",
         variable=True,
     ),
-    Option("max-batch", integer(1, 4096), "Sequences that run at the same time.", 256, section="engine", variable=True),
+    Option(
+        "max-batch",
+        integer(1, 4096),
+        "Sequences of a model that run at the same time.",
+        256,
+        section="engine",
+        variable=True,
+    ),
     Option(
         "step-ms",
         number(1, 60_000),
@@ -282,7 +299,7 @@ CLIENT: list[Option] = [
 VARIABLES = sorted({option.key for option in SERVE + CLIENT if option.variable} | {"PARLEY_NATIVE"})
 
 
-def settings(config: Config, folder: str) -> Settings:
+def settings(config: Mapping[str, Any], folder: str) -> Settings:
     """The engine's part of the options, for the model in ``folder``."""
     from parley.types import Settings
 

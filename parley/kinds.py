@@ -7,9 +7,9 @@ text that reads back as the same value. Knows no option and no source.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,38 @@ def endpoint() -> Kind:
         return f"{name}=[{host}]:{port}" if ":" in host else f"{name}={host}:{port}"
 
     return Kind("NAME=HOST:PORT", read, show)
+
+
+class Named(NamedTuple):
+    """A model by the names it is to have and with options of its own, as they were written."""
+
+    names: tuple[str, ...]
+    model: str
+    options: Mapping[str, str]
+
+
+def named(metavar: str, options: Collection[str]) -> Kind:
+    """A model: MODEL, or NAME[,NAME...]=MODEL, either with ,OPTION=VALUE behind it for each of some options."""
+    form = re.compile(rf"(?:(?![./~])([^=]*)=)?+(.+?)((?:,(?:{'|'.join(options)})=[^,]*)*)", re.DOTALL)
+    stray = re.compile(r",([a-z][a-z-]*)=")
+
+    def read(raw: Any) -> Named:
+        match = form.fullmatch(raw) if isinstance(raw, str) else None
+        if match is None:
+            raise ValueError("a model, or of the form NAME=MODEL")
+        names = tuple(name.strip() for name in match[1].split(",")) if match[1] is not None else ()
+        if wrong := stray.search(match[2]):
+            raise ValueError(f"a model: {wrong[1]} is no option that a model has for itself")
+        if not all(names) or len(set(names)) < len(names):
+            raise ValueError("of the form NAME[,NAME...]=MODEL with different names")
+        own = [pair.partition("=") for pair in match[3].split(",")[1:]]
+        return Named(names, match[2], {name: value for name, _, value in own})
+
+    def show(value: Named) -> str:
+        names = f"{','.join(value.names)}=" if value.names else ""
+        return names + value.model + "".join(f",{name}={text}" for name, text in value.options.items())
+
+    return Kind(metavar, read, show)
 
 
 SIZES = {"": 1, "B": 1} | {

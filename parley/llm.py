@@ -28,8 +28,8 @@ from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid
 from parley.hub import resolve, served_name
 from parley.server.generation import Generation
+from parley.server.model import Model
 from parley.server.options import ServerOptions
-from parley.server.service import Service
 from parley.server.tally import Note, Tally
 from parley.types import Delta, Done, Event, Reason, Request, Scored, Settings, Token, ToolCall, Usage
 
@@ -83,13 +83,13 @@ class LLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="parley-llm", daemon=True)
         self._thread.start()
         self._closed = False
-        self._service: Service | None = None
+        self._model: Model | None = None
         try:
             folder = str(resolve(model))
             plan = Settings(model=folder, **settings)
             engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan)
-            self._service = Service(ServerOptions(names=(served_name(model),), max_queue=UNBOUNDED), plan, engine)
-            self._wait(self._service.load())
+            self._model = Model((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED))
+            self._wait(self._model.load())
         except BaseException:
             self.close()
             raise
@@ -135,8 +135,8 @@ class LLM:
         """End the engine and free its memory. Work that is still running ends with an error."""
         if self._closed:
             return
-        if self._service is not None:
-            self._wait(self._service.engine.close())
+        if self._model is not None:
+            self._wait(self._model.close())
         self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -195,9 +195,9 @@ class LLM:
 
     @asynccontextmanager
     async def _generation(self, request: Request) -> AsyncIterator[Generation]:
-        assert self._service is not None, "loaded in __init__"
-        tally = Tally(self._service.metrics, Note(), time.perf_counter())
-        generation = Generation(self._service, request, tally)
+        assert self._model is not None, "loaded in __init__"
+        tally = Tally(self._model.metrics, Note(), time.perf_counter())
+        generation = Generation(self._model, request, tally)
         try:
             await generation.begin()
             yield generation

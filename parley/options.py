@@ -33,7 +33,8 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """One row of a table. An option of ``many`` values is a list: flags add up, TOML has an array, commas separate.
+    """One row of a table. An option of ``many`` values is a list: flags add up, TOML has an array, and in one text they
+    stand between ``separator``.
 
     ``default`` None means "not set"; ``unset`` says in the help what happens then. ``variable``: may come from the
     environment and from the file. ``positional``: stands without its flag. ``secret``: never printed.
@@ -47,6 +48,7 @@ class Option:
     unset: str = ""
     short: str = ""
     many: bool = False
+    separator: str = ","
     variable: bool = False
     positional: bool = False
     secret: bool = False
@@ -69,7 +71,9 @@ class Option:
         if not self.many:
             return self._one(raw, source)
         values = raw if isinstance(raw, list) else [raw]
-        parts = [part for value in values for part in (value.split(",") if isinstance(value, str) else [value])]
+        parts = [
+            part for value in values for part in (value.split(self.separator) if isinstance(value, str) else [value])
+        ]
         return [self._one(part.strip() if isinstance(part, str) else part, source) for part in parts]
 
     def _one(self, raw: Any, source: str) -> Any:
@@ -85,7 +89,7 @@ class Option:
             return f"({self.unset})" if self.unset else "(not set)"
         if self.secret:
             return f"({len(value)} hidden)" if self.many else "(hidden)"
-        return ", ".join(map(self.kind.show, value)) if self.many else self.kind.show(value)
+        return f"{self.separator} ".join(map(self.kind.show, value)) if self.many else self.kind.show(value)
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class Request(msgspec.Struct, kw_only=True):
     timeout: float | None = None  # seconds that it may take as a whole
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
-    sole: str = ""  # one of them that no other open request may have
+    sole: str = ""  # one of them that no other open request to the model may have
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -298,6 +298,8 @@ class Settings(msgspec.Struct, kw_only=True):
     device: str = "cpu"
     max_model_len: int | None = None
     kv_memory: int | None = None  # bytes; None: a share of what is free
+    kv_share: float = 1.0  # which part of that share, where several models have one together
+    set_aside: int = 0  # bytes of what is free that other models are going to need
     kv_dtype: str = "auto"  # what keys and values are stored as: auto (the model's dtype) or int8
     max_batch: int = 256  # sequences that run at once
     step_ms: float = 250.0  # CPU: how long a step with prefill in it may take

@@ -21,12 +21,12 @@ def llm():
 
 
 def used(llm: LLM) -> int:
-    return llm._service.engine.stats.blocks_used
+    return llm._model.engine.stats.blocks_used
 
 
 def test_text_and_its_token_ids_are_the_same_prompt(llm):
     text = llm.generate("the quick brown", max_tokens=6, temperature=0, return_token_ids=True)
-    ids = llm._service.language.tokenizer.encode("the quick brown")
+    ids = llm._model.language.tokenizer.encode("the quick brown")
     again = llm.generate(ids, max_tokens=6, temperature=0)
     assert text.text == again.text and text.completions[0].finish == "length"
     assert text.usage.prompt_tokens == len(ids) and text.usage.completion_tokens == 6

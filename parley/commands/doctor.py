@@ -14,12 +14,12 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from parley import hub
-from parley.commands.serve import keys_of
+from parley.commands.serve import keys_of, offers
 from parley.config import SERVE
 from parley.options import Config, ConfigError
 
@@ -130,23 +130,40 @@ def processor(config: Config) -> Iterator[Finding]:
         )
 
 
-def model(config: Config) -> Iterator[Finding]:
-    name = config["model"] or hub.BUILT_IN
-    folder = hub.find(config["model"])
+def models(config: Config) -> Iterator[Finding]:
+    """Every model, and then whether there is memory for all of them."""
+    try:
+        wanted = offers(config)
+    except ConfigError as error:
+        yield Finding("fail", "model", str(error))
+        return
+    need, whole = 0, True
+    for _, settings in wanted:
+        folder = hub.find(settings.model)
+        size = yield from _model(settings.model or hub.BUILT_IN, folder)
+        wide = settings.dtype == "float32" and folder is not None and _saved(folder) != "float32"
+        need += size * (2 if wide else 1) + (settings.kv_memory or 0)
+        whole = whole and bool(size)
+    if whole:
+        yield from _memory(need, all(settings.kv_memory for _, settings in wanted))
+
+
+def _model(name: str, folder: Path | None) -> Generator[Finding, None, int]:
+    """What is found of one model; the bytes of its weights, 0 if it cannot be served from here."""
     if folder is None:
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
-        return
+        return 0
     if lacking := hub.missing(folder):
         yield Finding("fail", "model", f"{name}: {lacking}", "Give a folder in Hugging Face format.")
-        return
+        return 0
     weights = sorted(folder.glob("*.safetensors"))
     if broken := [file.name for file in weights if not _whole(file)]:
         yield Finding("fail", "model", f"{name}: {broken[0]} is not whole", "Copy or download it again.")
-        return
+        return 0
     size = sum(file.stat().st_size for file in weights)
     yield Finding("ok", "model", f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_about(size)}")
     yield from _tokenizer(folder)
-    yield from _memory(config, folder, size)
+    return size
 
 
 def _whole(file: Path) -> bool:
@@ -177,7 +194,8 @@ def _tokenizer(folder: Path) -> Iterator[Finding]:
         yield Finding("warn", "template", "the model has no chat template", "It completes text, but cannot chat.")
 
 
-def _memory(config: Config, folder: Path, weights: int) -> Iterator[Finding]:
+def _memory(models: int, cached: bool) -> Iterator[Finding]:
+    """``models``: bytes that they need; ``cached``: their KV caches are in that."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"), re.M)
         free = int(found[1]) * 1024 if found else None
@@ -186,10 +204,9 @@ def _memory(config: Config, folder: Path, weights: int) -> Iterator[Finding]:
     if free is None:
         yield Finding("warn", "memory", "how much is free is unknown")
         return
-    wide = config["dtype"] == "fp32" and _saved(folder) != "float32"
-    need = weights * (2 if wide else 1) + SPARE + (config["kv-memory"] or 0)
+    need = models + SPARE
     seen = f"{_about(free)} free, about {_about(need)} needed"
-    seen += "" if config["kv-memory"] else " beside the KV cache"
+    seen += "" if cached else " beside the KV cache"
     if need > free:
         yield Finding("fail", "memory", seen, "Take a smaller model or --kv-memory, or end other programs.")
     else:
@@ -244,4 +261,4 @@ def _about(count: int) -> str:
     return f"{count} B"
 
 
-CHECKS = (python, torch, packages, processor, model, network, files)
+CHECKS = (python, torch, packages, processor, models, network, files)

@@ -7,153 +7,27 @@ ones, are only listed. What is malformed is a ConfigError that names member, val
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from parley import hub
+from parley.commands.members import Section, address, files, flag, load, name, one, shown, size, text, whole
 from parley.dialects import mindie
 from parley.dialects.mindie.rules import Profile, Rules
+from parley.kinds import Named
 from parley.options import ConfigError
 from parley.server.options import Listen, ServerOptions, Tls
 
-MAX_FILE = 10 << 20
 MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
 MAX_LENGTH = 4_194_304
 MAX_BATCH = 4096  # of this server
 STEP_TOKENS = (16, 1 << 20)  # likewise
 PLANES = (mindie.service, mindie.management, mindie.metrics)
-
-Check = Callable[[Any], Any]  # gives the value, or raises ValueError with what it ought to be
-
-
-# -- what a member may be
-
-
-def whole(low: int, high: int | None = None) -> Check:
-    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-
-    def check(value: Any) -> int:
-        if type(value) is not int or value < low or (high is not None and value > high):
-            raise ValueError(wanted)
-        return value
-
-    return check
-
-
-def size(value: Any) -> float:
-    if type(value) not in (int, float) or (value != -1 and not value > 0):
-        raise ValueError("-1 or a number of GB above 0")
-    return value
-
-
-def flag(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("true or false")
-    return value
-
-
-def text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a string")
-    return value
-
-
-def one(*allowed: Any) -> Check:
-    def check(value: Any) -> Any:
-        if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-            raise ValueError(f"one of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
-        return value
-
-    return check
-
-
-def address(value: Any) -> str:
-    try:
-        return str(ipaddress.ip_address(text(value)))
-    except ValueError:
-        raise ValueError("an IPv4 or IPv6 address") from None
-
-
-def name(value: Any) -> str:
-    marks = set("-._")
-    good = isinstance(value, str) and 0 < len(value) <= 256 and value.isascii()
-    if (
-        not good
-        or not set(value[0] + value[-1]).isdisjoint(marks)
-        or not "".join(c for c in value if c not in marks).isalnum()
-    ):
-        raise ValueError("1 to 256 letters, digits, - . and _, none of these marks at the ends")
-    return value
-
-
-def files(value: Any) -> list[str]:
-    if (
-        not isinstance(value, list)
-        or not 1 <= len(value) <= 3
-        or not all(isinstance(each, str) and each for each in value)
-    ):
-        raise ValueError("a list of 1 to 3 file names")
-    return value
-
-
 PORT = whole(1024, 65_535)
-
-
-@dataclass
-class Section:
-    """An object of the file. What was asked for is remembered, so that the rest can be listed."""
-
-    path: str
-    members: Mapping[str, Any]
-    asked: set[str] = field(default_factory=set)
-
-    def given(self, member: str) -> bool:
-        return self.members.get(member) is not None
-
-    def get(self, member: str, check: Check, default: Any) -> Any:
-        """A member's value. Raises ConfigError."""
-        self.asked.add(member)
-        value = self.members.get(member)
-        if value is None:
-            return default
-        try:
-            return check(value)
-        except ValueError as wanted:
-            raise self.wrong(member, f"{shown(value)} is not {wanted}") from None
-
-    def look(self, member: str, check: Check) -> None:
-        """See that a member is right which has no effect. Raises ConfigError."""
-        self.get(member, check, None)
-        self.asked.discard(member)
-
-    def inside(self, member: str) -> Section:
-        """An object in it, empty if absent. Raises ConfigError."""
-        self.asked.add(member)
-        value = self.members.get(member)
-        if value is None:
-            value = {}
-        if not isinstance(value, dict):
-            raise self.wrong(member, f"{shown(value)} is not an object")
-        return Section(f"{self.path}{member}.", value)
-
-    def wrong(self, member: str, reason: str) -> ConfigError:
-        return ConfigError(f"{self.path}{member}: {reason}.")
-
-    def rest(self) -> list[str]:
-        """Members that nobody asked for."""
-        return [self.path + member for member in self.members if member not in self.asked]
-
-
-def shown(value: Any) -> str:
-    told = msgspec.json.encode(value).decode()
-    return told if len(told) <= 60 else told[:59] + "…"
-
-
-# -- what comes of it
 
 
 @dataclass
@@ -172,14 +46,15 @@ class Plan:
     timeout: float
     idle: list[str]
 
-    def check(self, model: str | None) -> None:
+    def check(self, models: Sequence[Named]) -> None:
         """See that there is a model, as far as that can be told at once. Raises ConfigError."""
         member = "BackendConfig.ModelDeployConfig.ModelConfig[0].modelWeightPath"
-        if model is None:
+        if not models:
             raise ConfigError(f"{self.file}: {member} is missing, and no other model is named.")
-        folder = hub.find(model)
+        folder = hub.find(models[0].model)
         lacking = hub.missing(folder) if folder is not None else ""
-        if lacking and self.weights is not None and model == self.options["model"] and not self.options["fake-engine"]:
+        mine = models == self.options.get("model") and not self.options["fake-engine"]
+        if lacking and self.weights is not None and mine:
             raise ConfigError(f"{self.file}: {member}: {shown(self.weights)} cannot be served: {lacking}.")
 
     def profiled(self, profile: Profile) -> Rules:
@@ -204,19 +79,9 @@ class Plan:
 
 def read(file: str, environment: Mapping[str, str]) -> Plan:
     """The plan of a configuration file. Raises ConfigError."""
-    path = Path(file)
-    try:
-        if path.stat().st_size > MAX_FILE:
-            raise ConfigError(f"{file} has more than {MAX_FILE >> 20} MB.")
-        content = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file} is not valid JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} holds no JSON object.")
+    content = load(file)
     # Paths in it count from the folder of the installation, whose ``conf`` it lies in.
-    folder = path.resolve().parent
+    folder = Path(file).resolve().parent
     try:
         plan = _plan(Section("", content), folder.parent if folder.name == "conf" else folder, environment)
     except ConfigError as error:
@@ -259,7 +124,7 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
         "fake-engine": instance == "StandardMock",
     }
     if weights is not None:
-        options["model"] = str(root / weights)
+        options["model"] = [Named((), str(root / weights), {})]
         own = _context(root / weights)
         options["max-model-len"] = length if own is None else min(length, own)
     if size_ > 0:

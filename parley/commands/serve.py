@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections import ChainMap, Counter
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parley.config import SERVE, settings
 from parley.hub import served_name
+from parley.kinds import Named
 from parley.options import Config, ConfigError, nearest, show
 
 if TYPE_CHECKING:
-    from parley.server.options import Listen, ServerOptions
+    from parley.server.options import Listen, Offer, ServerOptions
 
 OPTIONS = SERVE
 GRPC = "grpc"  # what --listen calls it
 USAGE = """\
 usage: parley serve [MODEL] [options]
 
-Answers requests for one model. Listens first and loads after: GET /health/ready is 200 once it is loaded."""
+Answers requests for one model or several. Listens first and loads after: GET /health/ready is 200 once that is done."""
 
 
 def run(config: Config) -> int:
@@ -33,12 +35,29 @@ def run(config: Config) -> int:
     if config["show-config"]:
         print(show(SERVE, config))
         return 0
-    served = server_options(config)
+    models, served = offers(config), server_options(config)
     if plan is not None:
         served = plan.applied(served, config["mindie-profile"])
     from parley import server
 
-    return server.run(settings(config, config["model"] or ""), served)
+    return server.run(models, served)
+
+
+def offers(config: Config) -> list[Offer]:
+    """The models that are to be served, the main one first. Raises ConfigError."""
+    from parley.server.options import Offer
+
+    table = {option.name: option for option in SERVE}
+    made: list[Offer] = []
+    for wanted in config["model"] or [Named((), "", {})]:
+        further = config["name"] if not made else []
+        names = tuple(dict.fromkeys((*wanted.names, *further))) or (served_name(wanted.model),)
+        own = {name: table[name].read(raw, f"--model {names[0]}: {name}") for name, raw in wanted.options.items()}
+        made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model)))
+    counts = Counter(name for names, _ in made for name in names)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
+    return made
 
 
 def server_options(config: Config) -> ServerOptions:
@@ -52,7 +71,6 @@ def server_options(config: Config) -> ServerOptions:
         grpc=grpc_of(config),
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
-        names=tuple(config["name"] or [served_name(config["model"])]),
         endpoints=config["endpoints"],
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
         max_queue=config["max-queue"],

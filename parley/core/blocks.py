@@ -26,6 +26,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 
 from parley.core.sequence import BLOCK_SIZE
@@ -35,6 +36,7 @@ HASH_BYTES = 16
 _page = struct.Struct(f"<{BLOCK_SIZE}I")
 
 
+@lru_cache(256)
 def root(*names: str) -> bytes:
     """The start of a chain: different names (model, adapter, salt) give chains that never meet."""
     state = sha256()

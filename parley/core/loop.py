@@ -183,8 +183,8 @@ class Loop:
             return "The model makes vectors only."
         if work.pooling is not None and (work.pooling.dimensions or 1) > self.runner.dimensions:
             return f"The model makes vectors of {self.runner.dimensions} dimensions."
-        size = self.runner.vocab_size
-        if not all(type(token) is int and 0 <= token < size for token in work.token_ids):
+        ids, size = work.token_ids, self.runner.vocab_size
+        if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= size:
             return f"A token id of the prompt is outside of the vocabulary (0 to {size - 1})."
         return None
 

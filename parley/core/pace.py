@@ -80,6 +80,7 @@ class Timed:
         self._each = 0.0  # seconds; 0: nothing is known
         self._slope = 1 / DEPTH
         self._seen: deque[tuple[float, float, int]] = deque(maxlen=MEMORY)  # mean position, seconds per row, tokens
+        self._tried = FIRST  # the most tokens of them
         self.begin(0)
 
     def begin(self, decodes: int) -> None:
@@ -100,8 +101,7 @@ class Timed:
             linear = 1 + self._slope * start
             fit = 2 * left / (linear + sqrt(linear * linear + 2 * self._slope * left)) if left > 0 else 0.0
             # Never more than twice what was tried: small chunks say little about large ones.
-            tried = max(FIRST, max(tokens for _, _, tokens in self._seen))
-            fit = min(fit, min(2 * tried, MOST) - self._tokens)
+            fit = min(fit, min(2 * self._tried, MOST) - self._tokens)
         else:
             fit = FIRST - self._tokens
         return max(whole(int(fit)), 0 if self._tokens else LEAST)
@@ -114,6 +114,7 @@ class Timed:
         if self._tokens >= BLOCK_SIZE:  # less drowns in the fixed cost
             rows = self._decodes + self._tokens
             self._seen.append((self._positions / rows, max(seconds, 1e-9) / rows, self._tokens))
+            self._tried = max(FIRST, max(tokens for _, _, tokens in self._seen))
             self._learn()
 
     def _learn(self) -> None:

@@ -22,11 +22,11 @@ from parley.types import Event, ModelInfo, Prompt, Request, Stats, Usage
 class Head:
     """What a dialect is told beside the body.
 
-    For the answer: a unique id without prefix, the time in whole seconds, the fingerprint. Of the model: its
-    ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, how many tokens its KV cache holds
-    and could hold, and its makers' ``advice`` on sampling, under the names of generation_config.json. Of the request:
-    the parts of its path that the route names, decoded, its headers, names in lower case, and what stands behind the
-    path's ``?``.
+    For the answer: a unique id without prefix, the time in whole seconds, the model's fingerprint. Of the model that
+    the request is for: its ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, how many
+    tokens its KV cache holds and could hold, and its makers' ``advice`` on sampling, under the names of
+    generation_config.json. Of the request: the parts of its path that the route names, decoded, its headers, names in
+    lower case, and what stands behind the path's ``?``.
     """
 
     id: str
@@ -126,18 +126,9 @@ class Whole(Reply):
         raise AssertionError("no stream was asked for")
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A model as the server offers it. ``max_model_len`` is None until it is loaded."""
-
-    name: str
-    created: int
-    max_model_len: int | None
-
-
 @dataclass(slots=True)
 class Totals:
-    """What was done since the start. Counts are requests; seconds are summed over those that succeeded."""
+    """What was done with a model since its start. Counts are requests; seconds are summed over those that succeeded."""
 
     succeeded: int = 0
     failed: int = 0  # by the engine
@@ -149,6 +140,25 @@ class Totals:
     prepared: float = 0.0  # reading, rendering, tokenising
     queued: float = 0.0
     computed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A name that the server offers, and the model behind it, whose main name is ``root``.
+
+    ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed,
+    closed; held or prepared after such an ``Order``.
+    ``totals``: what was done with it, under all its names. ``purpose``: what it is for, as far as that is known:
+    conversations and text, text alone, vectors alone.
+    """
+
+    name: str
+    created: int
+    max_model_len: int | None
+    root: str = ""
+    phase: str = "ready"
+    totals: Totals = field(default_factory=Totals)
+    purpose: Literal["chat", "text", "vectors"] = "chat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +191,12 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the server knows of itself. ``cards``: every name it serves, the main one first."""
+    """What the server knows of itself. ``cards``: every name it serves, the main one first. ``ready``: do all its
+    models take requests?"""
 
     version: str
     cards: Sequence[Card]
     ready: bool
-    phase: str  # loading, ready, restarting, draining, failed, closed
-    totals: Totals
     vitals: Vitals = Vitals()
 
 
@@ -232,7 +241,8 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The wish to end an open request, by its id or the label that its client gave it, and what is answered."""
+    """The wish to end an open request to the path's model, by its id or the label that its client gave it, and what is
+    answered."""
 
     label: str
     done: Answer

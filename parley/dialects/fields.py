@@ -150,6 +150,8 @@ class Fields:
 
     def among(self, names: Collection[str]) -> list[str]:
         """Those of the names that are there, and not null."""
+        if self._data.keys().isdisjoint(names):
+            return []
         return [name for name, value in self._data.items() if name in names and value is not None]
 
     def null(self, name: str) -> bool:

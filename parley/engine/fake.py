@@ -103,7 +103,7 @@ class FakeEngine(Engine):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail_all("The engine was closed.")
+        self._closed("The engine was closed.")
 
     def crash(self, reason: str = "The engine process was killed.") -> None:
         """Lose all work, as when an engine process dies and is not restarted."""

@@ -43,7 +43,7 @@ class LocalEngine(Engine):
         self._inbox.put(Shutdown())
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        self._fail_all("The engine was closed.")
+        self._closed("The engine was closed.")
 
     def _send(self, message: ToEngine) -> None:
         self._inbox.put(message)

@@ -111,6 +111,7 @@ class Engine(ABC):
     """Base of all engines: keeps the open streams; a kind adds how messages travel and where the work is done."""
 
     def __init__(self) -> None:
+        self.name = "model"  # in the log
         self.state: State = "idle"
         self.progress = Progress("starting", 0.0)
         self.info: ModelInfo | None = None
@@ -195,6 +196,12 @@ class Engine(ABC):
         self.state, self.failure = "failed", reason
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(EngineFailed(reason))
+        self._fail_all(reason)
+
+    def _closed(self, reason: str) -> None:
+        """The engine was closed: nobody waits any longer, neither for the model nor for outputs."""
+        if self._loaded is not None and not self._loaded.done():
+            self._loaded.set_exception(EngineFailed("The engine was closed while it was loading."))
         self._fail_all(reason)
 
     def _deliver(self, message: Outputs) -> None:

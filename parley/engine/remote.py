@@ -52,13 +52,11 @@ class RemoteEngine(Engine):
         if self.state == "closed":
             return
         self.state = "closed"
-        self._fail_all("The server is shutting down.")
+        self._closed("The server is shutting down.")
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._end()
-        if self._loaded is not None and not self._loaded.done():
-            self._loaded.set_exception(EngineFailed("The engine was closed while it was loading."))
 
     def _send(self, message: ToEngine) -> None:
         if self._writer is not None:
@@ -92,7 +90,7 @@ class RemoteEngine(Engine):
             reason = fatal or f"The engine process {_how(code)}."
             if not served or time.monotonic() - restarted_at < HEALTHY_S:
                 if self.info is not None:
-                    log.error("%s It is not restarted again; restart the server.", reason)
+                    log.error("%s: %s It is not restarted again; restart the server.", self.name, reason)
                 self._give_up(reason)
                 return
             restarted_at = time.monotonic()
@@ -100,7 +98,9 @@ class RemoteEngine(Engine):
             self.progress = Progress("restarting", 0.0)
             self._fail_all(reason)
             log.error(
-                "%s It is being restarted with the same settings; requests that were running got an error.", reason
+                "%s: %s It is being restarted with the same settings; requests that were running got an error.",
+                self.name,
+                reason,
             )
             try:
                 reader = await self._spawn()
@@ -129,7 +129,7 @@ class RemoteEngine(Engine):
                         self.progress = message
                     case Ready(info):
                         if self.state == "restarting":
-                            log.warning("The engine is ready again.")
+                            log.warning("%s: The engine is ready again.", self.name)
                         self._serve(info)
                     case Fatal(reason):
                         fatal = reason

@@ -58,21 +58,22 @@ class Decoder:
     def _describe(self) -> native.Stack | None:
         """All layers as one kernel, if there is one for them."""
         heads, eps = self.shape.heads, self.shape.eps
-        return native.stack(self.blocks, self._norm, self._angles, heads, self._kv, eps=eps, scale=self._scale)
+        tables = self._embedding, self._norm, self._angles
+        return native.stack(self.blocks, *tables, heads, self._kv, eps=eps, scale=self._scale)
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
         """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""
-        x = native.embed(batch.token_ids, self._embedding)
         if self.stack is None:
-            return self.kernel_by_kernel(x, batch, pages)
+            return self.kernel_by_kernel(batch, pages)
         pools = [pages.pool(i) for i in range(len(self.layers))]
-        return self.stack.run(x, batch.positions, batch.slots, batch.spans, pools)
+        return self.stack.run(batch.token_ids, batch.positions, batch.slots, batch.spans, pools)
 
-    def kernel_by_kernel(self, residual: torch.Tensor, batch: Batch, pages: Pages) -> torch.Tensor:
-        """What the layers make of embeddings [T, hidden]. This is the definition: a stack does the same in one call."""
+    def kernel_by_kernel(self, batch: Batch, pages: Pages) -> torch.Tensor:
+        """What ``hidden`` means. This is the definition: a stack does the same in one call."""
         shape = self.shape
         cos, sin = self._angles.index_select(0, batch.positions)[:, None].unbind(2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        residual = native.embed(batch.token_ids, self._embedding)
         # A norm is told which layer reads its result, for that may want it in int8; the head's rows are chosen first.
         following = [(block.input_norm, block.qkv) for block in self.blocks] + [(self._norm, None)]
         norm, reader = following[0]

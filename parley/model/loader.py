@@ -267,8 +267,8 @@ def _blocks(page: int, device: torch.device, length: int, settings: Settings) ->
         if blocks < 1:
             raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page}.")
         return blocks
-    free = _free(device)
-    blocks = min(useful, int(free * SHARE) // page)
+    free = max(0, _free(device) - settings.set_aside)
+    blocks = min(useful, int(free * SHARE * settings.kv_share) // page)
     if blocks < 1:
         raise LoadError(f"Only {free >> 20} MiB of memory are free, too little for a KV cache.")
     return blocks

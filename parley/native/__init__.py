@@ -211,6 +211,7 @@ def attend(
 
 def stack(
     layers: Sequence[Layer],
+    embedding: torch.Tensor,
     norm: torch.Tensor,
     angles: torch.Tensor,
     heads: int,
@@ -219,14 +220,17 @@ def stack(
     eps: float,
     scale: float,
 ) -> Stack | None:
-    """All layers as one kernel, where there is one for them: else None, and they are computed kernel by kernel.
+    """Embedding and all layers as one kernel, where there is one: else None, and they are computed kernel by kernel.
 
-    ``norm`` [hidden] follows the last of them; ``angles`` float32 [positions, 2, rotary / 2]: cosines and sines.
+    ``embedding`` [vocab, hidden] goes before them, ``norm`` [hidden] follows the last; ``angles`` float32
+    [positions, 2, rotary / 2]: cosines and sines.
     """
     found = library.load()
     if found is None or not Stack.takes(layers) or not format(kv, torch.bfloat16, norm.device).tiled:
         return None
-    return Stack(found, layers, norm, angles, heads=heads, kv_heads=kv.heads, dim=kv.dim, eps=eps, scale=scale)
+    return Stack(
+        found, layers, embedding, norm, angles, heads=heads, kv_heads=kv.heads, dim=kv.dim, eps=eps, scale=scale
+    )
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,8 +41,8 @@ class _Stack(ctypes.Structure):
     _fields_ = [
         ("layers", ctypes.POINTER(_Layer)),
         ("count", N),
-        *((name, P) for name in ("norm", "angles")),
-        *((name, N) for name in ("positions", "heads", "kv_heads", "dim", "rotary")),
+        *((name, P) for name in ("embedding", "norm", "angles")),
+        *((name, N) for name in ("vocab", "positions", "heads", "kv_heads", "dim", "rotary")),
         *((name, R) for name in ("eps", "scale")),
     ]
 
@@ -54,6 +54,7 @@ class Stack:
         self,
         library: ctypes.CDLL,
         layers: Sequence[Layer],
+        embedding: torch.Tensor,
         norm: torch.Tensor,
         angles: torch.Tensor,
         *,
@@ -64,13 +65,15 @@ class Stack:
         scale: float,
     ):
         positions, _, half = angles.shape
-        self._kept = layers, norm, angles  # what the pointers lead to
+        self._kept = layers, embedding, norm, angles  # what the pointers lead to
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         self._stack = _Stack(
             self._layers,
             len(layers),
+            embedding.data_ptr(),
             norm.data_ptr(),
             angles.data_ptr(),
+            len(embedding),
             positions,
             heads,
             kv_heads,
@@ -79,6 +82,7 @@ class Stack:
             eps,
             scale,
         )
+        self._hidden = len(norm)
         self._at = ctypes.addressof(self._stack)
         self._room, self._run = library.layers_room, library.layers
         self._room.argtypes, self._room.restype = [P, N], N
@@ -91,20 +95,29 @@ class Stack:
         return bool(linears) and all(isinstance(each, FORMS) and each.into % UNIT == 0 for each in linears)
 
     def run(
-        self, x: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, spans: list[Span], pools: Sequence[Pool]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        spans: list[Span],
+        pools: Sequence[Pool],
     ) -> torch.Tensor:
-        """Normed result [T, hidden] for embeddings x [T, hidden], which are lost; keys and values go to the pages."""
+        """Normed result [T, hidden] for some tokens, int64 [T] each; keys and values go to the pages.
+
+        Raises IndexError for what is beyond the vocabulary or the longest context.
+        """
         cut = plan(spans, None)  # windows are the layers' own
-        x, positions, slots = x.contiguous(), positions.contiguous(), slots.contiguous()
-        out = torch.empty_like(x)
-        memory = torch.empty(self._room(self._at, len(x)), dtype=torch.uint8)
+        tokens, positions, slots = tokens.contiguous(), positions.contiguous(), slots.contiguous()
+        count = len(tokens)
+        out = torch.empty(count, self._hidden, dtype=torch.bfloat16)
+        memory = torch.empty(self._room(self._at, count), dtype=torch.uint8)
         done = self._run(
             self._at,
-            x.data_ptr(),
+            tokens.data_ptr(),
             out.data_ptr(),
             positions.data_ptr(),
             slots.data_ptr(),
-            len(x),
+            count,
             cut.spans.data_ptr(),
             len(cut.spans),
             cut.table.data_ptr(),
@@ -114,7 +127,7 @@ class Stack:
             torch.get_num_threads(),
         )
         if not done:
-            raise IndexError("a position is beyond the longest context")
+            raise IndexError("a token is beyond the vocabulary, or a position beyond the longest context")
         return out
 
 

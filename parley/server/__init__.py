@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from parley.server.options import ServerOptions
-    from parley.types import Settings
+    from parley.server.options import Offer, ServerOptions
 
 
-def run(settings: Settings, options: ServerOptions) -> int:
-    """Serve until a signal ends it; the exit code. ``settings.model`` may be a name, which is looked up or fetched."""
+def run(offers: Sequence[Offer], options: ServerOptions) -> int:
+    """Serve these models, the main one first, until a signal ends it; the exit code."""
     from parley.server.start import run as start  # HTTP libraries are loaded only to serve
 
-    return start(settings, options)
+    return start(offers, options)

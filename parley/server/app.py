@@ -27,6 +27,7 @@ from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
+from parley.server.model import off_loop
 from parley.server.operations import HANDLERS, OPEN, OPERATIONS, PROBES
 from parley.server.respond import ClientGone, Exchange
 from parley.server.service import Service
@@ -115,7 +116,7 @@ class Fork:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
         body = await exchange.peek()
-        names = await self.service.off_loop(len(body), partial(members, body))
+        names = await off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
         await next(claiming, self.default)(scope, receive, send)
 
@@ -200,7 +201,7 @@ class App:
             await self._refuse(exchange, ParleyError("The server had an error while it processed the request."))
         finally:
             del scope[EXCHANGE]  # which refers to the scope: nothing is to wait for the garbage collector
-            self.service.metrics.responses.add(value=str(exchange.status))
+            self.service.responses.add(value=str(exchange.status))
             if self.service.options.access_log:
                 access(exchange)
 

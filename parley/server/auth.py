@@ -91,14 +91,19 @@ class Gate:
         self._origins = set(origins)
         self._check_host = not keys and is_loopback(host)
         self._check_origin = not keys and "*" not in self._origins
+        self._check = functools.lru_cache(64)(self._judge)
 
     def check(self, headers: dict[bytes, bytes]) -> None:
         """Raises Forbidden."""
-        host = headers.get(b"host", b"").decode("latin-1").lower()
+        self._check(headers.get(b"host", b""), headers.get(b"origin", b""))
+
+    def _judge(self, named: bytes, page: bytes) -> None:
+        """``named``: the header Host. ``page``: the header Origin."""
+        host = named.decode("latin-1").lower()
         name = _hostname(host)
         if self._check_host and host and not is_loopback(name) and name not in self._hosts:
             raise Forbidden("The Host header names another machine. Allow it with --allow-host if that is intended.")
-        origin = headers.get(b"origin", b"").decode("latin-1")
+        origin = page.decode("latin-1")
         if self._check_origin and origin and origin not in self._origins and _authority(origin) != host:
             raise Forbidden("Web pages of other origins may not call this server. Allow one with --cors-origin.")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from parley import __version__
 from parley.dialects.dialect import Dialect
 from parley.server.auth import is_loopback
-from parley.server.options import ServerOptions
-from parley.types import ModelInfo, Progress, Settings
+from parley.server.options import Offer, ServerOptions
+from parley.types import ModelInfo, Progress
 
 
 def say(text: str) -> None:
@@ -28,8 +28,7 @@ def address(host: str, port: int, encrypted: bool = False) -> str:
 
 def opening(
     options: ServerOptions,
-    settings: Settings,
-    name: str,
+    offers: Iterable[Offer],
     root: str,
     surfaces: Iterable[tuple[Dialect, str]],
     grpc: Iterable[str] = (),
@@ -38,7 +37,7 @@ def opening(
     addresses for that."""
     lines = [
         f"parley {__version__}",
-        f"  model    {name} ({settings.dtype} on {settings.device})",
+        *(f"  model    {', '.join(names)} ({settings.dtype} on {settings.device})" for names, settings in offers),
     ]
     listed = [(dialect.title, url + dialect.base) for dialect, url in surfaces]
     wide = max((len(title) for title, _ in listed), default=0)
@@ -53,8 +52,13 @@ def opening(
     return "\n".join(lines)
 
 
-def ready(info: ModelInfo, seconds: float) -> str:
-    """The line after which requests are answered: with the memory plan."""
+def ready(seconds: float) -> str:
+    """The line after which requests for every model are answered."""
+    return f"ready in {seconds:.1f} s"
+
+
+def loaded(name: str, info: ModelInfo) -> str:
+    """The line after which requests for this model are answered: with its memory plan."""
     numbers = info.dtype if info.quantization == "none" else f"{info.dtype} and {info.quantization}"
     plan = [f"{info.architecture}, {_count(info.parameters)} parameters, {numbers} on {info.device}"]
     if info.weights_bytes:
@@ -64,7 +68,7 @@ def ready(info: ModelInfo, seconds: float) -> str:
         kind = "" if info.kv_dtype == "auto" else f"{info.kv_dtype} "
         plan.append(f"{kind}KV cache {_bytes(info.kv_bytes)} for {tokens:,} tokens")
     plan.append(f"context {info.max_model_len:,} tokens")
-    return f"  memory   {'; '.join(plan)}\nready in {seconds:.1f} s"
+    return f"  memory   {name}: {'; '.join(plan)}"
 
 
 async def follow(progress: Callable[[], Progress]) -> None:

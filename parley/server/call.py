@@ -19,6 +19,7 @@ from parley.dialects.dialect import Head
 from parley.dialects.triton import errors
 from parley.errors import ParleyError
 from parley.server.logs import served
+from parley.server.model import Model
 from parley.server.respond import REQUEST_ID
 from parley.server.service import Service
 from parley.server.tally import Note
@@ -60,8 +61,8 @@ class Call:
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
         self._service = service
 
-    def head(self, path: Mapping[str, str]) -> Head:
-        return self._service.head(self.unique, path, self.headers)
+    def head(self, model: Model, path: Mapping[str, str]) -> Head:
+        return model.head(self.unique, path, self.headers)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -77,7 +78,7 @@ class Call:
             code = said.code
             raise said from None
         finally:
-            self._service.metrics.calls.add(value=code.name)
+            self._service.calls.add(value=code.name)
             if self._service.options.access_log and not self.note.probe:
                 served(self.id, "gRPC", self.method, code.name, self.arrived, self.note)
 

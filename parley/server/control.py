@@ -8,27 +8,30 @@ from functools import partial
 from parley.dialects.dialect import Order, Route, Told
 from parley.errors import Forbidden
 from parley.server.life import head
+from parley.server.model import off_loop
 from parley.server.respond import Exchange
 from parley.server.service import Service
-from parley.types import Text, Work
+from parley.types import Pooling, Text, Work
 
 SOON = 5.0  # seconds that running answers have when the server is to end at once
 HOLDS: dict[Order, str] = {"hold": "held", "prepare": "prepared", "release": ""}
 
 
 async def trial(service: Service, route: Route, exchange: Exchange) -> None:
-    """A model that makes steps while one waits is well, too: it is only busy."""
+    """One token, or the vector of one. A model that makes steps while one waits is well, too: it is only busy."""
     assert route.read is not None and route.write is not None
-    seconds: float = route.read(head(service, exchange))
-    service.require()
-    before = service.engine.stats.steps
-    work = Work(exchange.unique, service.language.prepare(Text("a")).token_ids[-1:], max_tokens=1)
-    stream = service.engine.submit(work)
+    model = service.main
+    seconds: float = route.read(head(model, exchange))
+    model.require()
+    before = model.engine.stats.steps
+    ids = model.language.prepare(Text("a")).token_ids[-1:]
+    work = Work(exchange.unique, ids, max_tokens=1, pooling=None if model.info.generates else Pooling())
+    stream = model.engine.submit(work)
     try:
         async with asyncio.timeout(seconds):
             good = all(output.finish != "error" for output in await stream.next())
     except TimeoutError:
-        good = service.engine.stats.steps > before
+        good = model.engine.stats.steps > before
     finally:
         stream.cancel()
     answer = route.write(good)
@@ -38,8 +41,8 @@ async def trial(service: Service, route: Route, exchange: Exchange) -> None:
 async def order(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None
     body = await exchange.body()
-    read = partial(route.read, body, head(service, exchange), service.facts())
-    told: Told = await service.off_loop(len(body), read)
+    read = partial(route.read, body, head(service.main, exchange), service.facts())
+    told: Told = await off_loop(len(body), read)
     if told.order is not None:
         service.hold_back(HOLDS[told.order])
     await exchange.answer(told.answer.body, told.answer.status, told.answer.type)
@@ -50,14 +53,14 @@ async def stop(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None and route.write is not None
     if exchange.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         raise Forbidden("A web page of another origin may not stop this server.")
-    force: bool = route.read(head(service, exchange))
+    force: bool = route.read(head(service.main, exchange))
     first = not service.draining
-    service.draining = True
+    service.shut()
     if first and not force:
-        await service.settle(service.options.drain)
+        await service.drain()
     answer = route.write(first)
     await exchange.answer(answer.body, answer.status, answer.type)
     if first:
         if force:
-            await service.settle(SOON)
+            await service.drain(SOON)
         service.stop()

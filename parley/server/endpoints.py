@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from parley.dialects.dialect import Answer, Change, Endpoint, Share
-from parley.errors import NotFound, ParleyError, UnknownModel, excerpt
+from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
 
 
 class Kept(msgspec.Struct):
@@ -39,16 +39,22 @@ class Endpoints:
     def __init__(self, file: str | None = None):
         self.made: Mapping[str, Endpoint] = {}
         self._file = None if file is None else Path(file).absolute()
+        self._lock: int | None = None
         self._one = asyncio.Lock()
         self._changes: set[asyncio.Task[Answer]] = set()
         if self._file is not None:
             self._lock = _claim(self._file)
-            self.made = {endpoint.name: endpoint for endpoint in _read(self._file)}
+            try:
+                self.made = {endpoint.name: endpoint for endpoint in _read(self._file)}
+            except BadFile:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Let another server have the file."""
-        if self._file is not None:
+        if self._lock is not None:
             os.close(self._lock)
+            self._lock = None
 
     def choose(self, name: str, served: str = "", draw: Callable[[], float] = random.random) -> Share:
         """Which of an endpoint's models answers a request: ``served``, or one by chance, as their shares say.
@@ -89,6 +95,8 @@ class Endpoints:
             if decided.put is not None:
                 made[decided.put.name] = decided.put
             if self._file is not None:
+                if self._lock is None:
+                    raise NotReady("The server is shutting down.")
                 content = msgspec.json.format(msgspec.json.encode(Kept(list(made.values()))))
                 try:
                     await asyncio.to_thread(replace, self._file, content)

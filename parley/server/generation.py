@@ -7,7 +7,6 @@ A request may have several prompts; each is a work of its own, and their events 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,8 +26,9 @@ from parley.errors import (
     UnknownToken,
     excerpt,
 )
+from parley.server.chance import draw
 from parley.server.clock import Clock
-from parley.server.service import Service
+from parley.server.model import Model, off_loop
 from parley.server.tally import Tally
 from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
@@ -52,14 +52,14 @@ class Branch:
 class Generation:
     """One request from its admission to its last event."""
 
-    def __init__(self, service: Service, request: Request, tally: Tally):
-        request.model = tally.note.model = service.resolve(request.model)
-        if request.sole and service.labelled(request.sole):
+    def __init__(self, model: Model, request: Request, tally: Tally):
+        request.model = tally.note.model = model.called(request.model)
+        if request.sole and model.labelled(request.sole):
             raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
-        service.hold(request.n * len(request.prompts))
-        service.open[self] = None
+        model.hold(request.n * len(request.prompts))
+        model.open[self] = None
         self.usage = Usage()
-        self._service = service
+        self._model = model
         self._request = request
         self._tally = tally
         self._branches: list[Branch] = []
@@ -70,8 +70,8 @@ class Generation:
         self._error: ParleyError | None = None
         self._closed = False
         self._stopped = False
-        options = service.options
-        self._clock = Clock(request.timeout, options.timeout, options.token_timeout, self.abort)
+        limits = (request.timeout, model.options.timeout, model.options.token_timeout)
+        self._clock = Clock(*limits, self.abort) if any(limits) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -80,16 +80,16 @@ class Generation:
 
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
-        request, service = self._request, self._service
-        check(request, service.info)
+        request, model = self._request, self._model
+        check(request, model.info)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
-        prepared = await service.off_loop(size, self._prepare)
+        prepared = await off_loop(size, self._prepare)
         if self._error is not None:
             raise self._error
-        service.require()  # it may have changed while a long prompt was read
+        model.require()  # it may have changed while a long prompt was read
         stops = Stops(request.stop.strings) if request.stop.strings else None
-        stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else service.language.tokenizer.eos_ids)})
+        stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else model.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
         if self._stopped:
@@ -178,13 +178,14 @@ class Generation:
         if self._closed:
             return
         self._closed = True
-        self._clock.stop()
+        if self._clock is not None:
+            self._clock.stop()
         for task in self._pumps:
             task.cancel()
         for branch in self._branches:
             branch.stream.cancel()
-        self._service.held -= self._request.n * len(self._request.prompts)
-        self._service.open.pop(self, None)
+        self._model.held -= self._request.n * len(self._request.prompts)
+        self._model.open.pop(self, None)
         delivered = [choice.usage.completion_tokens for branch in self._branches for choice in branch.choices]
         self._tally.close(delivered, self._left, failed=self._error is not None)
 
@@ -192,8 +193,8 @@ class Generation:
 
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
-        language, limit = self._service.language, self._service.info.max_model_len
-        request, longest = self._request, self._service.options.max_prompt
+        language, limit = self._model.language, self._model.info.max_model_len
+        request, longest = self._request, self._model.options.max_prompt
         made = []
         for prompt in request.prompts:
             # where a prompt is cut anyway, none is hopelessly long
@@ -223,7 +224,7 @@ class Generation:
 
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
-        vocabulary = self._service.info.vocab_size
+        vocabulary = self._model.info.vocab_size
         request = self._request
         given = {
             "logit_bias": request.sampling.logit_bias,
@@ -236,7 +237,7 @@ class Generation:
 
     def _room(self, ids: list[int]) -> int:
         """How many tokens may be generated behind the prompt. Raises ContextLength, Invalid."""
-        info, stop = self._service.info, self._request.stop
+        info, stop = self._model.info, self._request.stop
         if not ids:
             raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
         if max(ids) >= info.vocab_size:
@@ -259,13 +260,13 @@ class Generation:
                 prompt=len(ids),
                 requested=wanted if counted else None,
             )
-        given = (stop.max_tokens, self._service.options.max_output)
+        given = (stop.max_tokens, self._model.options.max_output)
         return min([room, *(each for each in given if each is not None)])
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
-        request, service = self._request, self._service
+        request, model = self._request, self._model
         sampling, want = request.sampling, request.want
-        seed = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8)) >> 1
+        seed = sampling.seed if sampling.seed is not None else int.from_bytes(draw()) >> 65
         work = Work(
             id=f"{request.id}-{number}",
             token_ids=ready.token_ids,
@@ -282,14 +283,14 @@ class Generation:
             pooling=request.pooling,
         )
         first = number * request.n
-        tokenizer = service.language.tokenizer
+        tokenizer = model.language.tokenizer
         choices: list[Choice] | list[Pooled] = [
             Choice(request, first + k, tokenizer, ready, stops, details=request.want.ids) for k in range(request.n)
         ]
         if request.pooling is not None:
             choices = [Pooled(number, len(ready.token_ids))]
         due = want.prompt_logprobs is not None
-        self._branches.append(Branch(number, ready, service.engine.submit(work), choices, due))
+        self._branches.append(Branch(number, ready, model.engine.submit(work), choices, due))
         self.usage.prompt_tokens += len(ready.token_ids)
         self._fresh.append(Accepted(number, ready.token_ids, work.seed))
         if want.echo and not due:
@@ -315,7 +316,8 @@ class Generation:
             if scores is not None:
                 events.append(self._scored(branch, scores))
         now = time.perf_counter()
-        self._clock.seen()
+        if self._clock is not None:
+            self._clock.seen()
         first = branch.number * self._request.n
         for output in outputs:
             if output.finish == "error":
@@ -326,16 +328,16 @@ class Generation:
             if output.preemptions:
                 self._tally.preempt(first + output.index, output.preemptions)
             choice = branch.choices[output.index]
-            for event in choice.push(output):
-                events.append(event)
-                if isinstance(event, Done):
-                    self._end(event, output.index)
-            if choice.ended and output.finish is None:
-                branch.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
+            made = choice.push(output)
+            events += made
+            if made and isinstance(done := made[-1], Done):
+                self._end(done, output.index)
+                if output.finish is None:
+                    branch.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
         return events
 
     def _scored(self, branch: Branch, scores: list[Score | None] | None) -> Scored:
-        want, tokenizer, ids = self._request.want, self._service.language.tokenizer, branch.prepared.token_ids
+        want, tokenizer, ids = self._request.want, self._model.language.tokenizer, branch.prepared.token_ids
         event = scored(tokenizer, branch.number, ids, scores, want.prompt_logprobs or 0)
         if want.echo:
             prompt = self._request.prompts[branch.number]
@@ -352,7 +354,7 @@ class Generation:
 
     def _failure(self, output: Output) -> ParleyError:
         message = output.error or "The engine failed this request."
-        return EngineError(message) if self._service.engine.state == "ready" else EngineDied(message)
+        return EngineError(message) if self._model.engine.state == "ready" else EngineDied(message)
 
 
 def _size(prompt: Prompt) -> int:

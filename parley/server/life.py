@@ -12,10 +12,11 @@ import asyncio
 import time
 from functools import partial
 
-from parley.dialects.dialect import Answer, Head, Reply, Route, Share
-from parley.errors import BadRequest, ParleyError
+from parley.dialects.dialect import Answer, Head, Reply, Route
+from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.server.generation import Generation
 from parley.server.limits import deflate
+from parley.server.model import Model, off_loop
 from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.server.tally import Tally
@@ -24,54 +25,68 @@ from parley.types import Event
 
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request of a route that generates. Raises ParleyError as long as nothing was sent, ClientGone."""
-    service.require()
+    service.admit()
+    model = service.main  # as long as nobody knows better
     try:
-        await _generate(service, route, exchange)
+        if named := exchange.path.get("model"):
+            model = service.find(named)
+            model.require()
+        body = await exchange.body()
+        model, reply = await off_loop(len(body), partial(_read, service, route, exchange, body))
+        del body  # it may be large, and the answer long
+        if isinstance(reply, Answer):
+            model.metrics.refused.add()
+            await exchange.answer(reply.body, reply.status, reply.type)
+            return
+        exchange.names, exchange.refusal = reply.names, reply.refusal
+        model.require()
+        generation = Generation(model, reply.request, Tally(model.metrics, exchange.note, exchange.arrived))
+        try:
+            await exchange.while_connected(_answer(exchange, reply, generation))
+        finally:
+            generation.close()
     except BadRequest:
-        service.metrics.refused.add()
+        model.metrics.refused.add()
         raise
 
 
-async def _generate(service: Service, route: Route, exchange: Exchange) -> None:
-    service.resolve(exchange.path.get("model", ""))
-    reply = await _read(service, route, exchange)
-    if isinstance(reply, Answer):
-        service.metrics.refused.add()
-        await exchange.answer(reply.body, reply.status, reply.type)
-        return
-    exchange.names, exchange.refusal = reply.names, reply.refusal
-    generation = Generation(service, reply.request, Tally(service.metrics, exchange.note, exchange.arrived))
-    try:
-        await exchange.while_connected(_answer(service, exchange, reply, generation))
-    finally:
-        generation.close()
-
-
-async def _read(service: Service, route: Route, exchange: Exchange) -> Reply | Answer:
-    """The parsed body; the body itself is let go of here."""
+def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tuple[Model, Reply | Answer]:
+    """The model that a body is for, and the body as it reads with that. A model that there is not is told of last."""
     assert route.read is not None
-    body = await exchange.body()
-    share = _share(service, route, exchange, body) if route.shares else None
-    reply = await service.off_loop(len(body), partial(route.read, body, head(service, exchange)))
-    if share is not None and isinstance(reply, Reply):
-        reply.request.model, reply.served = share.model, share.name
-    return reply
+    if route.shares:
+        return _shared(service, route, exchange, body)
+    named = exchange.path.get("model") or (route.model(body) if route.model is not None else "")
+    model = service.get(named)
+    reply = route.read(body, head(model or service.main, exchange))
+    if isinstance(reply, Answer):
+        return model or service.main, reply
+    exchange.names, exchange.refusal = reply.names, reply.refusal  # they word it if there is no such model
+    if model is None or reply.request.model != named:  # or the API does not heed what its body names
+        model = service.find(reply.request.model)
+    return model, reply
 
 
-def _share(service: Service, route: Route, exchange: Exchange, body: bytes) -> Share:
-    """Which of an endpoint's models is to answer. Raises NotFound."""
+def _shared(service: Service, route: Route, exchange: Exchange, body: bytes) -> tuple[Model, Reply | Answer]:
+    """The same, where an endpoint's models share the requests. Raises NotFound."""
+    assert route.read is not None
     named = exchange.path.get("endpoint") or (route.model(body) if route.model is not None else "")
-    share = service.endpoints.choose(named or service.names[0], exchange.path.get("served", ""))
-    service.resolve(share.model)
-    return share
+    named = named or service.main.name
+    share = service.endpoints.choose(named, exchange.path.get("served", ""))
+    if share.model not in service.names:  # what stands for any model elsewhere is no endpoint's name
+        raise UnknownModel(f"There is no model {excerpt(share.model)}.", name=named, served=service.names)
+    model = service.find(share.model)
+    reply = route.read(body, head(model, exchange))
+    if isinstance(reply, Reply):
+        reply.request.model, reply.served = share.model, share.name
+    return model, reply
 
 
-def head(service: Service, exchange: Exchange) -> Head:
+def head(model: Model, exchange: Exchange) -> Head:
     query = exchange.scope.get("query_string", b"")
-    return service.head(exchange.unique, exchange.path, exchange.headers, query)
+    return model.head(exchange.unique, exchange.path, exchange.headers, query)
 
 
-async def _answer(service: Service, exchange: Exchange, reply: Reply, generation: Generation) -> None:
+async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
     await generation.begin()
     if reply.request.stream:
         await _stream(exchange, reply, generation)
@@ -84,7 +99,7 @@ async def _answer(service: Service, exchange: Exchange, reply: Reply, generation
     await generation.feed(add)
     body, extra = reply.body(generation.usage), reply.headers(generation.timings)
     if reply.coding:
-        body = await service.off_loop(len(body), partial(deflate, body, reply.coding))
+        body = await off_loop(len(body), partial(deflate, body, reply.coding))
         extra = [*extra, (b"content-encoding", reply.coding)]
     await exchange.answer(body, type=reply.type, extra=extra)
 
@@ -95,15 +110,18 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
     if interval and reply.ping and media_type.startswith("text/event-stream"):
         pinging = asyncio.create_task(_ping(exchange, reply, interval))
     exchange.extra = reply.headers(None)
-    held = b""
+    held, flowing = b"", False
 
     def write(events: list[Event]) -> bool:
-        nonlocal held
+        nonlocal held, flowing
         data = reply.chunk(events)
-        if data and (generation.ended or not exchange.flowing):
-            held = data
-            return False
-        return exchange.part(data) if data else True
+        if not data:
+            return True
+        if flowing and not generation.ended:
+            flowing = exchange.part(data)
+            return flowing
+        held = data
+        return False
 
     try:
         while not generation.ended:
@@ -111,6 +129,7 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
             if held and not generation.ended:
                 data, held = held, b""
                 await exchange.write(data, media_type)
+                flowing = True
         last = held + reply.end(generation.usage)
     except ParleyError as error:
         if not exchange.status:

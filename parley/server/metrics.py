@@ -1,5 +1,5 @@
-"""What the server counts: one place where facts are recorded. They have no names here; ``names_*`` give them those of
-the servers whose dashboards people have, and ``page`` writes them down.
+"""What the server counts of a model: one place where facts are recorded. They have no names here; ``names_*`` give
+them those of the servers whose dashboards people have, and ``page`` writes them down.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP = (1, *(2**k for k in range(3, 15)))
 
 
 class Metrics:
-    """All facts of one server since its start. What the engine counts itself is in its ``Stats``."""
+    """All facts of one model since its start. What the engine counts itself is in its ``Stats``."""
 
     def __init__(self) -> None:
         self.totals = Totals()
@@ -37,8 +37,6 @@ class Metrics:
         self.rejected = Count("queue_full")  # requests refused because there was no room, by reason
         self.refused = Count("")  # requests that were wrong
         self.cached = Count("")  # prompt tokens found in the prefix cache
-        self.responses = Count()  # answers over HTTP, by status
-        self.calls = Count()  # answers over gRPC, by status
         # seconds of a request
         self.first_token = Distribution(vllm=FIRST_TOKEN, mindie=SOON)  # from its arrival
         self.between_tokens = Distribution(vllm=PER_TOKEN, mindie=GAP)  # of a choice
@@ -50,7 +48,7 @@ class Metrics:
         self.prefill = Distribution(vllm=LATENCY)  # from its first step to its first token
         self.decode = Distribution(vllm=LATENCY)  # from its first token to its last
         self.inference = Distribution(vllm=LATENCY, tgi=TGI)  # from its first step to its last token
-        self.first_tokens, self.gaps = Recent(RECENT), Recent(RECENT)  # as first_token and between_tokens
+        self.first_tokens, self.gaps = Recent(maxlen=RECENT), Recent(maxlen=RECENT)  # as first_token and between_tokens
         # numbers of a request
         self.choices = Distribution(vllm=CHOICES)
         self.prompt_length = Distribution()
@@ -98,7 +96,8 @@ def _steps(top: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is told when somebody asks. ``open``: requests being served; ``info`` is None before the model is loaded."""
+    """What is told of a model when somebody asks. ``open``: requests being served; ``info`` is None before it is
+    loaded."""
 
     model: str
     metrics: Metrics

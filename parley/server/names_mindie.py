@@ -5,7 +5,7 @@ Its accelerator's cache is the KV cache here, wherever that is. Nothing is ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from parley.server.metrics import Metrics, View
 from parley.server.series import Distribution, header, labels, scalar
@@ -62,11 +62,15 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
 )
 
 
-def told(view: View) -> str:
+def told(views: Sequence[View]) -> str:
     """These series as text."""
-    common = labels({"model_name": view.model})
-    parts = [scalar(kind, name, help, common, [("", value(view))]) for kind, name, help, value in SCALARS]
+    each = [(labels({"model_name": view.model}), view) for view in views]
+    parts = [
+        scalar(kind, name, help, [(common, [("", value(view))]) for common, view in each])
+        for kind, name, help, value in SCALARS
+    ]
     for name, help, read in HISTOGRAMS:
         parts.append(header("histogram", name, help))
-        parts += read(view.metrics).lines(name, common, "mindie")
+        for common, view in each:
+            parts += read(view.metrics).lines(name, common, "mindie")
     return "".join(parts)

@@ -74,14 +74,14 @@ COUNTS: tuple[tuple[str, str], ...] = (
 
 
 def told(view: View) -> str:
-    """These series as text; they have no common labels."""
-    parts = [scalar(kind, name, help, "", values(view)) for kind, name, help, values in SCALARS]
+    """These series as text; they have no common labels, so they can be told of one model."""
+    parts = [scalar(kind, name, help, [("", values(view))]) for kind, name, help, values in SCALARS]
     for name, help, read in HISTOGRAMS:
         parts.append(header("histogram", name, help))
         parts += read(view.metrics).lines(name, "", "tgi")
     steps = {'method="prefill"': view.metrics.prefill_seconds, 'method="decode"': view.metrics.decode_seconds}
     for name, help in COUNTS:
-        parts.append(scalar("counter", name, help, "", [(label, each.total) for label, each in steps.items()]))
+        parts.append(scalar("counter", name, help, [("", [(label, each.total) for label, each in steps.items()])]))
     for name, help in BATCHES:
         parts.append(header("histogram", name, help))
         for label, each in steps.items():

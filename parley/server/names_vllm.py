@@ -6,7 +6,7 @@ where a dashboard would have a hole otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from parley.server.metrics import Metrics, View
 from parley.server.series import Count, Distribution, header, labels, scalar
@@ -115,11 +115,15 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
 )
 
 
-def told(view: View) -> str:
+def told(views: Sequence[View]) -> str:
     """These series as text."""
-    common = labels({"model_name": view.model, "engine": "0"})
-    parts = [scalar(kind, f"vllm:{name}", help, common, values(view)) for kind, name, help, values in SCALARS]
+    each = [(labels({"model_name": view.model, "engine": "0"}), view) for view in views]
+    parts = [
+        scalar(kind, f"vllm:{name}", help, [(common, values(view)) for common, view in each])
+        for kind, name, help, values in SCALARS
+    ]
     for name, help, read in HISTOGRAMS:
         parts.append(header("histogram", f"vllm:{name}", help))
-        parts += read(view.metrics).lines(f"vllm:{name}", common, "vllm")
+        for common, view in each:
+            parts += read(view.metrics).lines(f"vllm:{name}", common, "vllm")
     return "".join(parts)

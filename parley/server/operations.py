@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 import msgspec
 
 from parley import __version__
-from parley.dialects.dialect import About, Answer, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
+from parley.dialects.dialect import About, Answer, Card, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound
 from parley.server import control, page
 from parley.server.life import generate, head
 from parley.server.metrics import View
+from parley.server.model import Model, off_loop
 from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.types import Chat, Text
@@ -33,21 +35,22 @@ PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health"
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
-    service.require()
+    service.admit()
     body = await exchange.body()
     assert route.read is not None and route.write is not None
-    wish: Tokenize = await service.off_loop(len(body), partial(route.read, body))
-    service.resolve(wish.model)
+    wish: Tokenize = await off_loop(len(body), partial(route.read, body))
+    model = service.find(wish.model)
+    model.require()
     prompt = wish.prompt
     if isinstance(prompt, Chat):
         exchange.names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
-    made = await service.off_loop(size, partial(_tokenized, service, wish))
-    await exchange.answer(await service.off_loop(size, partial(route.write, made)))
+    made = await off_loop(size, partial(_tokenized, model, wish))
+    await exchange.answer(await off_loop(size, partial(route.write, made)))
 
 
-def _tokenized(service: Service, wish: Tokenize) -> Tokenized:
-    language, text = service.language, ""
+def _tokenized(model: Model, wish: Tokenize) -> Tokenized:
+    language, text = model.language, ""
     spans: list[tuple[int, int]] = []
     if wish.spans:
         text, ids, spans = language.spell(wish.prompt)
@@ -60,27 +63,28 @@ def _tokenized(service: Service, wish: Tokenize) -> Tokenized:
         strings = [language.tokenizer.token_str(id) or "" for id in ids]
     elif wish.texts:
         strings = [language.tokenizer.decode([id], False) for id in ids]
-    return Tokenized(ids, strings, service.info.max_model_len, text, spans)
+    return Tokenized(ids, strings, model.info.max_model_len, text, spans)
 
 
 async def detokenize(service: Service, route: Route, exchange: Exchange) -> None:
-    service.require()
+    service.admit()
     body = await exchange.body()
     assert route.read is not None and route.write is not None
-    wish: Detokenize = await service.off_loop(len(body), partial(route.read, body))
-    service.resolve(wish.model)
-    vocabulary = service.language.tokenizer.vocab_size
+    wish: Detokenize = await off_loop(len(body), partial(route.read, body))
+    model = service.find(wish.model)
+    model.require()
+    vocabulary = model.language.tokenizer.vocab_size
     ids = [id for id in wish.ids if id < vocabulary]
     if len(ids) < len(wish.ids) and not wish.lax:
         raise Invalid(f"Token id {max(wish.ids)} is not in the vocabulary of {vocabulary} tokens.", field="tokens")
-    decode = partial(service.language.tokenizer.decode, ids, False)
-    text = await service.off_loop(4 * len(wish.ids), decode)
+    decode = partial(model.language.tokenizer.decode, ids, False)
+    text = await off_loop(4 * len(wish.ids), decode)
     await exchange.answer(route.write(text))
 
 
 async def models(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
-    await exchange.answer(route.write([service.card(name) for name in service.names]))
+    await exchange.answer(route.write(service.facts().cards))
 
 
 async def model(service: Service, route: Route, exchange: Exchange) -> None:
@@ -88,7 +92,12 @@ async def model(service: Service, route: Route, exchange: Exchange) -> None:
     name = exchange.path["model"]
     if not name:  # "/v1/models/" is a list with a stroke too many, not the model without a name
         raise NotFound("No model is named. Leave out the last stroke for the list of models.")
-    await exchange.answer(route.write(service.card(service.resolve(name))))
+    await exchange.answer(route.write(_card(service, name)))
+
+
+def _card(service: Service, name: str) -> Card:
+    known = service.find(name)
+    return known.card(known.called(name))
 
 
 async def tokenizer(service: Service, route: Route, exchange: Exchange) -> None:
@@ -97,10 +106,10 @@ async def tokenizer(service: Service, route: Route, exchange: Exchange) -> None:
     if not service.options.tokenizer_info:
         raise NotFound("The tokenizer's configuration is not served; --tokenizer-info would serve it.")
     config: dict[str, Any] = {}
-    path = Path(service.settings.model) / "tokenizer_config.json"
+    path = Path(service.main.settings.model) / "tokenizer_config.json"
     if path.is_file():
         config = msgspec.json.decode(path.read_bytes())
-    await exchange.answer(route.write(config | {"chat_template": service.language.template.text or None}))
+    await exchange.answer(route.write(config | {"chat_template": service.main.language.template.text or None}))
 
 
 async def version(service: Service, route: Route, exchange: Exchange) -> None:
@@ -110,17 +119,17 @@ async def version(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def info(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
-    settings = service.settings
-    about = About(service.card(service.names[0]), service.places, __version__, settings.dtype, settings.device)
+    main = service.main
+    settings = main.settings
+    about = About(main.card(main.name), main.places, __version__, settings.dtype, settings.device)
     await exchange.answer(route.write(about))
 
 
 async def halt(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None
-    if "model" in exchange.path:
-        service.resolve(exchange.path["model"])
-    wish: Halt = route.read(await exchange.body(), head(service, exchange))
-    generation = service.labelled(wish.label)
+    model = service.find(exchange.path.get("model", ""))
+    wish: Halt = route.read(await exchange.body(), head(model, exchange))
+    generation = model.labelled(wish.label)
     if generation is not None:
         generation.stop()
     await _tell(exchange, wish.done if generation is not None else wish.unknown)
@@ -134,8 +143,9 @@ async def load(service: Service, route: Route, exchange: Exchange) -> None:
 async def reset(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None and route.write is not None
     service.require()
-    running: bool = route.read(head(service, exchange))
-    await exchange.answer(route.write(await service.engine.reset(running=running)))
+    running: bool = route.read(head(service.main, exchange))
+    done = await asyncio.gather(*(model.engine.reset(running=running) for model in service.models))
+    await exchange.answer(route.write(all(done)))
 
 
 async def health(service: Service, route: Route, exchange: Exchange) -> None:
@@ -146,14 +156,14 @@ async def health(service: Service, route: Route, exchange: Exchange) -> None:
 async def ask(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None
     body = await exchange.body()
-    told = await service.off_loop(len(body), partial(route.read, body, head(service, exchange), service.facts()))
+    told = await off_loop(len(body), partial(route.read, body, head(service.main, exchange), service.facts()))
     await _tell(exchange, told)
 
 
 async def endpoint(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.read is not None
     body = await exchange.body()
-    told = await service.endpoints.change(partial(route.read, body, head(service, exchange), service.facts()))
+    told = await service.endpoints.change(partial(route.read, body, head(service.main, exchange), service.facts()))
     await _tell(exchange, told)
 
 
@@ -169,34 +179,39 @@ async def live(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def ready(service: Service, route: Route, exchange: Exchange) -> None:
-    refusal = service.refusal()
+    waiting = service.waits()
     if route.write is not None:
-        await _tell(exchange, route.write(refusal is None))
+        await _tell(exchange, route.write(waiting is None))
         return
-    if refusal is None:
+    if waiting is None:
         await exchange.answer(b'{"status":"ready"}')
         return
-    progress = service.engine.progress
-    state: dict[str, Any] = {"status": service.phase, "message": refusal.message}
-    if service.phase in ("loading", "restarting"):
+    refusal, progress = waiting.refusal(), waiting.engine.progress
+    assert refusal is not None
+    state: dict[str, Any] = {"status": waiting.phase, "message": refusal.message, "model": waiting.name}
+    if waiting.phase in ("loading", "restarting"):
         state |= {"stage": progress.stage, "progress": round(progress.fraction, 4)}
+    state["models"] = {model.name: model.phase for model in service.models}
     after = (b"retry-after", b"%d" % max(1, round(refusal.retry_after)))
     await exchange.answer(msgspec.json.encode(state), 503, extra=(after,))
 
 
 async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
-    engine = service.engine
-    view = View(
-        model=service.names[0],
-        metrics=service.metrics,
-        stats=engine.stats,
-        info=engine.info,
-        prefix_cache=service.settings.prefix_cache,
-        ready=service.refusal() is None,
-        progress=1.0 if engine.state == "ready" else engine.progress.fraction,
-        open=len(service.open),
-    )
-    await exchange.answer(page.text(view, exchange.dialect.name).encode(), type=page.CONTENT_TYPE)
+    views = [
+        View(
+            model=model.name,
+            metrics=model.metrics,
+            stats=model.engine.stats,
+            info=model.engine.info,
+            prefix_cache=model.settings.prefix_cache,
+            ready=model.refusal() is None,
+            progress=model.loaded,
+            open=len(model.open),
+        )
+        for model in service.models
+    ]
+    told = page.text(views, {"http": service.responses, "grpc": service.calls}, exchange.dialect.name)
+    await exchange.answer(told.encode(), type=page.CONTENT_TYPE)
 
 
 HANDLERS: dict[Kind, Handle] = {

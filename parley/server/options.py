@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import Dialect
+from parley.types import Settings
 
 
 class Tls(NamedTuple):
@@ -33,13 +34,22 @@ class Listen(NamedTuple):
     tls: Tls | None = None
 
 
+class Offer(NamedTuple):
+    """A model to be served: what clients may write as ``model``, the first being what answers carry, and how it runs.
+
+    ``settings.model`` may be a name, which is looked up or fetched.
+    """
+
+    names: tuple[str, ...]
+    settings: Settings
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Everything that ``server.run`` needs beside the engine's ``Settings``. Times in seconds, sizes in bytes.
+    """Everything that ``server.run`` needs beside the models. Times in seconds, sizes in bytes.
 
-    ``names`` are what clients may write as ``model``; the first one is the name that answers carry. Without any, the
-    last part of the model's path is the name. ``max_queue`` counts choices (prompts times n) that may wait beyond the
-    ``max_batch`` that run at once; a request that finds them all taken gets 429.
+    ``max_queue`` counts choices (prompts times n) that may wait for one model beyond the ``max_batch`` that run at
+    once; a request that finds them all taken gets 429.
     """
 
     host: str = "127.0.0.1"
@@ -49,7 +59,6 @@ class ServerOptions:
     grpc: tuple[Listen, ...] = ()  # ports for Triton's API over gRPC
     strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
     tgi_compat: str = "3"  # the version of TGI on that port
-    names: tuple[str, ...] = ()
     endpoints: str | None = None  # the file in which endpoints are kept; none: until the server ends
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
     max_queue: int = 1024

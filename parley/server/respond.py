@@ -8,7 +8,6 @@ HTTP status. Knows nothing of engines, and of an API only its name for headers.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -19,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, Headers
 from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge, UnknownCoding
+from parley.server.chance import draw
 from parley.server.cycle import CYCLE, Cycle
 from parley.server.limits import inflate
 from parley.server.options import ServerOptions
@@ -54,7 +54,7 @@ class Exchange:
     def __post_init__(self) -> None:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
-        self.unique = os.urandom(16).hex()
+        self.unique = draw().hex()
         self._cycle: Cycle = self.scope[CYCLE]
         self.written = 0.0  # when the last part of a stream was
         self._held: bytes | None = None
@@ -153,13 +153,9 @@ class Exchange:
             )
         await self._body(data, last=last)
 
-    @property
-    def flowing(self) -> bool:
-        """Has a stream begun, and does the client read it? Only then may there be a ``part``."""
-        return self.status > 0 and not self._cycle.blocked
-
     def part(self, data: bytes) -> bool:
-        """``write`` while it is ``flowing``, without a coroutine's ceremony. Is it still?"""
+        """``write`` of a part that is not the first, without a coroutine's ceremony. May another follow in this way?
+        Not if the client has not read the last ones."""
         self.written = time.perf_counter()
         self._cycle.part(data)
         return not self._cycle.blocked

@@ -21,6 +21,7 @@ from parley.errors import BadRequest, NotFound, UnknownModel
 from parley.server.auth import Keys
 from parley.server.call import Call, Refused
 from parley.server.generation import Generation
+from parley.server.model import Model, off_loop
 from parley.server.service import Service
 from parley.server.tally import Tally
 
@@ -117,15 +118,15 @@ class Port:
 
     async def _ask(self, ask: control.Ask, kind: Any, call: Call, data: bytes, context: Context) -> bytes:
         """What the server says of itself."""
-        work = partial(ask, _parse(kind, data), call.head({}), self._service.facts())
-        return (await self._service.off_loop(len(data), work)).SerializeToString()
+        work = partial(ask, _parse(kind, data), call.head(self._service.main, {}), self._service.facts())
+        return (await off_loop(len(data), work)).SerializeToString()
 
     async def _watch(self, call: Call, data: bytes, context: Context) -> None:
         """The state of a service, now and whenever it changes."""
         message, told = _parse(control.QUESTION, data), None
         while True:
             try:
-                state = control.check(message, call.head({}), self._service.facts())
+                state = control.check(message, call.head(self._service.main, {}), self._service.facts())
             except NotFound:
                 state = control.STATE(status="SERVICE_UNKNOWN")
             if state != told:
@@ -183,21 +184,21 @@ class Port:
 
     async def _generate(self, call: Call, message: Message, send: Send, *, whole: bool) -> None:
         """Answer a request. Raises ParleyError, and what ``send`` raises."""
-        self._service.require()
-        try:
-            await self._answer(call, message, send, whole)
-        except BadRequest:
-            self._service.metrics.refused.add()
-            raise
-
-    async def _answer(self, call: Call, message: Message, send: Send, whole: bool) -> None:
-        service = self._service
+        self._service.admit()
         if not message.model_name:
             raise UnknownModel("Request for unknown model: '' is not found")
-        service.resolve(message.model_name)
-        reading = partial(infer.read, message, call.head(infer.path(message)), whole=whole)
-        inference = await service.off_loop(message.ByteSize(), reading)
-        generation = Generation(service, inference.request, Tally(service.metrics, call.note, call.arrived))
+        model = self._service.find(message.model_name)
+        model.require()
+        try:
+            await self._answer(model, call, message, send, whole)
+        except BadRequest:
+            model.metrics.refused.add()
+            raise
+
+    async def _answer(self, model: Model, call: Call, message: Message, send: Send, whole: bool) -> None:
+        reading = partial(infer.read, message, call.head(model, infer.path(message)), whole=whole)
+        inference = await off_loop(message.ByteSize(), reading)
+        generation = Generation(model, inference.request, Tally(model.metrics, call.note, call.arrived))
         try:
             await generation.begin()
             while events := await generation.next():

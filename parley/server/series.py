@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import fsum
 
+Group = tuple[str, Iterable[tuple[str, float]]]  # common labels; each value with the labels it has beside them
 GATHER = 512  # numbers that are sorted together
 
 
@@ -97,18 +98,12 @@ class Distribution:
         yield f"{name}_sum{own} {self._sum:.17g}\n{name}_count{own} {total}\n"
 
 
-class Recent:
-    """The mean of the last so many numbers."""
-
-    def __init__(self, size: int):
-        self._numbers: deque[float] = deque(maxlen=size)
-
-    def add(self, number: float) -> None:
-        self._numbers.append(number)
+class Recent(deque[float]):
+    """The last so many numbers, as ``maxlen`` says."""
 
     @property
     def mean(self) -> float:
-        return fsum(self._numbers) / len(self._numbers) if self._numbers else 0.0
+        return fsum(self) / len(self) if self else 0.0
 
 
 class Rate:
@@ -134,10 +129,11 @@ def header(kind: str, name: str, help: str) -> str:
     return f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
 
 
-def scalar(kind: str, name: str, help: str, common: str, values: Iterable[tuple[str, float]]) -> str:
-    """A counter or gauge; with each value the labels that it has beside the common ones."""
+def scalar(kind: str, name: str, help: str, groups: Iterable[Group]) -> str:
+    """A counter or gauge."""
     lines = []
-    for own, value in values:
-        both = common + ("," if common and own else "") + own.removeprefix(",")
-        lines.append(f"{name}{{{both}}} {value:.17g}\n" if both else f"{name} {value:.17g}\n")
+    for common, values in groups:
+        for own, value in values:
+            both = common + ("," if common and own else "") + own.removeprefix(",")
+            lines.append(f"{name}{{{both}}} {value:.17g}\n" if both else f"{name} {value:.17g}\n")
     return header(kind, name, help) + "".join(lines)

@@ -1,7 +1,7 @@
 """From options to a running server and to its end: listen, load, serve, drain, close. Nothing survives the process.
 
 It listens first and loads after, so that probes get an answer from the first moment. The first signal drains, the
-second ends at once; the engine is closed whichever way it goes.
+second ends at once; the engines are closed whichever way it goes.
 """
 
 from __future__ import annotations
@@ -13,32 +13,28 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from ssl import SSLContext
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
 from parley import hub
-from parley.engine.fake import FAKE, FakeEngine
-from parley.engine.local import LocalEngine
-from parley.engine.protocol import Engine, EngineFailed
-from parley.engine.remote import RemoteEngine
+from parley.engine.protocol import EngineFailed
 from parley.server import banner, logs
 from parley.server.app import ALONE, OWN, Surface, alone, build, universal
 from parley.server.endpoints import BadFile
 from parley.server.limits import Protocol
-from parley.server.options import Listen, ServerOptions, Tls
+from parley.server.model import Model, share
+from parley.server.options import Listen, Offer, ServerOptions, Tls
 from parley.server.service import Service
 from parley.server.tls import BadTls, context
 from parley.text import BadTokenizer
-from parley.types import ModelInfo, Progress, Settings
+from parley.types import Progress
 
 if TYPE_CHECKING:
     from parley.server.rpc import Port
@@ -48,22 +44,10 @@ log = logging.getLogger("parley.server")
 BACKLOG = 2048
 LAST_WORDS = 0.5  # seconds for the last events after a second signal
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-FAILURES = (EngineFailed, BadTokenizer, hub.ModelMissing)
+FAILURES = (EngineFailed, BadTokenizer)
 
 
-def scripted(settings: Settings) -> Engine:
-    """An engine without a model, for any tokenizer's ids."""
-    return FakeEngine(info=msgspec.structs.replace(FAKE, vocab_size=1 << 24))
-
-
-ENGINES: dict[str, Callable[[Settings], Engine]] = {
-    "process": RemoteEngine,
-    "thread": LocalEngine,
-    "scripted": scripted,
-}
-
-
-def run(settings: Settings, options: ServerOptions) -> int:
+def run(offers: Sequence[Offer], options: ServerOptions) -> int:
     """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
     keep_standard_streams()
     logs.set_up(options.log_format)
@@ -85,7 +69,7 @@ def run(settings: Settings, options: ServerOptions) -> int:
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
-            instance = Instance(settings, options, sockets, contexts)
+            instance = Instance(offers, options, sockets, contexts)
         except BadFile as error:
             banner.say(f"parley: {error}")
             return 1
@@ -168,22 +152,21 @@ class Server(uvicorn.Server):
 
 
 class Instance:
-    """One server process: HTTP servers, one per port, and an engine.
+    """One server process: HTTP servers, one per port, and its models.
 
     ``sockets`` and ``contexts`` (of those that are encrypted) are those of ``places``.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        offers: Sequence[Offer],
         options: ServerOptions,
         sockets: Sequence[socket.socket],
         contexts: Sequence[SSLContext | None] = (),
     ):
-        self.settings = settings
+        self.offers = offers
         self.options = options
-        self.engine: Engine = ENGINES[options.engine](settings)
-        self.service = Service(options, settings, self.engine)
+        self.service = Service(options, (Model.of(offer, options) for offer in offers))
         self._sockets = sockets
         self._signals: list[int] = []
         self._stop = asyncio.Event()
@@ -215,7 +198,7 @@ class Instance:
             for surface in place.surfaces
             if surface is not OWN
         ]
-        banner.say(banner.opening(self.options, self.settings, self.service.names[0], roots[0], surfaces, calls))
+        banner.say(banner.opening(self.options, self.offers, roots[0], surfaces, calls))
         serving = asyncio.create_task(self._serve())
         try:
             failure = await self._until_stopped(serving, started)
@@ -246,19 +229,17 @@ class Instance:
         """Load, then serve. Empty after a signal, else what went wrong."""
         stop = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self._load())
-        showing = asyncio.create_task(banner.follow(lambda: self.engine.progress))
+        showing = asyncio.create_task(banner.follow(self._progress))
         watching = asyncio.create_task(self._watch())
         try:
             await asyncio.wait({stop, loading, serving}, return_when=asyncio.FIRST_COMPLETED)
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
             if loading.done():
-                try:
-                    info = loading.result()
-                except FAILURES as error:
-                    return str(error)
+                if failure := loading.result():
+                    return failure
                 settle()
-                banner.say(banner.ready(info, time.monotonic() - started))
+                banner.say(banner.ready(time.monotonic() - started))
                 await asyncio.wait({stop, watching, serving}, return_when=asyncio.FIRST_COMPLETED)
             return watching.result() if watching.done() else ""
         finally:
@@ -267,42 +248,36 @@ class Instance:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _load(self) -> ModelInfo:
-        self.settings.model = str(await self._find(self.settings.model))
-        return await self.service.load()
+    async def _load(self) -> str:
+        """Load the models, one after the other, for each is to see how much memory those before it left. What went
+        wrong, if anything did."""
+        models = self.service.models
+        try:
+            for model in models:
+                await model.fetch()
+            share(models)
+            for model in models:
+                banner.say(banner.loaded(model.name, await model.load()))
+        except hub.ModelMissing as error:  # says which
+            return str(error)
+        except FAILURES as error:
+            return f"{model.name}: {error}"
+        return ""
 
-    async def _find(self, model: str) -> object:
-        """The model's folder, fetched if need be, in a thread that does not keep the process from ending."""
-        if self.options.engine == "scripted":
-            return hub.find(model) or model
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[object] = loop.create_future()
-
-        def settle(result: object, error: Exception | None) -> None:
-            if not found.done():
-                found.set_result(result) if error is None else found.set_exception(error)
-
-        def report(stage: str, fraction: float) -> None:
-            self.engine.progress = Progress(stage, fraction / 2)  # the other half is loading
-
-        def look() -> None:
-            result, failure = None, None
-            try:
-                result = hub.resolve(model, report)
-            except Exception as error:
-                failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, result, failure)
-
-        threading.Thread(target=look, name="parley-hub", daemon=True).start()
-        return await found
+    def _progress(self) -> Progress:
+        """How far loading is, of all models together."""
+        models = self.service.models
+        model = self.service.waits() or models[-1]
+        return Progress(
+            f"{model.name}: {model.engine.progress.stage}", sum(each.loaded for each in models) / len(models)
+        )
 
     async def _watch(self) -> str:
-        """Wait until the engine is lost for good, and say so: a server without one is of no use."""
-        while self.engine.state != "failed":
+        """Wait until every engine is lost for good, and say so: a server without one is of no use."""
+        while any(model.engine.state != "failed" for model in self.service.models):
             await asyncio.sleep(0.2)
         await asyncio.sleep(0.5)  # streams write their last event
-        return f"the engine ended for good: {self.engine.failure}"
+        return f"the engine ended for good: {self.service.main.engine.failure}"
 
     def _signalled(self, number: int) -> None:
         self._signals.append(number)
@@ -320,13 +295,13 @@ class Instance:
                 )
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
-        """Drain, close the engine, stop listening."""
+        """Drain, close the engines, stop listening."""
         force = asyncio.create_task(self._force.wait())
         draining = asyncio.create_task(self.service.drain())
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
         for task in (force, draining):
             task.cancel()
-        await self.engine.close()  # what is still open gets its error from it
+        await self.service.close()  # what is still open gets its error from it
         await self.service.settle(LAST_WORDS)
         if self._rpc is not None:
             await self._rpc.stop(LAST_WORDS)

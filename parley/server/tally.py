@@ -59,11 +59,12 @@ class Tally:
             self._metrics.prefill.observe(now - self._began)
             self.note.first_token = now - self._arrived
             self._metrics.first_token.observe(now - self._arrived)
-            self._metrics.first_tokens.add(now - self._arrived)
+            self._metrics.first_tokens.append(now - self._arrived)
         before = self._last.get(choice)
         if before is not None:
-            self._metrics.between_tokens.observe((now - before) / count, count)
-            self._metrics.gaps.add((now - before) / count)
+            gap = (now - before) / count
+            self._metrics.between_tokens.observe(gap, count)
+            self._metrics.gaps.append(gap)
         self._last[choice] = now
 
     def preempt(self, choice: int, times: int) -> None:

@@ -11,13 +11,14 @@ from parley.types import Done, Event, ModelInfo, Output, Request, Usage, Vector
 
 def check(request: Request, info: ModelInfo) -> None:
     """The model must be able to do what is wanted, text or vectors. Raises BadRequest."""
-    name, wish = excerpt(request.model), request.pooling
+    wish = request.pooling
     if wish is None:
         if not info.generates:
-            raise Incapable(f"The model {name} makes embeddings only and does not generate text.", field="model")
+            told = f"The model {excerpt(request.model)} makes embeddings only and does not generate text."
+            raise Incapable(told, field="model")
         return
     if not info.dimensions:
-        raise Incapable(f"The model {name} does not make embeddings.", field="model")
+        raise Incapable(f"The model {excerpt(request.model)} does not make embeddings.", field="model")
     if wish.dimensions is not None and wish.dimensions > info.dimensions:
         raise Invalid(
             f"Invalid 'dimensions': the embeddings of this model have {info.dimensions}, but {wish.dimensions} were "

@@ -47,32 +47,32 @@ def test_a_failure_ends_with_1_and_says_what_to_do(monkeypatch, capsys):
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_file_that_is_missing_is_named(copy, name):
     (copy / name).unlink()
-    finding = findings(doctor.model, str(copy))["model"]
+    finding = findings(doctor.models, str(copy))["model"]
     assert finding.level == "fail" and (name in finding.seen or "*.safetensors" in finding.seen)
 
 
 def test_weights_that_were_cut_off_are_found(copy):
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-2])
-    assert findings(doctor.model, str(copy))["model"].seen.endswith("model.safetensors is not whole")
+    assert findings(doctor.models, str(copy))["model"].seen.endswith("model.safetensors is not whole")
 
 
 def test_a_broken_tokenizer_and_a_missing_template_are_found(copy):
     (copy / "tokenizer_config.json").unlink()
-    assert findings(doctor.model, str(copy))["template"].level == "warn"
+    assert findings(doctor.models, str(copy))["template"].level == "warn"
     (copy / "chat_template.jinja").write_text("{{ messages }}")
-    assert "template" not in findings(doctor.model, str(copy))
+    assert "template" not in findings(doctor.models, str(copy))
     (copy / "tokenizer.json").write_text("{}")
-    assert findings(doctor.model, str(copy))["tokenizer"].level == "fail"
+    assert findings(doctor.models, str(copy))["tokenizer"].level == "fail"
 
 
 def test_memory_counts_the_cache_that_was_asked_for(tiny):
-    assert findings(doctor.model, str(tiny))["memory"].level == "ok"
-    assert findings(doctor.model, str(tiny), "--kv-memory", "900TiB")["memory"].level == "fail"
+    assert findings(doctor.models, str(tiny))["memory"].level == "ok"
+    assert findings(doctor.models, str(tiny), "--kv-memory", "900TiB")["memory"].level == "fail"
 
 
 def test_a_model_elsewhere_is_no_failure(monkeypatch, tmp_path):
-    assert findings(doctor.model, "nobody/nothing-of-that-name")["model"].level == "warn"
+    assert findings(doctor.models, "nobody/nothing-of-that-name")["model"].level == "warn"
 
 
 def test_a_network_address_without_a_key_is_a_warning(tmp_path):

@@ -12,18 +12,23 @@ import urllib.request
 import pytest
 from outside import clean
 
-from parley.commands.serve import keys_of, server_options
+from parley.commands.serve import keys_of, offers, server_options
 from parley.config import SERVE
 from parley.options import ConfigError, resolve
-from parley.server.options import Listen, ServerOptions
+from parley.server.options import Listen, Offer, ServerOptions
 
 
 def options(*flags: str) -> ServerOptions:
     return server_options(resolve(SERVE, flags, {}))
 
 
+def models(*flags: str) -> list[Offer]:
+    return offers(resolve(SERVE, flags, {}))
+
+
 def test_without_options_the_server_has_its_own_defaults():
-    assert options() == ServerOptions(names=("parley-demo",))
+    assert options() == ServerOptions()
+    assert [offer.names for offer in models()] == [("parley-demo",)]
 
 
 def test_every_option_of_the_server_arrives(tmp_path):
@@ -35,7 +40,6 @@ def test_every_option_of_the_server_arrives(tmp_path):
     assert made == ServerOptions(
         host="::1",
         port=1,
-        names=("a", "b", "c"),
         api_keys=("first", "second", "third"),
         max_queue=2,
         drain=60.0,
@@ -64,8 +68,9 @@ def test_the_port_for_grpc_needs_its_packages(monkeypatch):
 
 
 def test_the_name_is_that_of_the_model():
-    assert options("owner/model").names == ("owner/model",)
-    assert options("/some/where/tiny/").names == ("tiny",)
+    assert models("owner/model")[0].names == ("owner/model",)
+    assert models("/some/where/tiny/")[0].names == ("tiny",)
+    assert models("--name", "a", "--name", "b,c", "owner/model")[0].names == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("content", ["", "\n# only a comment\n", None])
@@ -105,3 +110,38 @@ def test_a_model_that_is_not_there_is_one_sentence_and_1(parley, tmp_path):
     assert done.returncode == 1
     assert "cannot be served: there is no such folder." in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_several_models_have_names_and_options_of_their_own():
+    flags = ["--model", "chat,assistant=./a,kv-memory=1GiB,threads=1", "--model", "./b=c,d,dtype=fp32"]
+    first, second, third = models("--name", "main", "--threads", "2", "--dtype", "auto", *flags, "--model", "org/x")
+    assert (first.names, first.settings.model) == (("chat", "assistant", "main"), "./a")
+    assert (first.settings.kv_memory, first.settings.threads, first.settings.dtype) == (1 << 30, 1, "auto")
+    assert (second.names, second.settings.model) == (("b=c,d",), "./b=c,d")
+    assert (second.settings.threads, second.settings.dtype) == (2, "float32")
+    assert (third.names, third.settings.model) == (("org/x",), "org/x")
+
+
+def test_several_models_come_from_one_variable_too():
+    found = resolve(SERVE, [], {"PARLEY_MODEL": "a,b=./x,threads=1; c=./y"})
+    assert [offer.names for offer in offers(found)] == [("a", "b"), ("c",)]
+    shown = next(option for option in SERVE if option.name == "model").show(found["model"])
+    assert resolve(SERVE, ["--model", shown], {})["model"] == found["model"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--model", "a=./x", "--model", "b,a=./y"], "the name a is given to more than one"),
+        (["./x", "--model", "x=./y"], "the name x is given to more than one"),
+        (["--model", "a,a=./x"], "different names"),
+        (["--model", "=./x"], "different names"),
+        (["--model", "a="], "NAME=MODEL"),
+        (["--model", "a=./x,thread=1"], "thread is no option"),
+        (["--model", "a=./x,threads=0"], "--model a: threads"),
+        (["--model", "a=./x,port=1"], "port is no option"),
+    ],
+)
+def test_what_is_wrong_with_several_models_is_said(flags, told):
+    with pytest.raises(ConfigError, match=told):
+        models(*flags)

@@ -9,9 +9,10 @@ import pytest
 
 from parley import hub
 from parley.commands import mindie
-from parley.commands.serve import server_options
-from parley.config import SERVE, settings
+from parley.commands.serve import offers, server_options
+from parley.config import SERVE
 from parley.dialects.mindie.rules import Rules
+from parley.kinds import Named
 from parley.options import ConfigError, resolve
 from parley.server.options import Listen, Tls
 
@@ -138,11 +139,12 @@ def test_what_is_there_takes_effect(tmp_path):
         Listen("mindie-metrics", "127.0.0.2", 1027, metrics),
     ]
     config = resolve(SERVE, ["--threads", "1"], {}).over(plan.options, "there")
-    engine = settings(config, config["model"])
+    (offer,) = offers(config)
+    engine = offer.settings
     assert (engine.model, engine.max_model_len, engine.max_batch) == (str(tmp_path / "weights"), 2560, 200)
     assert (engine.kv_memory, engine.step_tokens, engine.threads) == (2 << 30, 8192, 1)
     options = plan.applied(server_options(config), "strict-old")
-    assert (options.port, options.names, options.drain) == (None, ("llama_65b",), 500)
+    assert (options.port, offer.names, options.drain) == (None, ("llama_65b",), 500)
     assert (options.body_limit, options.max_queue) == (40 << 20, 700)  # 300 are served, 600 more may wait
     limits = (options.max_prompt, options.max_output, options.token_timeout, options.timeout)
     assert limits == (plan.max_prompt, plan.max_output, plan.token_timeout, plan.timeout) and all(limits)
@@ -159,8 +161,8 @@ def test_an_empty_file_has_the_originals_defaults(tmp_path):
     assert (plan.max_prompt, plan.max_output, plan.token_timeout, plan.timeout) == (2048, 512, 600, 600)
     assert plan.options["max-queue"] == 2800 and plan.idle == []
     with pytest.raises(ConfigError, match=rf"{MODEL[:-4]}.*modelWeightPath is missing"):
-        plan.check(None)
-    plan.check(hub.BUILT_IN)  # a model that was named beside it
+        plan.check([])
+    plan.check([Named((), hub.BUILT_IN, {})])  # a model that was named beside it
 
 
 def test_what_is_given_beside_it_wins(tmp_path):
@@ -168,7 +170,7 @@ def test_what_is_given_beside_it_wins(tmp_path):
     flags = ["other", "--port", "9", "--max-batch", "3", "--listen", "tgi=h:1"]
     config = resolve(SERVE, flags, {}).over(plan.options, "there")
     options = plan.applied(server_options(config), "extended")
-    assert (options.port, config["model"], config["max-batch"]) == (9, "other", 3)
+    assert (options.port, config["model"], config["max-batch"]) == (9, [Named((), "other", {})], 3)
     assert options.listen == (*plan.listen, Listen("tgi", "h", 1))
 
 
@@ -232,7 +234,7 @@ def test_a_context_is_never_longer_than_that_of_the_model(tmp_path):
     (tmp_path / "weights" / "config.json").write_text('{"max_position_embeddings": 100}')
     assert read(tmp_path, WHOLE).options["max-model-len"] == 100
     with pytest.raises(ConfigError, match=r'modelWeightPath: "weights" cannot be served: its folder has no tokenizer'):
-        read(tmp_path, WHOLE).check(str(tmp_path / "weights"))
+        read(tmp_path, WHOLE).check([Named((), str(tmp_path / "weights"), {})])
 
 
 def test_passwords_and_lists_that_are_not_named_need_not_be_there(tmp_path):
@@ -302,6 +304,10 @@ def test_files_that_are_none(tmp_path):
     assert "is not valid JSON" in refusal(tmp_path, "{")
     assert "holds no JSON object" in refusal(tmp_path, "[]")
     assert refusal(tmp_path, {"ServerConfig": []}) == "ServerConfig: [] is not an object."
+    for endless in (written(tmp_path, " " * (10 << 20) + "{}"), "/dev/zero"):
+        with pytest.raises(ConfigError, match="has more than 10 MB"):
+            mindie.read(endless, {})
+    assert read(tmp_path, "\ufeff" + json.dumps(WHOLE)).max_prompt == 2048  # as some editors save it
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         mindie.read(str(tmp_path / "none"), {})
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):

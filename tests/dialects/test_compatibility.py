@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from parley.dialects.dialect import Card, Facts, Head, Route, Totals
+from parley.dialects.dialect import Card, Facts, Head, Route
 from parley.dialects.fields import decode
 from parley.dialects.tgi import STRICT, document
 from parley.errors import Unsupported
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HEAD = Head("0f", 1700000000, "fp_1", context=100)
-FACTS = Facts("1", [Card("m", 1, 100)], True, "ready", Totals())
+FACTS = Facts("1", [Card("m", 1, 100)], True)
 
 
 @cache

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from parley.dialects.databricks import DIALECT, STRICT, endpoints
-from parley.dialects.dialect import Card, Change, Endpoint, Facts, Head, Share, Totals
+from parley.dialects.dialect import Card, Change, Endpoint, Facts, Head, Share
 from parley.errors import ParleyError
 
-FACTS = Facts("1", [Card("m", 1600000000, 100), Card("org.v2", 1600000000, 100)], True, "ready", Totals())
+FACTS = Facts("1", [Card("m", 1600000000, 100), Card("org.v2", 1600000000, 100)], True)
 A = {"name": "a", "entity_name": "m", "entity_version": "3", "workload_size": "Small", "scale_to_zero_enabled": True}
 B = {"name": "b", "entity_name": "system.ai.org.v2"}
 SPLIT = {

@@ -12,6 +12,7 @@ from parley.errors import ContextLength, EngineDied, NotReady, Overloaded, Parle
 from parley.types import Accepted, Delta, Done, Sampling, Scored, Stop, Text, Token, Usage
 
 RULES = Rules()
+STRICTLY = [RULES, Rules("strict-old")]
 HEAD = Head("0f", 1700000000, "fp_1", context=100)
 INPUTS = "My name is Olivier and I"
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
@@ -142,8 +143,9 @@ def test_bodies_that_are_none():
     assert refusal(tgi.either, stream="x") == "Stream must be boolean type."
 
 
-def test_an_answer():
-    reply = read(tgi.either, {"decoder_input_details": True}, stream=False)
+@pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
+def test_an_answer(rules):
+    reply = read(tgi.either, rules=rules, parameters={"decoder_input_details": True}, stream=False)
     assert reply.chunk([]) == b""
     reply.add([ACCEPTED, Delta(0, "'", tokens=[ONE]), Delta(0, "m", tokens=[TWO]), DONE])
     assert reply.body(USAGE) == (
@@ -154,16 +156,17 @@ def test_an_answer():
         b']},"generated_text":"\'m"}]'
     )
 
-    reply = read(parameters={"return_full_text": True})
+    reply = read(rules=rules, parameters={"return_full_text": True})
     reply.add([ACCEPTED, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
     assert reply.body(USAGE) == b'{"generated_text":"My name is Olivier and I \'m"}'
-    reply = read(parameters={"details": True})
+    reply = read(rules=rules, parameters={"details": True})
     reply.add([ACCEPTED, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
     assert json.loads(reply.body(USAGE))["details"]["prefill"] == []
 
 
-def test_a_stream():
-    reply = read(tgi.stream, {"details": True})
+@pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
+def test_a_stream(rules):
+    reply = read(tgi.stream, {"details": True}, rules=rules)
     assert reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, "'", tokens=[ONE])]) == (
         b'data: {"token":{"id":[29915],"text":"\'","logprob":null,"special":null},"generated_text":null,'
@@ -174,7 +177,7 @@ def test_a_stream():
         b'{"prompt_tokens":3,"finish_reason":"length","generated_tokens":2,"seed":77}}\n\n'
     )
     assert reply.end(USAGE) == b""
-    plain = read(tgi.either, stream=True)
+    plain = read(tgi.either, stream=True, rules=rules)
     assert plain.request.stream
     assert json.loads(plain.chunk([ACCEPTED, Delta(0, "m", tokens=[TWO]), DONE])[6:])["details"] is None
     text = "The decoder_input_details must not be true when stream is true."

@@ -12,6 +12,7 @@ from parley.errors import EngineDied, Expired, InUse, NoTokens, ParleyError, Unk
 from parley.types import Accepted, Cost, Delta, Done, Stop, Text, Token, Tokens, Usage
 
 RULES = Rules("strict")
+PROFILES = [Rules("strict-old"), RULES, Rules("extended")]
 HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100)
 USAGE = Usage(prompt_tokens=3, completion_tokens=3)
 ONE = Token(306, " I", b" I", cost=Cost(2, 0.005, 0.04))
@@ -87,11 +88,12 @@ def test_bodies_that_are_none():
             assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
 
 
-def test_an_answer():
-    plain = infer(inputs="a")
+@pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
+def test_an_answer(rules):
+    plain = infer(rules, inputs="a")
     plain.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), Delta(0, " am", tokens=[TWO]), DONE])
     assert plain.body(USAGE) == b'{"generated_text":" I am"}' and not plain.request.want.costs
-    told = infer(inputs="a", parameters={"details": True})
+    told = infer(rules, inputs="a", parameters={"details": True})
     told.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), Done(0, "stop", USAGE)])
     assert told.body(USAGE) == (
         b'{"generated_text":" I am","details":{"finish_reason":"eos_token","generated_tokens":3,'
@@ -99,8 +101,9 @@ def test_an_answer():
     )
 
 
-def test_a_stream_tells_the_times():
-    reply = infer(inputs="a", stream=True, parameters={"details": True})
+@pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
+def test_a_stream_tells_the_times(rules):
+    reply = infer(rules, inputs="a", stream=True, parameters={"details": True})
     assert reply.request.want.costs and reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
         b'data: {"prefill_time":45,"decode_time":null,"token":{"id":[306],"text":" I"}}\n\n'
@@ -112,12 +115,12 @@ def test_a_stream_tells_the_times():
         b'"generated_tokens":3,"seed":77},"token":{"id":[263],"text":null}}\n\n'
     )
     assert reply.end(USAGE) == b""
-    short = infer(inputs="a", stream=True)
+    short = infer(rules, inputs="a", stream=True)
     assert short.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE]), DONE]) == (
         b'data: {"prefill_time":45,"decode_time":null,"generated_text":" I","details":null,"token":{"id":[306],'
         b'"text":null}}\n\n'
     )
-    alone = infer(inputs="a", stream=True)
+    alone = infer(rules, inputs="a", stream=True)
     alone.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE])])
     assert alone.chunk([Done(0, "cancel", USAGE)]) == (
         b'data: {"prefill_time":null,"decode_time":null,"generated_text":" I","details":null,"token":{"id":[],'
@@ -186,11 +189,12 @@ def test_what_is_said_of_a_prompt(prompt, text):
     assert refusal(record, prompt=prompt) == text
 
 
-def test_a_record_has_the_prompt_in_front():
-    reply = record()
+@pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
+def test_a_record_has_the_prompt_in_front(rules):
+    reply = record(rules)
     reply.add([ACCEPTED, Delta(0, "I am"), DONE])
     assert reply.body(USAGE) == b'{"text":["a b I am"]}'
-    parts = record(prompt=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+    parts = record(rules, prompt=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
     parts.add([Delta(0, "x"), DONE])
     assert parts.request.prompts == [Text("ab")] and parts.body(USAGE) == b'{"text":["a x"]}'
 
@@ -204,8 +208,9 @@ def test_the_likeliest_comes_first():
     assert reply.body(USAGE) == b'{"text":["a b 1","a b 2"]}'
 
 
-def test_records_of_a_stream_end_with_nul():
-    reply = record(n=2, temperature=1, stream=True)
+@pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
+def test_records_of_a_stream_end_with_nul(rules):
+    reply = record(rules, n=2, temperature=1, stream=True)
     assert reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, "I"), Delta(1, "You")]) == b'{"text":["I","You"]}\0'
     assert reply.chunk([Delta(1, " are"), Done(1, "stop", USAGE)]) == b'{"text":[""," are"]}\0'

@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Card, Facts, Head, Totals
+from parley.dialects.dialect import Card, Facts, Head
 from parley.dialects.mindie import STRICT, control, tensors, triton
 from parley.dialects.mindie.rules import Rules
 from parley.errors import ParleyError
 from parley.types import Accepted, Cost, Delta, Done, Text, Token, Tokens, Usage
 
 RULES = Rules("strict")
+STRICTLY = [RULES, Rules("strict-old")]
+PROFILES = [Rules("strict-old"), RULES, Rules("extended")]
 HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100, path={"model": "llama_65b"})
-FACTS = Facts("1.2", [Card("llama_65b", 1, 100)], True, "ready", Totals())
+FACTS = Facts("1.2", [Card("llama_65b", 1, 100)], True)
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 ONE = Token(306, " I", b" I", cost=Cost(2, 0.005318, 0.04))
 TWO = Token(4966, " am", b" am", cost=Cost(3, 0.000117, 0.028))
@@ -46,12 +48,13 @@ def refusal(read: Any = generate, **body: Any) -> str:
 # -- texts
 
 
-def test_an_answer():
-    reply = generate()
+@pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
+def test_an_answer(rules):
+    reply = generate(rules)
     reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
     assert not reply.request.want.costs and reply.request.prompts == [Text("a b")]
     assert reply.body(USAGE) == (b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am"}')
-    reply = generate(parameters={"details": True})
+    reply = generate(rules, parameters={"details": True})
     reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
     assert reply.request.want.costs
     assert reply.body(USAGE) == (
@@ -65,8 +68,9 @@ def test_an_answer():
     assert (told["first_token_cost"], told["decode_cost"]) == (45, [28])
 
 
-def test_a_stream():
-    reply = generate(stream=True, parameters={"details": True})
+@pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
+def test_a_stream(rules):
+    reply = generate(rules, stream=True, parameters={"details": True})
     assert reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
         b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I","details":{"batch_size":2,'
@@ -77,7 +81,7 @@ def test_a_stream():
         b'{"finish_reason":"eos_token","generated_tokens":2,"batch_size":3,"queue_wait_time":117},"prefill_time":null,'
         b'"decode_time":28}\n\n'
     )
-    bare = generate(stream=True)
+    bare = generate(rules, stream=True)
     assert bare.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE]), Done(0, "length", USAGE)]) == (
         b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I"}\n\n'
     )
@@ -116,17 +120,18 @@ def test_who_names_no_request_is_told_a_name():
 # -- tensors
 
 
-def test_a_tensor_of_tokens():
-    reply = infer(tensor={"parameters": {"temperature": 0.5, "max_new_tokens": 2}})
+@pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
+def test_a_tensor_of_tokens(rules):
+    reply = infer(rules, tensor={"parameters": {"temperature": 0.5, "max_new_tokens": 2}})
     assert reply.request.prompts == [Tokens([396, 319, 5])] and reply.request.stop.max_tokens == 2
     assert reply.request.sampling.temperature == 0.5 and reply.chunk([ACCEPTED]) == b""
     reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
     assert reply.body(USAGE) == (
         b'{"id":"42","outputs":[{"name":"output0","shape":[1,2],"datatype":"UINT32","data":[306,4966]}]}'
     )
-    assert infer(tensor={"shape": [3]}).request.prompts == [Tokens([396, 319, 5])]
+    assert infer(rules, tensor={"shape": [3]}).request.prompts == [Tokens([396, 319, 5])]
     for name, answered in (("", "output0"), ("mine", "mine")):
-        named = infer(outputs=[{"name": name}])
+        named = infer(rules, outputs=[{"name": name}])
         named.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), DONE])
         assert json.loads(named.body(USAGE))["outputs"][0]["name"] == answered
     wide = infer(Rules("extended"), tensor={"datatype": "INT64"})

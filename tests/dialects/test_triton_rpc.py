@@ -20,8 +20,8 @@ from parley.errors import ParleyError
 from parley.types import Accepted, Delta, Done, Usage
 
 COUNTS = Totals(succeeded=2, failed=1, cancelled=1, last=1.5, whole=2.5, prepared=0.25, queued=0.5, computed=1.75)
-FACTS = Facts("1.2", [Card("m", 5, 64), Card("alias", 5, 64)], True, "ready", COUNTS)
-LOADING = Facts("1.2", [Card("m", 5, None)], False, "loading", Totals())
+FACTS = Facts("1.2", [Card("m", 5, 64, "m", "ready", COUNTS), Card("alias", 5, 64, "m", "ready", COUNTS)], True)
+LOADING = Facts("1.2", [Card("m", 5, None, "m", "loading")], False)
 
 
 def head(**path: str) -> Head:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, Card, Facts, Head, Totals
+from parley.dialects.dialect import Answer, Card, Facts, Head
 from parley.dialects.vllm import chat, completions, control, shared
 from parley.errors import (
     BadRequest,
@@ -530,7 +530,7 @@ def test_scores_and_echo_of_a_completion():
 
 
 def test_bytes_of_the_models():
-    facts = Facts("1", [Card("tiny", 5, 256), Card("alias", 5, 256)], True, "ready", Totals())
+    facts = Facts("1", [Card("tiny", 5, 256, "tiny"), Card("alias", 5, 256, "tiny")], True)
     first, second = json.loads(control.models(b"", HEAD, facts).body)["data"]
     assert json.dumps(first, separators=(",", ":")) == (
         '{"id":"tiny","object":"model","created":1700000000,"owned_by":"vllm","root":"tiny","parent":null,'

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
 from parley.model import loader, lowering, quantisation
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
@@ -161,6 +162,8 @@ def test_few_operators_per_layer(architecture, most):
         return counter.names
 
     few, many = count(2), count(5)
+    if native.identity() is not None:
+        most = 0  # all layers are one call
     assert len(many) - len(few) <= 3 * most, many[len(few) // 2 :]
 
 

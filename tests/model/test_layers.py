@@ -128,7 +128,7 @@ def both(decoder: Decoder, batch: Batch, int8: bool) -> tuple[list[torch.Tensor]
             everywhere = torch.arange(BLOCK_SIZE * used)
             native.write(keys, values, pages.pool(i), native.places(everywhere, pages.pool(i).format))
     one = decoder.hidden(batch, stores[0])
-    other = decoder.kernel_by_kernel(native.embed(batch.token_ids, decoder._embedding), batch, stores[1])
+    other = decoder.kernel_by_kernel(batch, stores[1])
     states = [
         [x, *(pages.pool(i).data for i in range(len(decoder.layers)))]
         for x, pages in zip((one, other), stores, strict=True)
@@ -181,15 +181,17 @@ def test_what_one_call_cannot_do_is_done_kernel_by_kernel(level):
     assert got[0].isfinite().all() and all(map(torch.equal, got, want))
 
 
-def test_nothing_is_read_beyond_the_longest_context(level):
+def test_nothing_is_read_beyond_the_vocabulary_or_the_longest_context(level):
     source = Source(5)
     decoder, batch = source.decoder(WIDE, ["bf16"] * 8), source.batch([1])
     batch.positions[0] = CONTEXT
     with pytest.raises(IndexError):
         both(decoder, batch, False)
-    with pytest.raises(IndexError):
-        batch.token_ids[0] = VOCAB
-        both(decoder, batch, False)
+    batch.positions[0] = 0
+    for token in (VOCAB, -1):
+        batch.token_ids[0] = token
+        with pytest.raises(IndexError):
+            both(decoder, batch, False)
 
 
 def test_part_of_a_decoder_computes_its_own_layers(level):

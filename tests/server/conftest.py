@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from served import INFO, Served
 from parley.engine.fake import FakeEngine, echo
 from parley.server import start
 from parley.server.app import build
+from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.service import Service
 from parley.types import Settings, Work
@@ -33,7 +34,8 @@ Serve = Callable[..., Awaitable[Served]]
 
 @pytest.fixture
 async def serve(folder: Path) -> AsyncIterator[Serve]:
-    """Start servers: engine options by name, ``surfaces`` if not all, everything else is a server option."""
+    """Start servers: engine options by name, models that are ``beside`` the first, ``surfaces`` if not all; the rest
+    are server options."""
     running: list[tuple[Served, asyncio.Task[None]]] = []
 
     async def begin(
@@ -44,19 +46,22 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         max_batch: int = 256,
         wait: bool = True,
         info: Any = INFO,
+        names: tuple[str, ...] = ("tiny",),
+        beside: Sequence[Model] = (),
         surfaces: Any = (),
         **options: Any,
     ) -> Served:
         engine = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
         given = ServerOptions(**({"port": 0, "access_log": False} | options))
-        service = Service(given, Settings(model=str(folder), max_batch=max_batch), engine)
+        model = Model(names, Settings(model=str(folder), max_batch=max_batch), engine, given)
+        service = Service(given, [model, *beside])
         sock = start.listen(given.host, given.port)
         server = start.Server(start.http(given, build(service, surfaces)))
         task = asyncio.create_task(server.serve(sockets=[sock]))
         served = Served(service, engine, server, sock.getsockname()[1])
         running.append((served, task))
         await served.until(lambda: server.started)
-        loading = asyncio.create_task(service.load())
+        loading = asyncio.gather(*(each.load() for each in service.models))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         if wait:
             await loading
@@ -64,7 +69,7 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
 
     yield begin
     for served, task in running:  # at once: uvicorn's own shutdown sleeps
-        await served.engine.close()
+        await served.service.close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         for listener in served.server.servers:

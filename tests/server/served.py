@@ -101,6 +101,7 @@ class Served:
 
     def __init__(self, service: Service, engine: FakeEngine, server: uvicorn.Server, port: int):
         self.service, self.engine, self.server, self.port = service, engine, server, port
+        self.model = service.main
         self.url = f"http://127.0.0.1:{port}"
 
     async def connect(self) -> Connection:
@@ -137,4 +138,4 @@ class Served:
         """Wait until nothing is left of any request, and check that nothing is."""
         await self.until(lambda: not self.service.open and not self.engine.in_flight)
         await self.until(lambda: self.engine.stats.running == self.engine.stats.waiting == 0)
-        assert self.service.held == 0
+        assert self.model.held == 0

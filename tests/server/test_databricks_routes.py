@@ -4,8 +4,16 @@ import asyncio
 import base64
 import json
 
+import msgspec
 import pytest
+from served import INFO
 
+from parley.engine.fake import FakeEngine
+from parley.server.model import Model
+from parley.server.options import ServerOptions
+from parley.types import Settings
+
+ROOT = "/api/2.0/serving-endpoints"
 TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 TEXT = {"prompt": "Hi", "max_tokens": 3}
 INPUT = {"input": ["Hi", "there"]}
@@ -148,6 +156,7 @@ async def test_what_is_not_there(serve):
     served = await serve()
     for path, code in (
         ("/serving-endpoints/none/invocations", "RESOURCE_DOES_NOT_EXIST"),
+        ("/serving-endpoints/dummy/invocations", "RESOURCE_DOES_NOT_EXIST"),
         ("/serving-endpoints/tiny/served-models/none/invocations", "RESOURCE_DOES_NOT_EXIST"),
         ("/serving-endpoints/tiny/nothing", "ENDPOINT_NOT_FOUND"),
         ("/api/2.0/serving-endpoints/none/config", "ENDPOINT_NOT_FOUND"),
@@ -170,3 +179,82 @@ async def test_a_full_queue_says_when_to_come_back(serve):
         assert (answer.status, answer.json["error_code"]) == (429, "REQUEST_LIMIT_EXCEEDED")
         assert answer.headers["retry-after"].isdigit(), "the SDK reads nothing else"
     assert (await asking).status == 200
+
+
+# -- several models
+
+
+def says(token):
+    return lambda work, index: [token] * work.max_tokens
+
+
+@pytest.fixture
+async def three(serve, folder):
+    """Two models that generate and one that only embeds."""
+
+    def beside(name, **what):
+        info = msgspec.structs.replace(INFO, **what)
+        settings = Settings(model=str(folder), max_batch=8)
+        return Model((name,), settings, FakeEngine(says(301), info=info), ServerOptions())
+
+    others = [beside("large"), beside("vectors", generates=False, dimensions=8)]
+    return await serve(says(300), names=("small", "org/alias"), beside=others)
+
+
+async def test_an_endpoint_over_two_models(three):
+    entities = [{"entity_name": name, "name": name[0]} for name in ("small", "large")]
+    routes = [
+        {"served_model_name": "s", "traffic_percentage": 0},
+        {"served_model_name": "l", "traffic_percentage": 100},
+    ]
+    config = {"served_entities": entities, "traffic_config": {"routes": routes}}
+    made = await three.post(ROOT, {"name": "ab", "config": config})
+    assert made.status == 200 and made.json["task"] == "llm/v1/chat"
+    spoken = {
+        name: three.model.language.tokenizer.decode([token] * 3) for name, token in (("small", 300), ("large", 301))
+    }
+    for path, name in (
+        ("/ab/invocations", "large"),
+        ("/ab/served-models/s/invocations", "small"),
+        ("/small/invocations", "small"),
+        ("/large/invocations", "large"),
+    ):
+        answer = await three.post("/databricks/serving-endpoints" + path, TALK)
+        assert (answer.json["model"], answer.json["choices"][0]["message"]["content"]) == (name, spoken[name]), path
+        assert answer.headers["served-model-name"] in (name, name[0])
+    by_body = await three.post("/serving-endpoints/chat/completions", TALK | {"model": "org/alias"})
+    assert by_body.json["model"] == "org/alias"
+    listed = (await three.get(ROOT)).json["endpoints"]
+    assert [each["name"] for each in listed] == ["ab", "small", "org/alias", "large", "vectors"]
+    assert [each["task"] for each in listed] == ["llm/v1/chat"] * 4 + ["llm/v1/embeddings"]
+
+
+async def test_models_of_one_endpoint_do_the_same(three):
+    entities = [{"entity_name": name} for name in ("small", "vectors")]
+    routes = [{"served_model_name": f"{name}-1", "traffic_percentage": 50} for name in ("small", "vectors")]
+    config = {"served_entities": entities, "traffic_config": {"routes": routes}}
+    refused = await three.post(ROOT, {"name": "ab", "config": config})
+    assert (refused.status, refused.json["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert "llm/v1/chat, llm/v1/embeddings" in refused.json["message"]
+    made = await three.post(ROOT, {"name": "v", "config": {"served_entities": [{"entity_name": "vectors"}]}})
+    assert made.json["task"] == "llm/v1/embeddings"
+    assert (await three.post("/serving-endpoints/v/invocations", INPUT)).status == 200
+    wrong = await three.post("/serving-endpoints/v/invocations", TALK)
+    assert (wrong.status, wrong.json["error_code"]) == (400, "BAD_REQUEST")
+
+
+async def test_a_model_that_comes_and_goes(three, folder):
+    settings = Settings(model=str(folder), max_batch=8)
+    late = Model(("late",), settings, FakeEngine(says(302), info=INFO), ServerOptions())
+    entity = {"served_entities": [{"entity_name": "late"}]}
+    assert (await three.post(ROOT, {"name": "e", "config": entity})).status == 400
+    await three.service.add(late)
+    assert (await three.post(ROOT, {"name": "e", "config": entity})).status == 200
+    assert (await three.post("/serving-endpoints/e/invocations", TALK)).json["model"] == "late"
+    assert (await three.get(f"{ROOT}/e")).json["state"]["ready"] == "READY"
+    await three.service.remove(late)
+    told = (await three.get(f"{ROOT}/e")).json
+    assert told["state"]["ready"] == "NOT_READY"
+    assert told["config"]["served_entities"][0]["state"]["deployment"] == "DEPLOYMENT_FAILED"
+    assert (await three.post("/serving-endpoints/e/invocations", TALK)).status == 404
+    assert (await three.post("/serving-endpoints/late/invocations", TALK)).status == 404

@@ -15,7 +15,7 @@ import pytest
 from served import request
 
 from parley.dialects.dialect import Answer, Change, Endpoint, Share
-from parley.errors import NotFound, ParleyError
+from parley.errors import NotFound, NotReady, ParleyError
 from parley.server import endpoints
 from parley.server.endpoints import BadFile, Endpoints, Kept
 
@@ -139,6 +139,8 @@ async def test_what_is_made_is_there_after_a_restart(tmp_path):
     with pytest.raises(BadFile, match="in use"):
         Endpoints(file)
     first.close()
+    with pytest.raises(NotReady):
+        await first.change(lambda made: Change(Answer(), drop="e"))
     second = Endpoints(file)
     assert second.made == first.made and list(second.made) == ["e"]
     second.close()

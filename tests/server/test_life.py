@@ -92,7 +92,7 @@ async def test_a_full_queue_is_said_at_once(serve):
     served = await serve(max_batch=1, max_queue=1)
     served.engine.gate.clear()
     waiting = [asyncio.create_task(served.post(CHAT, HELLO)) for _ in range(2)]
-    await served.until(lambda: served.service.held == 2)
+    await served.until(lambda: served.model.held == 2)
     answer = await served.post(CHAT, HELLO)
     assert answer.status == 429
     assert answer.error["code"] == "rate_limit_exceeded"
@@ -107,7 +107,7 @@ async def test_prompts_and_choices_have_their_own_places(serve):
     served = await serve(max_batch=4, max_queue=0)
     served.engine.gate.clear()
     waiting = asyncio.create_task(served.post(TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}))
-    await served.until(lambda: served.service.held == 4)
+    await served.until(lambda: served.model.held == 4)
     assert (await served.post(CHAT, HELLO)).status == 429
     served.engine.gate.set()
     assert len((await waiting).json["choices"]) == 4
@@ -281,7 +281,7 @@ async def test_every_request_ends_exactly_once(serve, seed):
         served.engine.crash()
     await asyncio.gather(*asking)
     await served.until(lambda: not served.service.open)
-    assert served.service.held == 0 and not served.engine.in_flight
+    assert served.model.held == 0 and not served.engine.in_flight
 
 
 # -- the end of the server
@@ -429,8 +429,8 @@ async def thinker(serve, folder):
     """A server whose model thinks and calls a tool."""
     tokenizer = Tokenizer.load(folder)
     served = await serve(reply=lambda work, index: tokenizer.encode(CALLING, False))
-    served.service.language.template = ChatTemplate({"default": THINKER})
-    served.service.language.markup = detect(THINKER)
+    served.model.language.template = ChatTemplate({"default": THINKER})
+    served.model.language.markup = detect(THINKER)
     return served
 
 

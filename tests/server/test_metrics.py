@@ -125,7 +125,7 @@ def test_labels_of_scalars():
     count = Count("a")
     count.add(2, "b")
     assert count.total == 2
-    assert scalar("gauge", "x", "X.", 'm="1"', [("", 1), ('l="2"', 0.5), (',l="3"', 2)]) == (
-        '# HELP x X.\n# TYPE x gauge\nx{m="1"} 1\nx{m="1",l="2"} 0.5\nx{m="1",l="3"} 2\n'
+    values = [("", 1), ('l="2"', 0.5), (',l="3"', 2)]
+    assert scalar("gauge", "x", "X.", [('m="1"', values), ("", [("", 7)])]) == (
+        '# HELP x X.\n# TYPE x gauge\nx{m="1"} 1\nx{m="1",l="2"} 0.5\nx{m="1",l="3"} 2\nx 7\n'
     )
-    assert scalar("counter", "x", "X.", "", [("", 1)]).endswith("\nx 1\n")

@@ -123,6 +123,16 @@ async def test_the_model_of_a_body_and_of_a_path(serve):
     assert (await served.get("/v1/models")).body.startswith(b'{\n    "data": [\n')
 
 
+async def test_embeddings_are_there_where_nobody_insists(serve):
+    served = await serve(surfaces=plane(Rules("extended")))
+    body = (await served.post("/v1/embeddings", {"model": "tiny", "input": ["a", "b"]})).json
+    assert [vector["index"] for vector in body["data"]] == [0, 1]
+    wrong = await served.post("/v1/embeddings", {"model": "tiny"})
+    assert (wrong.status, list(wrong.json)) == (422, ["error", "error_type"])
+    served = await serve(surfaces=plane(STRICT))
+    assert (await served.post("/v1/embeddings", {"model": "tiny", "input": "a"})).status == 404
+
+
 async def test_the_limits_of_lengths(serve):
     def body(length: int, **more: Any) -> dict[str, Any]:
         return {"model": "tiny", "prompt": [70] * length, **more}

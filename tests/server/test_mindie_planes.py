@@ -5,11 +5,12 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
-from served import Answer
+from served import INFO, Answer
 
 from parley.dialects import mindie
-from parley.dialects.dialect import Card, Facts, Head, Totals, Vitals
+from parley.dialects.dialect import Card, Facts, Head, Vitals
 from parley.dialects.mindie import upkeep
 from parley.dialects.mindie.rules import Rules
 from parley.server.app import ALONE, alone, table, universal
@@ -53,6 +54,12 @@ async def test_health_while_all_is_well(planes):
     assert told(unknown) == (404, {"error": "Model other not found.", "error_type": "NotFoundError"})
 
 
+async def test_a_model_that_makes_vectors_only_is_tried_with_one(planes):
+    served = await planes(info=msgspec.structs.replace(INFO, generates=False))
+    assert (await served.get("/health/timed-5")).status == 200
+    await served.idle()
+
+
 async def test_health_in_other_states(planes):
     served = await planes(load=60, wait=False)
     assert told(await served.get("/v2/health/ready")) == (503, "")
@@ -60,7 +67,7 @@ async def test_health_in_other_states(planes):
 
     served = await planes(max_batch=1, max_queue=0, tick=0.01)
     running = asyncio.create_task(served.post("/generate", LONG))
-    await served.until(lambda: served.service.held)
+    await served.until(lambda: served.model.held)
     assert told(await served.get("/v2/health/live")) == (200, {"message": "Service is alive but busy"})
     busy = {"message": "Service is alive but busy. Consider reducing request frequency"}
     assert told(await served.get("/v2/health/ready")) == (503, busy)
@@ -113,7 +120,7 @@ async def test_what_the_server_is(planes):
         "cpuMemSize": 5,
         "worldSize": 1,
         "maxOutputLen": 4096,
-        "cacheBlockSize": served.service.info.block_size,
+        "cacheBlockSize": served.model.info.block_size,
     }
     slots = (await served.get("/v2/models/m/getSlotCount")).json
     assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
@@ -123,7 +130,7 @@ async def test_what_the_server_is(planes):
 
 def test_what_a_configuration_file_says_is_told():
     rules = Rules("extended", max_seq_len=100, max_input_token_len=50, max_iter_times=20, npu_mem_size=3)
-    facts = Facts("1", [Card("m", 1, 100)], True, "ready", Totals(), Vitals())
+    facts = Facts("1", [Card("m", 1, 100)], True, Vitals())
     head = Head("0f", 1, "fp", context=90)
     info = json.loads(upkeep.info(rules, b"", head, facts).body)
     assert (info["max_input_length"], info["models"][0]["max_total_tokens"], info["max_best_of"]) == (50, 100, 128)
@@ -178,7 +185,7 @@ async def test_metrics_have_their_names_and_no_others(planes):
 
 async def test_without_the_monitor_variable_a_strict_server_tells_none(serve):
     (page,) = mindie.metrics(Rules("strict", monitored=False)).routes
-    facts = Facts("1", [], True, "ready", Totals())
+    facts = Facts("1", [], True)
     assert page.read is not None and page.read(b"", Head("0f", 1, "fp"), facts).status == 500
     assert mindie.metrics(Rules("extended", monitored=False)).routes == mindie.METRICS.routes
 
@@ -194,7 +201,7 @@ async def test_an_engine_is_paused_and_started_again(planes):
 
     done = {"status": True, "message": "success", "reason": [{"device_id": 0, "result": True, "message": "success"}]}
     wrong = {"error": "Command is not consistent with current status.", "error_type": "Bad Request"}
-    running = asyncio.create_task(served.post("/generate", LONG))
+    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 300}}))
     await served.until(lambda: served.engine.stats.running)
     assert await status() == 1
     for number in (1, 2, 4, -1):
@@ -257,6 +264,19 @@ async def test_a_forced_stop_is_answered_at_once(planes):
     await served.until(ended.is_set)
 
 
+@pytest.mark.parametrize("path", ["/stopService", "/stopService?mode=Force"])
+async def test_a_stop_does_not_wait_for_ever(planes, monkeypatch, path):
+    monkeypatch.setattr("parley.server.control.SOON", 0.1)
+    served = await planes(tick=0.01, drain=0.1)
+    ended = asyncio.Event()
+    served.service.stop = ended.set
+    running = asyncio.create_task(served.post("/generate", LONG))
+    await served.until(lambda: served.engine.stats.running)
+    assert (await served.get(path)).status == 200
+    assert (await running).status == 503
+    await served.until(ended.is_set)
+
+
 async def test_no_web_page_stops_the_server(planes):
     served = await planes()
     for site in ("cross-site", "same-site"):
@@ -267,7 +287,7 @@ async def test_no_web_page_stops_the_server(planes):
 def test_a_device_that_is_none_of_theirs_is_told_where_nobody_insists():
     info = ModelInfo(architecture="a", dtype="bfloat16", device="cuda", parameters=1, vocab_size=1, max_model_len=1,
                      weights_bytes=1, kv_bytes=1, kv_blocks=1, block_size=1, lowered=True)  # fmt: skip
-    facts = Facts("1", [Card("m", 1, 1)], True, "ready", Totals(), Vitals(info=info, stats=Stats()))
+    facts = Facts("1", [Card("m", 1, 1)], True, Vitals(info=info, stats=Stats()))
     for profile, device in (("strict", "npu"), ("extended", "cuda")):
         body = json.loads(upkeep.info(Rules(profile), b"", Head("0f", 1, "fp", context=9), facts).body)
         assert (body["models"][0]["model_device_type"], body["models"][0]["model_dtype"]) == (device, "bfloat16")

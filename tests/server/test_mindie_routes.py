@@ -135,6 +135,45 @@ async def test_answers_are_cut_where_the_server_says(serve):
     assert (details["generated_tokens"], details["finish_reason"]) == (3, "length")
 
 
+async def test_extended_every_interface_takes_what_strict_ones_refuse(serve):
+    served = await serve(surfaces=(Surface("", service(Rules("extended"))),))
+    lax = {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 4, "details": True}
+    wish = lax | {"truncate": 0, "decoder_input_details": True}
+    (told,) = (await served.post("/", {"inputs": "a b", "parameters": wish})).json
+    assert list(told["details"]["tokens"][0]) == ["id", "logprob", "special", "text"]
+    assert all(token["logprob"] is not None for token in told["details"]["tokens"])
+    assert told["details"]["prefill"][-1]["logprob"] is not None
+    last = frames(await served.post("/generate_stream", {"inputs": "a b", "parameters": wish}))[-1]
+    assert [token["id"] for token in last["details"]["prefill"]] == [t["id"] for t in told["details"]["prefill"]]
+    for path, body in (
+        ("/infer", {"inputs": "a b", "parameters": lax}),
+        ("/v2/models/tiny/versions/9/generate", {"text_input": "a b", "parameters": lax}),
+    ):
+        details = (await served.post(path, body)).json["details"]
+        assert details["generated_tokens"] == 4
+    assert len(details["decode_cost"]) == 3 and details["first_token_cost"] >= 0
+    tensor = {"name": "i", "shape": [1, 2], "datatype": "INT64", "data": [5, 6], "parameters": lax}
+    answer = await served.post("/v2/models/tiny/infer", {"inputs": [tensor], "outputs": [{"name": "o"}]})
+    assert answer.json["outputs"] == [{"name": "o", "shape": [1, 4], "datatype": "INT64", "data": [5, 6, 5, 6]}]
+    both = await served.post("/generate", {"prompt": "a", "n": 2, "max_tokens": 3})
+    assert len(both.json["text"]) == 2
+    served.engine.crash()
+    assert served.engine.state == "failed"
+    assert error(await served.post("/infer", {"inputs": "a"}))[2] == "Service Unavailable"
+
+
+async def test_an_engine_that_dies_ends_a_stream_with_a_bare_text(serve):
+    served = await serve(tick=0.001)
+    ways = {"inputs": "a", "parameters": {"max_new_tokens": 3000}, "stream": True}
+    streams = [asyncio.create_task(served.post(root + "/infer", ways)) for root in ("/mindie", "")]
+    await begun(served)
+    await served.until(lambda: served.model.held == 2 and served.engine.stats.running == 2)
+    served.engine.crash("It was killed.")
+    strict, lax = [(await stream).body.decode().split("\n\n") for stream in streams]
+    assert strict[-1] == "It was killed."
+    assert lax[-1] == "" and json.loads(lax[-2].removeprefix("data: "))["error"] == "It was killed."
+
+
 # -- stopping
 
 
@@ -149,7 +188,7 @@ async def test_a_request_is_stopped_by_its_id(serve):
     stream = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate_stream", body))
     await begun(served)
     whole = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body))  # the same id again
-    await served.until(lambda: served.service.held == 2)
+    await served.until(lambda: served.model.held == 2)
     stop = b'{"id" : "mine"}'
     answer = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
     assert (answer.status, answer.body) == (200, stop)
@@ -169,7 +208,7 @@ async def test_a_request_is_stopped_before_its_first_token(serve):
     served = await serve()
     served.engine.gate.clear()
     waiting = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", LONG | {"id": "mine"}))
-    await served.until(lambda: served.service.held == 1 and bool(served.engine.in_flight))
+    await served.until(lambda: served.model.held == 1 and bool(served.engine.in_flight))
     assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
     answer = await waiting
     assert (answer.status, answer.json["text_output"]) == (200, "")

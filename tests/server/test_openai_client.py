@@ -162,3 +162,23 @@ async def test_a_stream_that_is_closed_frees_everything(serve):
             break
         await stream.close()
         await served.idle()
+
+
+@pytest.mark.parametrize("prefix", ["/mindie", "/mindie-old"])
+async def test_mindies_form_of_it_is_understood(served, prefix):
+    """Its events have a role each and usage beside the last text, without being asked for it."""
+    url = f"{served.url}{prefix}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="sk-none", max_retries=0) as c:
+        whole = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8)
+        stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8, stream=True)
+        chunks = [chunk async for chunk in stream]
+        text = await c.completions.create(model="tiny", prompt="Hello", max_tokens=8)
+        models = await c.models.list()
+        with pytest.raises(openai.UnprocessableEntityError) as caught:
+            await c.chat.completions.create(model="other", messages=MESSAGES)
+    assert caught.value.body == "Model not found"
+    said = "".join(chunk.choices[0].delta.content for chunk in chunks)
+    assert said == whole.choices[0].message.content == "user\nHel"
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == text.usage.completion_tokens == 8
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert [model.id for model in models.data] == ["tiny"]

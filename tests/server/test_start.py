@@ -20,9 +20,10 @@ import pytest
 from served import INFO, Answer, Connection, request
 
 from parley.engine.fake import FakeEngine
+from parley.server import model as model_module
 from parley.server import start as start_module
-from parley.server.banner import address, opening, ready
-from parley.server.options import Listen, ServerOptions
+from parley.server.banner import address, loaded, opening
+from parley.server.options import Listen, Offer, ServerOptions
 from parley.types import ModelInfo, Settings
 
 
@@ -114,10 +115,10 @@ class Inside:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, load: float = 0.0, **options: Any):
         self.engine = FakeEngine(info=INFO, tick=0.005, load=load)
-        monkeypatch.setitem(start_module.ENGINES, "scripted", lambda settings: self.engine)
+        monkeypatch.setitem(model_module.ENGINES, "scripted", lambda settings: self.engine)
         given = ServerOptions(port=0, engine="scripted", **options)
         sockets = [start_module.listen(place.host, place.port) for place in start_module.places(given)]
-        self.instance = start_module.Instance(Settings(model=str(folder)), given, sockets)
+        self.instance = start_module.Instance([Offer(("tiny",), Settings(model=str(folder)))], given, sockets)
         self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
 
     async def stream(self) -> Connection:
@@ -256,7 +257,7 @@ def test_urls_work_on_this_machine():
 
 def test_an_open_server_is_warned_of():
     def text(**options):
-        return opening(ServerOptions(**options), Settings(model="m"), "m", "http://x", ())
+        return opening(ServerOptions(**options), [Offer(("m",), Settings(model="m"))], "http://x", ())
 
     assert "--api-key" in text(host="0.0.0.0")
     assert "--api-key" not in text(host="0.0.0.0", api_keys=("k",))
@@ -265,14 +266,21 @@ def test_an_open_server_is_warned_of():
     assert "--api-key" in text(listen=(Listen("tgi", "0.0.0.0", 80),))
 
 
-def test_the_last_line_of_the_start_has_the_memory_plan():
+def test_the_line_of_a_loaded_model_has_its_memory_plan():
     info = ModelInfo(
         architecture="Qwen3ForCausalLM", dtype="bfloat16", device="cpu", parameters=494_032_768, vocab_size=9,
         max_model_len=32768, weights_bytes=988 << 20, kv_bytes=3 << 30, kv_blocks=1000, block_size=16, lowered=True,
     )  # fmt: skip
-    text = ready(info, 3.21)
-    assert text.endswith("ready in 3.2 s")
-    for part in ("494M parameters", "988 MiB", "3.00 GiB", "16,000 tokens", "32,768 tokens", "bfloat16 on cpu"):
+    text = loaded("chat", info)
+    for part in (
+        "chat: ",
+        "494M parameters",
+        "988 MiB",
+        "3.00 GiB",
+        "16,000 tokens",
+        "32,768 tokens",
+        "bfloat16 on cpu",
+    ):
         assert part in text
 
 

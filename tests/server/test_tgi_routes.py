@@ -46,7 +46,7 @@ async def test_one_path_after_another(served):
 async def test_an_answer_with_everything(served):
     parameters = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "temperature": 0.5, "seed": 7}
     answer = await served.post("/tgi/generate", {"inputs": INPUTS, "parameters": parameters})
-    ids = served.service.language.tokenizer.encode(INPUTS)
+    ids = served.model.language.tokenizer.encode(INPUTS)
     details = answer.json["details"]
     assert details["finish_reason"] == "eos_token"
     assert details["generated_tokens"] == len(ids) + 1
@@ -71,7 +71,7 @@ async def test_an_answer_with_everything(served):
 async def test_a_stream_with_details(served):
     answer = await served.post("/generate_stream", {"inputs": "Zwölf", "parameters": {"details": True}})
     told = events(answer)
-    ids = served.service.language.tokenizer.encode("Zwölf")
+    ids = served.model.language.tokenizer.encode("Zwölf")
     assert [event["token"]["id"] for event in told] == [*ids, EOS]
     assert [event["index"] for event in told] == list(range(1, len(ids) + 2))
     assert "".join(event["token"]["text"] for event in told) == "Zwölf<|im_end|>"
@@ -116,11 +116,11 @@ async def test_text_that_may_become_a_stop_string_is_not_held_back(serve):
     told = events(await connection.answer())
     connection.close()
     assert [event["token"]["text"] for event in told][-1] == "<|im_end|>"
-    assert len(told) == len(served.service.language.tokenizer.encode("one two")) + 1
+    assert len(told) == len(served.model.language.tokenizer.encode("one two")) + 1
 
 
 async def test_truncation_keeps_the_end(served):
-    ids = served.service.language.tokenizer.encode("one two three four")
+    ids = served.model.language.tokenizer.encode("one two three four")
     for truncate in (1, 3, len(ids), 500):
         body = {"inputs": "one two three four", "parameters": {"details": True, "truncate": truncate}}
         told = (await served.post("/generate", body)).json["details"]
@@ -143,7 +143,7 @@ async def test_more_tokens_than_fit_are_cut_at_the_context(serve):
     served = await serve()
     body = {"inputs": "abc", "parameters": {"max_new_tokens": 100_000, "details": True}}
     told = await served.post("/generate", body)
-    prompt = len(served.service.language.tokenizer.encode("abc"))
+    prompt = len(served.model.language.tokenizer.encode("abc"))
     details = told.json["details"]
     assert (details["finish_reason"], details["generated_tokens"]) == ("length", 4096 - prompt)
     for length, count, text in (
@@ -383,7 +383,7 @@ async def drained(call):
 async def test_a_conversation(served):
     answer = await served.post("/tgi/v1/chat/completions", HELLO | {"model": "tgi", "max_tokens": 200})
     said = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"  # the scripted model repeats its prompt
-    ids = served.service.language.tokenizer.encode(said, special=False)
+    ids = served.model.language.tokenizer.encode(said, special=False)
     told = answer.json
     assert list(told) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
     assert (told["id"], told["model"]) == ("", "tiny")

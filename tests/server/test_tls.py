@@ -10,8 +10,8 @@ from certificates import authority, certificate, revoke
 from served import INFO, Answer, Connection, request
 
 from parley.engine.fake import FakeEngine
-from parley.server import start
-from parley.server.options import Listen, ServerOptions, Tls
+from parley.server import model, start
+from parley.server.options import Listen, Offer, ServerOptions, Tls
 from parley.server.tls import BadTls, context
 from parley.types import Settings
 
@@ -54,7 +54,7 @@ async def ask(port: int, secure: ssl.SSLContext | None, path: str = "/health/liv
 
 
 async def test_only_clients_with_a_good_certificate_get_in(files, folder, monkeypatch, capsys):
-    monkeypatch.setitem(start.ENGINES, "scripted", lambda settings: FakeEngine(info=INFO))
+    monkeypatch.setitem(model.ENGINES, "scripted", lambda settings: FakeEngine(info=INFO))
     both = tls(files, clients=(files / "ours.pem",), revoked=(files / "crl.pem",))
     listen = (Listen("tgi", "127.0.0.1", 0, both), Listen("vllm", "127.0.0.1", 0, tls(files)))
     options = ServerOptions(port=None, listen=listen, engine="scripted")
@@ -62,7 +62,7 @@ async def test_only_clients_with_a_good_certificate_get_in(files, folder, monkey
     sockets = [start.listen(place.host, place.port) for place in places]
     contexts = [context(place.tls) if place.tls else None for place in places]
     mutual, open_ = (sock.getsockname()[1] for sock in sockets)
-    instance = start.Instance(Settings(model=str(folder)), options, sockets, contexts)
+    instance = start.Instance([Offer(("tiny",), Settings(model=str(folder)))], options, sockets, contexts)
     running = asyncio.create_task(instance.live())
     while instance.service.refusal():
         await asyncio.sleep(0.01)

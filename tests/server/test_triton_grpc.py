@@ -9,14 +9,18 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from served import HELLO, Served
+from served import HELLO, INFO, Served
 from test_fuzz import BODIES, run
 from test_routes import value
 from test_start import Process
 
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE
+from parley.engine.fake import FakeEngine
+from parley.server.model import Model
+from parley.server.options import ServerOptions
 from parley.server.rpc import Port
+from parley.types import Settings
 
 KEY = "sk-right-key-0123456789"
 INFER = "/v2/models/tiny/infer"
@@ -322,7 +326,7 @@ async def test_a_client_that_does_not_read_is_cut(dial):
 
 
 def statuses(served: Served) -> str:
-    return " ".join(served.service.metrics.calls.counts)
+    return " ".join(served.service.calls.counts)
 
 
 # -- who may call, and when
@@ -356,7 +360,7 @@ async def test_before_and_after_loading(dial):
     await calls.served.until(lambda: calls.served.service.refusal() is None)
     assert (await watched.read()).status == 1
     assert (await calls.call("ModelReady", name="tiny")).ready
-    calls.served.service.draining = True
+    calls.served.model.ending = "It ends."
     assert (await watched.read()).status == 2
     assert (await calls.check("inference.GRPCInferenceService")).status == 2
     assert (await refused(calls.infer()))[0] == "UNAVAILABLE"
@@ -434,7 +438,7 @@ async def test_what_is_counted(dial):
     assert counts.inference_count == http["inference_count"] == 3
     assert counts.inference_stats.success.ns == http["inference_stats"]["success"]["ns"] > 0
     page = (await calls.served.get("/metrics")).body.decode()
-    assert value(page, 'parley:grpc_responses_total{model_name="tiny",status="NOT_FOUND"}') == 1
+    assert value(page, 'parley:grpc_responses_total{status="NOT_FOUND"}') == 1
     assert value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
     assert value(page, 'tgi_request_failure{err="validation"}') == 1
 
@@ -548,3 +552,27 @@ async def test_the_control_request_is_the_same_as_ever(dial):
         stream.cancel()
     await calls.served.idle()
     assert await calls.served.control() == before
+
+
+async def test_each_of_several_models_answers_for_itself(dial, folder):
+    options = ServerOptions()
+    engines = [FakeEngine(lambda work, index: [301] * work.max_tokens, info=INFO, load=load) for load in (0.0, 0.4)]
+    other, late = (
+        Model((name,), Settings(model=str(folder)), engine, options)
+        for name, engine in zip(("other", "late"), engines, strict=True)
+    )
+    calls = await dial(beside=[other, late], wait=False)
+    await calls.served.until(lambda: calls.served.model.refusal() is None and other.refusal() is None)
+    wanted = calls.served.model.language.tokenizer.decode([301] * 3)
+    assert said(await calls.infer(model="other", max_tokens=3)) == wanted
+    assert said(await calls.infer(model="tiny", max_tokens=3)) != wanted
+    assert (await refused(calls.infer(model="late", max_tokens=3)))[0] == "UNAVAILABLE"
+    assert [(await calls.call("ModelReady", name=name)).ready for name in ("tiny", "other", "late")] == [1, 1, 0]
+    assert not (await calls.call("ServerReady")).ready
+    assert (await refused(calls.infer(model="nope")))[0] == "NOT_FOUND"
+    await calls.served.until(lambda: late.refusal() is None)
+    assert said(await calls.infer(model="late", max_tokens=3)) == wanted
+    models = (await calls.call("RepositoryIndex")).models
+    assert [(model.name, model.state) for model in models] == [(name, "READY") for name in ("tiny", "other", "late")]
+    (counts,) = (await calls.call("ModelStatistics", name="other")).model_stats
+    assert (counts.name, counts.inference_count) == ("other", 1)

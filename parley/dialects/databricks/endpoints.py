@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ WORDS = Words("Endpoint", config.CODE)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 RESERVED = ("chat", "completions", "embeddings", "responses", "v1", "pt", "anthropic")  # parts of other paths
 CREATOR = "parley"
+TASKS = {"chat": "llm/v1/chat", "text": "llm/v1/completions", "vectors": "llm/v1/embeddings"}
 LEVELS = {
     "CAN_MANAGE": "Can do everything with the endpoint",
     "CAN_QUERY": "Can query the endpoint",
@@ -200,6 +201,8 @@ def _configured(endpoint: Endpoint, given: Fields, head: Head, facts: Facts) -> 
         raise given.missing("served_entities")
     served, kept = named or ({share.name: share.model for share in endpoint.shares}, _about(endpoint)["entities"])
     shares = config.shares(given, served)
+    if len(tasks := _tasks(shares, facts)) > 1:
+        raise given.fail("served_entities", f"must all be for one task, but they are for {', '.join(tasks)}")
     about = endpoint.about | {
         "entities": kept,
         "config_version": _about(endpoint)["config_version"] + 1 if endpoint.shares else 1,
@@ -223,7 +226,13 @@ def _state(endpoint: Endpoint, facts: Facts) -> dict[str, str]:
 
 
 def _serves(share: Share, facts: Facts) -> bool:
-    return facts.ready and share.model in _models(facts)
+    return any(card.name == share.model and card.phase == "ready" for card in facts.cards)
+
+
+def _tasks(shares: Sequence[Share], facts: Facts) -> list[str]:
+    """What the models are for; those that are there no longer do not count."""
+    purposes = {card.name: card.purpose for card in facts.cards}
+    return sorted({TASKS[purposes[share.model]] for share in shares if share.model in purposes})
 
 
 def _entity(share: Share, endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
@@ -258,7 +267,7 @@ def _common(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
         "last_updated_timestamp": about["last_updated_timestamp"],
         "state": _state(endpoint, facts),
         "tags": about["tags"],
-        "task": "llm/v1/chat",
+        "task": next(iter(_tasks(endpoint.shares, facts)), TASKS["chat"]),
         "permission_level": "CAN_MANAGE",
         "route_optimized": about["route_optimized"],
     }

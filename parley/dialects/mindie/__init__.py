@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Dialect, Route
+from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.mindie import (
     chat,
     completions,
@@ -24,10 +24,12 @@ from parley.dialects.mindie import (
     vllm,
 )
 from parley.dialects.mindie.rules import Rules
+from parley.dialects.openai import embeddings
 
 ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
+EMBEDDINGS = (Route("POST", "/v1/embeddings", "generate", read=embeddings.read, model=named),)  # the original has none
 
 
 def service(rules: Rules) -> Dialect:
@@ -45,8 +47,9 @@ def service(rules: Rules) -> Dialect:
             Route("POST", "/generate", "generate", read=partial(tgi.whole, rules), claims=("inputs",)),
             Route("POST", "/generate_stream", "generate", read=partial(tgi.stream, rules)),
             *alone(rules),
-            Route("POST", "/v1/chat/completions", "generate", read=partial(chat.read, rules)),
-            Route("POST", "/v1/completions", "generate", read=partial(completions.read, rules)),
+            Route("POST", "/v1/chat/completions", "generate", read=partial(chat.read, rules), model=named),
+            Route("POST", "/v1/completions", "generate", read=partial(completions.read, rules), model=named),
+            *(() if rules.strict else EMBEDDINGS),
             Route("GET", "/v1/models", "models", write=partial(openai.models, rules)),
             Route("GET", "/v1/models/{model}", "model", write=openai.card),
             Route("GET", "/v2", "ask", read=partial(control.server, rules)),

@@ -6,6 +6,7 @@ An event of a stream is what one step of the engine gave, which is one token her
 from __future__ import annotations
 
 import codecs
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -44,9 +45,9 @@ class MindieReply(Reply):
 
     def fail(self, error: ParleyError) -> bytes:
         """The original's stream ends with the bare text."""
-        return (
-            shared.failure(error) if self._rules.strict else b"data: " + shared.error(error, self._rules).body + b"\n\n"
-        )
+        if self._rules.strict:
+            return shared.failure(error)
+        return b"data: " + shared.error(error, self._rules).body + b"\n\n"
 
     def refusal(self, error: ParleyError) -> Answer | None:
         return shared.refused(self._known.tokens) if isinstance(error, NoTokens) else None
@@ -61,7 +62,7 @@ class Piece(NamedTuple):
 
 
 class Single(MindieReply):
-    """A reply of one choice. ``frame`` writes a piece of its stream."""
+    """A reply of one choice."""
 
     def __init__(self, rules: Rules, known: Input, limit: int):
         super().__init__(rules, known)
@@ -74,8 +75,9 @@ class Single(MindieReply):
         self._said: list[str] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @abstractmethod
     def frame(self, piece: Piece) -> bytes:
-        raise NotImplementedError
+        """What this piece is on the wire."""
 
     def chunk(self, events: Sequence[Event]) -> bytes:
         return b"".join([self.frame(piece) for piece in self._pieces(events)])

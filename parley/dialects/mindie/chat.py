@@ -11,7 +11,7 @@ from typing import Any
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import constraints, messages, openai, parameters
+from parley.dialects.mindie import choices, constraints, messages, openai, parameters
 from parley.dialects.mindie.answers import common
 from parley.dialects.mindie.openai import Choice, OpenAIReply, frame
 from parley.dialects.mindie.rules import Rules
@@ -19,6 +19,8 @@ from parley.dialects.mindie.shared import UNREAD, encode
 from parley.dialects.openai.shared import number
 from parley.types import Delta, Done, Event, Request, Token, Usage, Want
 
+# Nearly every event there is.
+PLAIN = b'"choices":[{"index":%d,"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}]}\n\n'
 FINISH = {"length": "length", "tool": "tool_calls"}  # everything else is stop
 
 
@@ -33,7 +35,7 @@ class ChatReply(OpenAIReply):
         chat = messages.conversation(body, rules)
         interface = (parameters.CHAT if rules.vllm else parameters.NATIVE_CHAT).under(rules)
         values = parameters.read(body, interface)
-        count, made = parameters.choices(body, values, interface, rules)
+        count, made = choices.count(body, values, interface, rules)
         if rules.vllm or not rules.strict:
             constraints.refuse(body)
         super().__init__(rules, head, messages.CHAT, count, made)
@@ -43,6 +45,8 @@ class ChatReply(OpenAIReply):
         self._scored = scored
         self._tools = bool(chat.tools)
         self._opened: set[int] = set()
+        self._plain = not (scored or rules.old or rules.full_text)  # events of a stream say no more than they must
+        self._before = b""
         self.request = Request(
             **common(rules, head),
             model=self.model,
@@ -77,6 +81,9 @@ class ChatReply(OpenAIReply):
         choice = self._choices[event.index]
         opening = self._open(event.index)
         choice.take(event.tokens)
+        if self._plain and done is None and event.part == "content":
+            choice.tokens = []
+            return opening + self._before + PLAIN % (event.index, encode(event.text))
         told: dict[str, Any] = {"index": event.index, "delta": {"role": "assistant", **self._delta(choice, event)}}
         if self._scored or not self._rules.old:
             told["logprobs"] = self._logprobs(event.tokens)
@@ -93,12 +100,14 @@ class ChatReply(OpenAIReply):
         if self._rules.old or index in self._opened:
             return b""
         self._opened.add(index)
+        # the model's name is only known for sure once the server has looked it up
+        self._before = b"data: " + encode(self._envelope("chat.completion.chunk")).removesuffix(b"}") + b","
         delta = {"role": "assistant", "content": ""}
         told = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return frame(self._envelope("chat.completion.chunk") | {"choices": [told]})
 
     def _delta(self, choice: Choice, event: Delta) -> dict[str, Any]:
-        full = self._rules.full_text
+        full = self._rules.full_text  # only then what was said is kept
         if event.call is not None:
             function = {} if event.call.name is None else {"name": event.call.name}
             call: dict[str, Any] = {"index": event.call.index}
@@ -106,10 +115,9 @@ class ChatReply(OpenAIReply):
                 call |= {"id": event.call.id, "type": "function"}
             return {"tool_calls": [call | {"function": function | {"arguments": event.call.arguments}}]}
         if event.part == "reasoning":
-            _grow(choice.reasoning, event.text)
-            return {"reasoning_content": "".join(choice.reasoning) if full else event.text}
-        _grow(choice.content, event.text if event.part == "content" else "")
-        return {"content": "".join(choice.content) if full else event.text}
+            return {"reasoning_content": _grown(choice.reasoning, event.text) if full else event.text}
+        text = event.text if event.part == "content" else ""
+        return {"content": _grown(choice.content, text) if full else text}
 
     # -- one answer
 
@@ -155,9 +163,10 @@ def _token(token: Token) -> dict[str, Any]:
     return {"token": token.text, "logprob": number(token.logprob), "bytes": list(token.raw)}
 
 
-def _grow(texts: list[str], text: str) -> None:
-    """Put a text to those so far, which are kept in one piece."""
+def _grown(texts: list[str], text: str) -> str:
+    """A text behind those so far, which are kept in one piece."""
     texts[:] = ["".join((*texts, text))]
+    return texts[0]
 
 
 def _extend(calls: list[dict[str, Any]], event: Delta) -> None:

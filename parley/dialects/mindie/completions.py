@@ -7,7 +7,7 @@ from typing import Any
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import constraints, inputs, openai, parameters
+from parley.dialects.mindie import choices, constraints, inputs, openai, parameters
 from parley.dialects.mindie.answers import common
 from parley.dialects.mindie.inputs import Input
 from parley.dialects.mindie.openai import OpenAIReply, frame
@@ -38,7 +38,7 @@ class CompletionReply(OpenAIReply):
         prompts = _prompts(body, rules)
         interface = parameters.COMPLETIONS.under(rules)
         values = parameters.read(body, interface)
-        count, made = parameters.choices(body, values, interface, rules)
+        count, made = choices.count(body, values, interface, rules)
         constraints.refuse(body)
         echo = False
         if not rules.strict:

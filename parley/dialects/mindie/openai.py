@@ -23,7 +23,7 @@ OWNER = "MindIE Server"
 
 
 class Choice:
-    """What one choice has said so far. ``given``: how many of its tokens a stream has told."""
+    """What one choice has said so far."""
 
     def __init__(self) -> None:
         self.content: list[str] = []
@@ -37,8 +37,10 @@ class Choice:
     def take(self, tokens: Sequence[Token]) -> None:
         """Put down what is told of these tokens."""
         self.tokens += tokens
-        self.costs += [token.cost for token in tokens if token.cost is not None]
-        self.chance += sum(token.logprob or 0.0 for token in tokens)
+        for token in tokens:
+            if token.cost is not None:
+                self.costs.append(token.cost)
+            self.chance += token.logprob or 0.0
 
 
 class OpenAIReply(MindieReply):

@@ -2,7 +2,7 @@
 range, and what is said of the others.
 
 An interface is a row of data. ``read`` gives the values of its parameters, None where one was not given; the first
-fault in the interface's order is the one that is told. ``sampling`` and ``choices`` say what values mean together. The
+fault in the interface's order is the one that is told. ``sampling`` says what those of drawing mean together. The
 file knows neither where in a body an interface has its parameters nor how its answers look.
 """
 
@@ -104,8 +104,6 @@ def sampling(values: Values, rules: Rules) -> Sampling:
     draws = values.get("do_sample")
     if draws is None:
         draws = any(value is not None for value in (temperature, top_k, top_p))
-    if values.get("watermark") and not rules.strict:
-        raise Unsupported("Parameter watermark is not available on this server.", field="watermark")
     typical = values.get("typical_p") if not rules.strict else None
     return Sampling(
         temperature=(1.0 if temperature is None else temperature) if draws else 0.0,
@@ -116,65 +114,8 @@ def sampling(values: Values, rules: Rules) -> Sampling:
         repetition_penalty=_or(values["repetition_penalty"], 1.0),
         presence_penalty=_or(values.get("presence_penalty"), 0.0),
         frequency_penalty=_or(values.get("frequency_penalty"), 0.0),
+        watermark=bool(values.get("watermark")) and not rules.strict,
     )
-
-
-def choices(given: Fields, values: Values, interface: Interface, rules: Rules) -> tuple[int, int]:
-    """How many answers are given, and how many made, of which these are the likeliest. Raises BadRequest."""
-    n, best_of, stream = values["n"], values["best_of"], bool(values["stream"])
-    if n is not None:
-        _bound(given, n, rules)
-    if values.get("use_beam_search"):
-        if (values.get("max_tokens") or 0) > 128 and rules.strict:
-            told = "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."
-            raise given.fail("max_tokens", told)
-        raise Unsupported("Parameter use_beam_search is not available on this server.", field="use_beam_search")
-    if rules.strict and stream and interface.voice != "vllm" and best_of not in (None, n):
-        raise given.fail("best_of", UNEVEN[interface.voice if n is not None else "chat"].format(best_of, _none(n)))
-    if best_of is not None and n is not None and best_of < n:
-        raise given.fail("best_of", FEWER[interface.voice].format(best_of, n))
-    if not values["temperature"] and max(n or 1, best_of or 1) > 1 and rules.strict:
-        none = "null" if interface.voice == "completions" else "None"
-        raise given.fail("n", SURE[interface.voice].format(_none(best_of, none), _none(n, none)))
-    made = max(n or 1, best_of or 1)
-    if stream and n is not None and made > n:
-        told = "A stream of the best of more answers than n is not available on this server."
-        raise Unsupported(told, field="best_of")
-    return n or made, made
-
-
-FEWER = {
-    "vllm": "best_of should greater than or equal to n, but best_of is {}, n is {}.",
-    "chat": "best_of must be greater than or equal to n, but best_of is {}, n is {}.",
-    "completions": "Best_of must be greater than or equal to n, but best_of is {} and n is {}.",
-}
-UNEVEN = {
-    "chat": "best_of must be equal to n in stream mode, but best_of is {}, n is {}.",
-    "completions": "best_of must be equal to n, but best_of is {} and n is {}.",
-}
-SURE = {
-    "vllm": "Best_of/N can not greater than 1 when temperature is 0 or not set, but best_of is {}, n is {}.",
-    "chat": "best_of/n can not greater than 1 without using beam search when temperature is 0 or not set, but best_of "
-            "is {}, n is {}.",
-    "completions": "Best_of and n shouldn't be greater than 1 when sampling is disabled, but best_of is {} and n is "
-                   "{}.",
-}  # fmt: skip
-
-
-def _bound(given: Fields, n: int, rules: Rules) -> None:
-    bounds = {
-        "max_batch_size": rules.max_batch_size,
-        "maxPrefillBatchSize": rules.max_prefill_batch_size,
-        "maxN": rules.max_n,
-    }
-    for name, bound in bounds.items():
-        if bound is not None and n > bound:
-            told = f"The n parameter ({n}) exceeds '{name}' ({bound}). Please reduce n or increase {name}."
-            raise given.fail("n", told)
-
-
-def _none(value: int | None, none: str = "None") -> str:
-    return none if value is None else str(value)
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import inputs, parameters
+from parley.dialects.mindie import choices, inputs, parameters
 from parley.dialects.mindie.answers import MindieReply, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import NEITHER, Words, encode
@@ -31,7 +31,7 @@ class RecordReply(MindieReply):
         parts = inputs.texts(body, inputs.VLLM, rules)
         interface = parameters.VLLM.under(rules)
         values = parameters.read(body, interface)
-        self._count, made = parameters.choices(body, values, interface, rules)
+        self._count, made = choices.count(body, values, interface, rules)
         if values["model"] not in (None, parameters.BASE):
             raise Unsupported("Parameter model is not available on this server.", field="model")
         super().__init__(rules, inputs.VLLM)

@@ -6,7 +6,7 @@ members that are known but not available are refused by name.
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Dialect, Route
+from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.openai import chat, completions, embeddings, shared, tokens
 
 DIALECT = Dialect(
@@ -16,9 +16,9 @@ DIALECT = Dialect(
     error=shared.error,
     headers=shared.headers,
     routes=(
-        Route("POST", "/v1/chat/completions", "generate", read=chat.read),
-        Route("POST", "/v1/completions", "generate", read=completions.read),
-        Route("POST", "/v1/embeddings", "generate", read=embeddings.read),
+        Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
+        Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
+        Route("POST", "/v1/embeddings", "generate", read=embeddings.read, model=named),
         Route("GET", "/v1/models", "models", write=tokens.models),
         Route("GET", "/v1/models/{model:path}", "model", write=tokens.model),
         Route(

@@ -21,12 +21,17 @@ GUIDED = {
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
 }
+MEMBERS = dict.fromkeys(  # their order is that of the documentation
+    ("structured_outputs", *GUIDED, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")
+)
 MAX_CHOICES = 4096
 MAX_CHARACTERS = 1 << 20  # of a regular expression or grammar, or of all choices together
 
 
 def refuse(body: Fields) -> None:
     """Check the members in full. A form other than free text is not available yet. Raises BadRequest."""
+    if not body.among(MEMBERS):
+        return
     wish = body.object("structured_outputs")
     structured = None if wish is None else _structured(wish)
     guided = _guided(body)

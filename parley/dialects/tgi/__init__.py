@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, Head, Reply, Route
+from parley.dialects.dialect import Answer, Dialect, Head, Reply, Route, named
 from parley.dialects.tgi import chat, completions, document, generate, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, Rules
 
 INPUTS = ("inputs",)
 Read = Callable[[Rules, bytes, Head], Reply | Answer]
+Name = Callable[[bytes], str]
 
 
 def _dialect(rules: Rules) -> Dialect:
@@ -31,14 +32,14 @@ def _dialect(rules: Rules) -> Dialect:
             _generate("/vertex", vertex.read, rules),
             Route("POST", "/tokenize", "tokenize", read=tokens.tokenize, write=tokens.tokenized, claims=INPUTS),
             Route("POST", "/chat_tokenize", "tokenize", read=tokens.chat_tokenize, write=tokens.chat_tokenized),
-            _generate("/v1/chat/completions", chat.read, rules),
-            _generate("/v1/completions", completions.read, rules),
+            _generate("/v1/chat/completions", chat.read, rules, model=named),
+            _generate("/v1/completions", completions.read, rules, model=named),
             Route("GET", "/v1/models", "models", write=tokens.models),
         ),
     )
 
 
-def _generate(path: str, read: Read, rules: Rules, claims: tuple[str, ...] = ()) -> Route:
+def _generate(path: str, read: Read, rules: Rules, claims: tuple[str, ...] = (), model: Name | None = None) -> Route:
     """A route that generates. The original looks at the kind of a body before anything else."""
 
     def typed(body: bytes, head: Head) -> Reply | Answer:
@@ -46,7 +47,7 @@ def _generate(path: str, read: Read, rules: Rules, claims: tuple[str, ...] = ())
             return Answer(415, shared.MISLABELLED, shared.PLAIN)
         return read(rules, body, head)
 
-    return Route("POST", path, "generate", read=typed, claims=claims)
+    return Route("POST", path, "generate", read=typed, model=model, claims=claims)
 
 
 def _common(rules: Rules) -> tuple[Route, ...]:
@@ -55,7 +56,7 @@ def _common(rules: Rules) -> tuple[Route, ...]:
         _generate("/", generate.either, rules, INPUTS),
         _generate("/generate", generate.whole, rules, INPUTS),
         _generate("/generate_stream", generate.stream, rules, INPUTS),
-        _generate("/invocations", generate.invoked, rules, INPUTS),
+        _generate("/invocations", generate.invoked, rules, INPUTS, named),
         Route("GET", "/info", "info", write=partial(tokens.info, rules)),
         Route("GET", "/", "health"),
         Route("GET", "/health", "health"),

@@ -1,7 +1,7 @@
 """What a server of this API says of itself: health, metadata, statistics, the repository, trace and log settings.
 
-There is one model, in one version, which is loaded for as long as the server runs; what would change that, or
-a setting, is refused. Asking for what is so already is granted.
+Models have one version and are loaded for as long as the server runs; what would change that, or a setting, is
+refused. Asking for what is so already is granted.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def config(body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def ready(body: bytes, head: Head, facts: Facts) -> Answer:
-    _card(head, facts)
-    if not facts.ready:
+    if _card(head, facts).phase != "ready":
         return Answer(400, told("Model version not ready"))
     return Answer(type=b"")
 
@@ -75,7 +74,7 @@ def statistics(body: bytes, head: Head, facts: Facts) -> Answer:
         versions.check(head.path)
     except UnknownModel:
         raise Invalid(f"requested model version is not available for model '{name}'") from None
-    return _json({"model_stats": [_counts(card.name, facts.totals) for card in cards]})
+    return _json({"model_stats": [_counts(card.name, card.totals) for card in cards]})
 
 
 def _counts(name: str, totals: Totals) -> dict[str, Any]:
@@ -123,10 +122,12 @@ def index(body: bytes, head: Head, facts: Facts) -> Answer:
         raise mistaken("boolean", "'ready'")
     if "repo" in head.path:
         raise _repository()
-    if only and not facts.ready:
-        return _json([])
-    state = STATES.get(facts.phase, "UNAVAILABLE")
-    return _json([{"name": card.name, "version": model.VERSION, "state": state} for card in facts.cards])
+    cards = [card for card in facts.cards if card.phase == "ready" or not only]
+    return _json([{"name": card.name, "version": model.VERSION, "state": _state(card)} for card in cards])
+
+
+def _state(card: Card) -> str:
+    return STATES.get(card.phase, "UNAVAILABLE")
 
 
 def load(body: bytes, head: Head, facts: Facts) -> Answer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from parley.dialects.dialect import Dialect, Route
+from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, control, embeddings, legacy, shared
 
@@ -26,7 +26,7 @@ UNBUILT = {
     "/inference/v1/generate": "Generation from tokens to tokens is",
     "/inference/v1/abort_requests": "Cancelling by id is",
 }
-POOLING = Route("POST", "/pooling", "generate", read=embeddings.pool)
+POOLING = Route("POST", "/pooling", "generate", read=embeddings.pool, model=named)
 RESET = Route("POST", "/reset_prefix_cache", "reset", read=control.put_back, write=control.was_reset)
 
 
@@ -54,11 +54,11 @@ STRICT = Dialect(
     hints=False,
     routes=(
         _generate(legacy.STRICT),
-        Route("POST", "/v1/chat/completions", "generate", read=chat.read),
-        Route("POST", "/v1/completions", "generate", read=completions.read),
-        Route("POST", "/v1/embeddings", "generate", read=embeddings.read),
+        Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
+        Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
+        Route("POST", "/v1/embeddings", "generate", read=embeddings.read, model=named),
         POOLING,
-        Route("POST", "/invocations", "generate", read=control.invoked),
+        Route("POST", "/invocations", "generate", read=control.invoked, model=named),
         Route("GET", "/v1/models", "ask", read=control.models),
         Route("POST", "/tokenize", "tokenize", read=control.tokenize, write=tokens.tokenized),
         Route("POST", "/detokenize", "detokenize", read=control.detokenize, write=tokens.detokenized),

@@ -14,12 +14,11 @@ from parley.dialects.vllm.words import FALSE, TRUE, WORDS
 
 def models(body: bytes, head: Head, facts: Facts) -> Answer:
     """A card per name; times and ids are new in each answer, as there."""
-    main, *others = facts.cards
-    cards = [_card(main, main, 0, head), *(_card(card, main, i, head) for i, card in enumerate(others, 1))]
+    cards = [_card(card, number, head) for number, card in enumerate(facts.cards)]
     return Answer(body=shared.encode({"object": "list", "data": cards}))
 
 
-def _card(card: Card, main: Card, number: int, head: Head) -> dict[str, Any]:
+def _card(card: Card, number: int, head: Head) -> dict[str, Any]:
     id = f"{int(head.id[:16], 16) + number & (1 << 64) - 1:016x}"
     permission = {
         "id": f"modelperm-{id}",
@@ -40,7 +39,7 @@ def _card(card: Card, main: Card, number: int, head: Head) -> dict[str, Any]:
         "object": "model",
         "created": head.created,
         "owned_by": "vllm",
-        "root": main.name,
+        "root": card.root,
         "parent": None,
         "max_model_len": card.max_model_len,
         "permission": [permission],

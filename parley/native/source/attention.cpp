@@ -16,6 +16,7 @@
 
 #include "kernels.h"
 #include "pages.h"
+#include "team.h"
 #include "tile.h"
 
 namespace {
@@ -419,8 +420,7 @@ void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, c
   Cut cut(problem, (const Span*)spans, count, threads);
   long tasks = cut.tasks.size();
   std::atomic<long> taken{0};
-#pragma omp parallel num_threads(cut.work < SMALL ? 1 : threads)
-  {
+  together(cut.work < SMALL ? 1 : threads, [&] {
     static thread_local Room room;
     for (long task = taken++, next; task < tasks; task = next) {
       next = taken++;
@@ -436,7 +436,7 @@ void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, c
         join(whole, Sums(cut.tasks[part].sums, task.rows, problem.padded()), task.rows, problem.padded());
       finish(problem, task, whole);
     }
-  }
+  });
 }
 
 }  // extern "C"

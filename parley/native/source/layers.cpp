@@ -26,9 +26,10 @@ struct Layer {
 struct Stack {
   const Layer* layers;
   int64_t count;
-  const bf16* norm;     // after the last of them
-  const float* angles;  // [positions][2][rotary / 2]: cosines and sines
-  int64_t positions, heads, kv_heads, dim, rotary;
+  const bf16* embedding;  // [vocab][hidden]
+  const bf16* norm;       // after the last layer
+  const float* angles;    // [positions][2][rotary / 2]: cosines and sines
+  int64_t vocab, positions, heads, kv_heads, dim, rotary;
   float eps, scale;  // of norms, of scores
 
   long hidden() const { return layers->output.out; }
@@ -38,7 +39,7 @@ struct Stack {
 // read, as they are or as int8 (see int8.cpp); and the angles of rope_write.
 struct Room {
   uintptr_t end;
-  bf16 *made, *plain, *sorted;
+  bf16 *residual, *made, *plain, *sorted;
   int8_t* values;
   float* scales;
   int32_t* excess;
@@ -52,6 +53,7 @@ struct Room {
         read_most = std::max(read_most, each->into);
         sorted_most = std::max(sorted_most, each->form == INT8 ? each->into / 2 : each->order ? each->into : 0);
       }
+    take(residual, M * stack.hidden());
     take(made, M * made_most);
     take(plain, M * read_most);
     take(sorted, M * sorted_most);
@@ -71,7 +73,6 @@ struct Room {
 struct Run {
   const Stack& stack;
   Room room;
-  bf16* residual;
   long M, threads;
 
   // made = rows times the weight, plus bias
@@ -94,7 +95,7 @@ struct Run {
   // residual += x, if there is one; plain, or int8 if the reader wants that, = its norm
   void norm(const bf16* x, const bf16* weight, const Linear* reader, bf16* plain) {
     if (reader && reader->form == INT8) plain = nullptr;
-    add_rms_norm(x, residual, residual, weight, plain, room.values, room.scales, room.excess, M, stack.hidden(),
+    add_rms_norm(x, room.residual, room.residual, weight, plain, room.values, room.scales, room.excess, M, stack.hidden(),
                  stack.eps, threads);
   }
 
@@ -111,18 +112,19 @@ extern "C" {
 // Bytes that `layers` needs for M rows.
 int64_t layers_room(const Stack* stack, int64_t M) { return Room(*stack, M, nullptr).end; }
 
-// out [M, hidden] = the normed result of all layers for rows x, which are lost: the sums of the layers take their place.
-// Keys and values are written to the pages, of which `pages` says for each layer where they begin. positions, slots [M];
-// spans, table: as `attend` takes them. False, and nothing done, if there is a position beyond the angles.
-int64_t layers(const Stack* stack, bf16* x, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
+// out [M, hidden] = the normed result of all layers for some tokens. Their keys and values are written to the pages, of which
+// `pages` says for each layer where they begin. tokens, positions, slots [M]; spans, table: as `attend` takes them. False, and
+// nothing done, if a token has no embedding or a position no angles.
+int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
                const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8, void* memory,
                int64_t threads) {
   const Stack& s = *stack;
-  Run run{s, Room(s, M, memory), x, M, threads};
+  Run run{s, Room(s, M, memory), M, threads};
   Room& room = run.room;
-  long half = s.rotary / 2;
+  long hidden = s.hidden(), half = s.rotary / 2;
   for (long m = 0; m < M; m++) {
-    if (positions[m] < 0 || positions[m] >= s.positions) return false;
+    if (tokens[m] < 0 || tokens[m] >= s.vocab || positions[m] < 0 || positions[m] >= s.positions) return false;
+    memcpy(room.residual + m * hidden, s.embedding + tokens[m] * hidden, hidden * sizeof(bf16));
     const float* angles = s.angles + positions[m] * 2 * half;
     float *cos = room.cos + m * s.rotary, *sin = room.sin + m * s.rotary;
     for (long i = 0; i < half; i++) {

@@ -6,6 +6,7 @@
 
 #include "kernels.h"
 #include "pages.h"
+#include "team.h"
 
 namespace {
 
@@ -76,18 +77,25 @@ void quantise_row(const bf16* row, long width, int8_t* values, float* scale, int
   *excess = 128 * sum(total);
 }
 
+// f(m) of each row, by a team.
+template <class F> void each_row(long M, int threads, F f) {
+  together(threads, [=] {
+#pragma omp for
+    for (long m = 0; m < M; m++) f(m);
+  });
+}
+
 // Rows of `width` numbers that compute(m, to) writes, by a team of threads.
 template <class Compute> void write_rows(Out out, long M, long width, int threads, Compute compute) {
   long padded = (width + 3) / 4 * 4;
-#pragma omp parallel num_threads(threads)
-  {
+  together(threads, [=] {
     std::unique_ptr<bf16[]> row(out.plain ? nullptr : new bf16[width]);
 #pragma omp for
     for (long m = 0; m < M; m++) {
       compute(m, out.plain ? out.plain + m * width : row.get());
       if (!out.plain) quantise_row(row.get(), width, out.values + m * padded, out.scales + m, out.excess + m);
     }
-  }
+  });
 }
 
 }  // namespace
@@ -97,8 +105,8 @@ extern "C" {
 // x [M, width] -> values [M, width filled up], scales [M], excess [M] = 128 times the sum of a row's values
 void quantise(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
   long padded = (width + 3) / 4 * 4;
-#pragma omp parallel for num_threads(team(M * width, threads))
-  for (long m = 0; m < M; m++) quantise_row(x + m * width, width, values + m * padded, scales + m, excess + m);
+  each_row(M, team(M * width, threads),
+           [=](long m) { quantise_row(x + m * width, width, values + m * padded, scales + m, excess + m); });
 }
 
 // total = residual + x, or, if x is null, the residual itself; out = RMS norm of the total times the weight [width].
@@ -141,8 +149,7 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
                 int64_t threads) {
   Layout layout{kv_heads, dim, dim, int8 != 0};
   long width = (heads + 2 * kv_heads) * dim, half = rotary / 2;
-#pragma omp parallel for num_threads(team(M * width, threads))
-  for (long m = 0; m < M; m++) {
+  each_row(M, team(M * width, threads), [=](long m) {
     float x[MAX_DIM];
     for (long h = 0; h < heads + kv_heads; h++) {
       bf16* head = qkv + m * width + h * dim;
@@ -164,7 +171,7 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
     }
     const bf16* keys = qkv + m * width + heads * dim;
     write_token(layout, pages, slots[m], keys, keys + kv_heads * dim);
-  }
+  });
 }
 
 // Keys [M, kv_heads, dim] and values [M, kv_heads, value_dim] into places slots [M] of the pages.
@@ -172,8 +179,8 @@ void write(const bf16* keys, const bf16* values, char* pages, const int64_t* slo
            int64_t dim, int64_t value_dim, int64_t int8, int64_t threads) {
   Layout layout{kv_heads, dim, value_dim, int8 != 0};
   long width = kv_heads * dim, value_width = kv_heads * value_dim;
-#pragma omp parallel for num_threads(team(M * (width + value_width), threads))
-  for (long m = 0; m < M; m++) write_token(layout, pages, slots[m], keys + m * width, values + m * value_width);
+  each_row(M, team(M * (width + value_width), threads),
+           [=](long m) { write_token(layout, pages, slots[m], keys + m * width, values + m * value_width); });
 }
 
 }  // extern "C"

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "team.h"
 #include "vector.h"
 
 namespace {
@@ -53,8 +54,7 @@ extern "C" {
 
 // values [M], ids [M]: the largest number of each row of x [M, N] and the first place where it is. N > 0.
 void argmax(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, int64_t threads) {
-#pragma omp parallel num_threads(team(M, N, threads))
-  {
+  together(team(M, N, threads), [=] {
     std::vector<float> peaks;
 #pragma omp for
     for (long m = 0; m < M; m++) {
@@ -71,14 +71,13 @@ void argmax(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, i
       values[m] = row[where];
       ids[m] = where;
     }
-  }
+  });
 }
 
 // values, ids [M, count]: the largest numbers of each row of x [M, N], descending; of equal ones the first come first.
 // 0 < count <= N.
 void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, int64_t count, int64_t threads) {
-#pragma omp parallel num_threads(team(M, N, threads))
-  {
+  together(team(M, N, threads), [=] {
     std::vector<float> peaks, sorted;
     std::vector<std::pair<float, long>> found;
 #pragma omp for
@@ -103,7 +102,7 @@ void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, in
         values[m * count + i] = row[found[i].second];
       }
     }
-  }
+  });
 }
 
 }  // extern "C"

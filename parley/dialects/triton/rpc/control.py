@@ -54,7 +54,8 @@ def server(message: Message, head: Head, facts: Facts) -> Message:
 
 def model_ready(message: Message, head: Head, facts: Facts) -> Message:
     _put(control.metadata, head, facts, model=message.name, version=message.version)  # is there such a model?
-    return filled("ModelReadyResponse", {"ready": facts.ready})
+    ready = any(card.name == message.name and card.phase == "ready" for card in facts.cards)
+    return filled("ModelReadyResponse", {"ready": ready})
 
 
 def metadata(message: Message, head: Head, facts: Facts) -> Message:

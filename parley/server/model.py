@@ -1,0 +1,279 @@
+"""One model that is served: its engine, its language, its names, its places in the queue, and what is counted of it.
+
+Knows no HTTP, and nothing of the models beside it. Its states follow one another: loading, serving (with the engine's
+own restarts in between), ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import msgspec
+
+from parley import __version__, hub
+from parley.dialects.dialect import Card, Head, Vitals
+from parley.engine.fake import FAKE, FakeEngine
+from parley.engine.local import LocalEngine
+from parley.engine.protocol import Engine
+from parley.engine.remote import RemoteEngine
+from parley.errors import NotReady, Overloaded, Stopping
+from parley.server.metrics import Metrics
+from parley.server.options import Offer, ServerOptions
+from parley.text import Language
+from parley.types import ModelInfo, Progress, Settings
+
+if TYPE_CHECKING:
+    from parley.server.generation import Generation
+
+T = TypeVar("T")
+
+LARGE = 16 << 10  # bytes or characters from which work on a text leaves the event loop
+GRACE = 2.0  # seconds for the last events of aborted requests to be written
+
+
+def scripted(settings: Settings) -> Engine:
+    """An engine without a model, for any tokenizer's ids."""
+    return FakeEngine(info=msgspec.structs.replace(FAKE, vocab_size=1 << 24))
+
+
+ENGINES: dict[str, Callable[[Settings], Engine]] = {
+    "process": RemoteEngine,
+    "thread": LocalEngine,
+    "scripted": scripted,
+}
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do the work, in a thread if its input is large."""
+    return await asyncio.to_thread(work) if size > LARGE else work()
+
+
+class Model:
+    """``fetch`` and ``load`` make it serve, ``end`` and ``close`` finish that.
+
+    ``names``: what clients may call it; answers carry the first one where they were given none. ``held`` places are
+    taken of ``places``, as many as may run or wait; a place is one choice.
+    """
+
+    def __init__(self, names: tuple[str, ...], settings: Settings, engine: Engine, options: ServerOptions):
+        self.options = options
+        self.names = names
+        self.settings = settings
+        self.engine = engine
+        self.created = int(time.time())
+        self.metrics = Metrics()
+        engine.name, engine.watch = names[0], self.metrics.step
+        self.fingerprint = ""
+        self.places = settings.max_batch + options.max_queue
+        self.held = 0
+        self.open: dict[Generation, None] = {}  # the oldest first
+        self.ending = ""  # why it takes no more requests
+        self.paused = ""  # held or prepared: requests are refused until they are let in again
+        self._language: Language | None = None
+
+    @classmethod
+    def of(cls, offer: Offer, options: ServerOptions) -> Model:
+        """The model with an engine of the kind that the server has."""
+        names, settings = offer
+        return cls(names, settings, ENGINES[options.engine](settings), options)
+
+    @property
+    def name(self) -> str:
+        """The main one of its names."""
+        return self.names[0]
+
+    async def fetch(self) -> None:
+        """Find its folder, downloaded if need be, in a thread that does not keep the process from ending.
+
+        Raises ModelMissing.
+        """
+        if isinstance(self.engine, FakeEngine):  # needs no weights
+            self.settings.model = str(hub.find(self.settings.model) or self.settings.model)
+            return
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Path] = loop.create_future()
+
+        def settle(result: Path | Exception) -> None:
+            if found.done():
+                return
+            if isinstance(result, Exception):
+                found.set_exception(result)
+            else:
+                found.set_result(result)
+
+        def report(stage: str, fraction: float) -> None:
+            self.engine.progress = Progress(stage, fraction / 2)  # the other half is loading
+
+        def look() -> None:
+            result: Path | Exception
+            try:
+                result = hub.resolve(self.settings.model, report)
+            except Exception as error:
+                result = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, result)
+
+        threading.Thread(target=look, name="parley-hub", daemon=True).start()
+        self.settings.model = str(await found)
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory that it will need beside a share of what is free, as far as its folder and settings tell."""
+        files = Path(self.settings.model).glob("*.safetensors")
+        return sum(file.stat().st_size for file in files) + (self.settings.kv_memory or 0)
+
+    async def load(self) -> ModelInfo:
+        """Load tokenizer and model side by side. Raises EngineFailed, BadTokenizer."""
+        language = asyncio.create_task(asyncio.to_thread(Language.load, self.settings.model))
+        try:
+            await self.engine.start()
+            self._language = await language
+            info = await self.engine.ready()
+            self.metrics.fit(info.max_model_len)
+        finally:
+            language.cancel()
+        if info.kv_bytes:
+            self.settings.kv_memory = info.kv_bytes  # a restart has as much, whatever is free then
+        numbers = f"{info.dtype} {info.quantization} {info.kv_dtype}"
+        identity = f"{__version__} {info.architecture} {info.parameters} {numbers} {info.device}"
+        self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
+        return info
+
+    @property
+    def language(self) -> Language:
+        """Raises NotReady before it is loaded."""
+        if self._language is None:
+            raise self._loading()
+        return self._language
+
+    @property
+    def info(self) -> ModelInfo:
+        """Raises NotReady before it is loaded."""
+        if self.engine.info is None:
+            raise self._loading()
+        return self.engine.info
+
+    def _loading(self) -> NotReady:
+        progress = self.engine.progress
+        done = f"{progress.fraction:.0%}"
+        return NotReady(f"The model {self.name} is still loading ({done}, {progress.stage}).", retry_after=1)
+
+    def refusal(self) -> NotReady | None:
+        """Why requests cannot be taken now, None if they can."""
+        if self.ending:
+            return Stopping(self.ending, retry_after=5)
+        if self.paused:
+            return NotReady("The server is paused.", retry_after=5)
+        match self.engine.state:
+            case "ready" if self._language is not None:
+                return None
+            case "restarting":
+                return NotReady(f"The engine of {self.name} stopped and is being restarted.", retry_after=2)
+            case "failed" | "closed":
+                return NotReady(f"The engine of {self.name} has stopped, so nothing can be answered.", retry_after=10)
+            case _:
+                return self._loading()
+
+    def require(self) -> None:
+        """Raise NotReady unless requests are taken."""
+        refusal = self.refusal()
+        if refusal is not None:
+            raise refusal
+
+    @property
+    def phase(self) -> str:
+        """One word for the state."""
+        if self.ending:
+            return "draining"
+        if self.paused and self.engine.state == "ready":
+            return self.paused
+        return "loading" if self.engine.state in ("idle", "ready") and self.refusal() else self.engine.state
+
+    @property
+    def loaded(self) -> float:
+        """How far loading has come, 0 to 1."""
+        return 1.0 if self.engine.state == "ready" else self.engine.progress.fraction
+
+    def called(self, name: str) -> str:
+        """The name that answers carry to those who said this one."""
+        return name if name in self.names else self.name
+
+    def cards(self) -> list[Card]:
+        """One for each name."""
+        return [self.card(name) for name in self.names]
+
+    def card(self, name: str) -> Card:
+        info = self.engine.info
+        context = info.max_model_len if info is not None else None
+        return Card(name, self.created, context, self.name, self.phase, self.metrics.totals, self._purpose)
+
+    @property
+    def _purpose(self) -> Literal["chat", "text", "vectors"]:
+        if self.engine.info is not None and not self.engine.info.generates:
+            return "vectors"
+        return "chat" if self._language is None or self._language.template else "text"
+
+    def vitals(self) -> Vitals:
+        first, gap = self.metrics.first_tokens.mean, self.metrics.gaps.mean
+        batch, stats = self.settings.max_batch, self.engine.stats
+        return Vitals(self.phase, self.places, self.held, batch, stats, self.engine.info, first, gap)
+
+    def head(self, id: str, path: Mapping[str, str], headers: Mapping[bytes, bytes], query: bytes = b"") -> Head:
+        """What a dialect is told of a request with this id."""
+        info, stats = self.engine.info, self.engine.stats
+        context, device, size = (info.max_model_len, info.device, info.block_size) if info is not None else (0, "", 0)
+        cached, capacity = stats.blocks_used * size, stats.blocks_total * size
+        advice = self._language.advice if self._language is not None else {}
+        return Head(
+            id, int(time.time()), self.fingerprint, context, device, path, headers, query, cached, capacity, advice
+        )
+
+    def hold(self, choices: int) -> None:
+        """Take places. A request is let in whole as long as one place is free. Raises Overloaded."""
+        if self.held >= self.places:
+            self.metrics.rejected.add(value="queue_full")
+            self.metrics.totals.rejected += 1
+            raise Overloaded(f"{self.held} answers are being made or waited for, as many as may be. Try again later.")
+        self.held += choices
+
+    def labelled(self, label: str) -> Generation | None:
+        """The oldest open request under this label, or with this id."""
+        return next((each for each in self.open if label in each.labels), None)
+
+    async def end(self, why: str, seconds: float) -> None:
+        """Take no more requests; let the open ones end for a while, then end them with an error."""
+        self.ending = why
+        if await self.settle(seconds):
+            return
+        for generation in list(self.open):
+            generation.abort(Stopping(f"{why} This answer could not be finished.", retry_after=5))
+        await self.settle(GRACE)
+
+    async def settle(self, seconds: float) -> bool:
+        """Wait until no request is open, but not for ever."""
+        deadline = time.monotonic() + seconds
+        while self.open and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return not self.open
+
+    async def close(self) -> None:
+        """End its engine; what is still open gets its error from it."""
+        await self.engine.close()
+
+
+def share(models: Sequence[Model]) -> None:
+    """Divide memory between models that are going to be loaded in this order, when all have been fetched.
+
+    Those that are not told otherwise get equal parts of what all weights leave for KV caches.
+    """
+    sharing = sum(model.settings.kv_memory is None for model in models)
+    for number, model in enumerate(models, 1):
+        model.settings.kv_share = 1 / max(1, sharing)
+        model.settings.set_aside = sum(later.weight for later in models[number:])

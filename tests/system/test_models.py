@@ -1,0 +1,56 @@
+"""Several models in one server, as a user starts them: real engines, one of which is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.request
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def ask(served, model):
+    status, answer = served.post("/v1/chat/completions", {"model": model, "messages": QUESTION, "temperature": 0})
+    return answer["choices"][0]["message"]["content"] if status == 200 else answer["error"]["message"]
+
+
+def follow(served, model, lines):
+    body = {"model": model, "prompt": "one", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    call = urllib.request.Request(served.url + "/v1/completions", json.dumps(body).encode())
+    with urllib.request.urlopen(call, timeout=120) as stream:
+        lines += (line for line in stream if line.startswith(b"data: "))
+
+
+def test_an_engine_that_is_killed_is_no_concern_of_the_other_model(serve):
+    own = ",kv-memory=64MiB,threads=1"
+    served = serve("--model", f"first,alias=parley-demo{own}", "--model", f"second=parley-demo{own}")
+    answers = {name: ask(served, name) for name in ("first", "alias", "second", "")}
+    assert set(answers.values()) == {"The capital of France is Paris."}
+    assert "'third' does not exist" in ask(served, "third")
+    engines = served.children()
+    assert len(engines) == 2  # in the order in which they were started
+    streams = {name: [] for name in ("first", "second")}
+    threads = [threading.Thread(target=follow, args=(served, *each)) for each in streams.items()]
+    for thread in threads:
+        thread.start()
+    assert served.wait(lambda: all(map(len, streams.values())))
+    os.kill(engines[1], signal.SIGKILL)
+    assert served.wait(lambda: not served.ready())
+    told = json.loads(served.get("/health/ready")[1])
+    assert told["models"] == {"first": "ready", "second": "restarting"}
+    assert ask(served, "first") == answers["first"] and "second" in ask(served, "second")
+    for thread in threads:
+        thread.join()
+    assert b"length" in streams["first"][-2] and b"SIGKILL" in streams["second"][-2]
+    assert served.wait(served.ready)
+    assert served.children()[0] == engines[0]
+    assert ask(served, "second") == answers["second"]
+    assert served.stop() == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(serve, tmp_path):
+    served = serve("--model", "first=parley-demo", "--model", f"second={tmp_path}", wait=False)
+    assert served.process.wait(60) == 1
+    assert served.output().splitlines()[-1].startswith(f"parley: {tmp_path} cannot be served")
