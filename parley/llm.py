@@ -1,4 +1,4 @@
-"""A model in a script or a notebook, without a server: ``LLM().generate("…")``, ``.chat([…])``, ``.stream(…)``.
+"""A model in a script or a notebook, without a server: ``LLM().generate("…")``, ``.chat``, ``.stream``, ``.embed``.
 
 Options are read and answers made by what serves HTTP; only bytes and sockets are missing. An event loop in a thread of
 its own drives it all, so that the methods work from plain code, from notebooks (whose own loop is busy), and, in their
@@ -12,16 +12,18 @@ import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from parley.dialects.dialect import Head
+from parley.dialects import vectors
+from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields
 from parley.dialects.openai.chat import ChatReply
 from parley.dialects.openai.completions import CompletionReply
+from parley.dialects.openai.embeddings import EmbeddingReply
 from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
@@ -31,7 +33,7 @@ from parley.server.generation import Generation
 from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.tally import Note, Tally
-from parley.types import Delta, Done, Event, Reason, Request, Scored, Settings, Token, ToolCall, Usage
+from parley.types import Delta, Done, Event, Reason, Request, Scored, Settings, Token, ToolCall, Usage, Vector
 
 T = TypeVar("T")
 Input = str | list[int]  # text or token ids
@@ -102,6 +104,11 @@ class LLM:
         """Answer a conversation. ``chat_template_kwargs={"enable_thinking": True}`` is for the chat template."""
         return self._wait(self._answer(_request(messages, options)))
 
+    def embed(self, texts: Sequence[Input], **options: Any) -> list[list[float]]:
+        """A vector for each text, or list of token ids. ``dimensions=256`` cuts them, ``prompt_name="query"`` puts one
+        of the model's own prompts before the texts, ``truncate_prompt_tokens=-1`` cuts texts that are too long."""
+        return self._wait(self._embed(texts, options))
+
     def stream(self, prompt: Input | Sequence[Turn], **options: Any) -> Iterator[str]:
         """Pieces of the first completion's text as they are made. ``prompt`` is text, token ids or a conversation.
 
@@ -121,6 +128,10 @@ class LLM:
     async def achat(self, messages: Sequence[Turn], **options: Any) -> Answer:
         """As ``chat``."""
         return await self._follow(self._answer(_request(messages, options)))
+
+    async def aembed(self, texts: Sequence[Input], **options: Any) -> list[list[float]]:
+        """As ``embed``."""
+        return await self._follow(self._embed(texts, options))
 
     async def astream(self, prompt: Input | Sequence[Turn], **options: Any) -> AsyncIterator[str]:
         """As ``stream``."""
@@ -186,6 +197,18 @@ class LLM:
             answer.usage = generation.usage
         return answer
 
+    async def _embed(self, texts: Sequence[Input], options: dict[str, Any]) -> list[list[float]]:
+        assert self._model is not None, "loaded in __init__"
+        if not texts:
+            return []
+        found: dict[int, bytes] = {}
+        context = self._model.info.max_model_len
+        request = _read(EmbeddingReply, {"input": list(texts), **options}, context)
+        async with self._generation(request) as generation:
+            while events := await generation.next():
+                found |= {event.prompt: event.values for event in events if isinstance(event, Vector)}
+        return [vectors.numbers(found[number]) for number in range(len(texts))]
+
     async def _pieces(self, request: Request) -> AsyncGenerator[str, None]:
         async with self._generation(request) as generation:
             while events := await generation.next():
@@ -232,9 +255,15 @@ class _Members(dict[str, Any]):
 def _request(prompt: Any, options: dict[str, Any]) -> Request:
     """A Request for text, token ids or a conversation. Raises BadRequest for a wrong option or value."""
     talk = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], dict)
-    reply, name = (ChatReply, "messages") if talk else (CompletionReply, "prompt")
-    members = _Members({"model": "", **options, name: prompt})
-    request = reply(Fields(members), Head(secrets.token_hex(8), int(time.time()), "")).request
+    if talk:
+        return _read(ChatReply, {**options, "messages": prompt})
+    return _read(CompletionReply, {**options, "prompt": prompt})
+
+
+def _read(reply: Callable[[Fields, Head], Reply], body: dict[str, Any], context: int = 0) -> Request:
+    """What a body asks for. Raises BadRequest for a wrong option or value."""
+    members = _Members({"model": "", **body})
+    request = reply(Fields(members), Head(secrets.token_hex(8), int(time.time()), "", context)).request
     unknown = sorted(members.keys() - members.asked)
     if unknown:
         near = get_close_matches(unknown[0], members.asked, 1)

@@ -42,6 +42,18 @@ def test_many_prompts_and_choices_are_as_each_alone(llm):
     assert llm.generate([]) == []
 
 
+def test_vectors_come_in_order_and_are_as_each_alone(llm):
+    texts = ["the quick brown fox", "jumps", "the quick brown fox"]
+    first, second, third = llm.embed(texts)
+    assert first == third != second and [second] == llm.embed(["jumps"]) and len(first) == 64
+    assert math.isclose(sum(x * x for x in llm.embed([[5, 6, 7]], dimensions=16)[0]), 1, rel_tol=1e-5)
+    assert len(llm.embed(["the quick brown fox " * 2000], truncate_prompt_tokens=-1)) == 1
+    assert llm.embed([]) == []
+    assert asyncio.run(llm.aembed(texts)) == [first, second, third]
+    with pytest.raises(ParleyError, match="no option 'dimension'"):
+        llm.embed(texts, dimension=16)
+
+
 def test_a_stream_is_the_answer_in_pieces_and_leaving_it_frees_its_pages(llm):
     whole = llm.chat(TALK, max_tokens=20, temperature=0)
     assert "".join(llm.stream(TALK, max_tokens=20, temperature=0)) == whole.text

@@ -119,6 +119,7 @@ class Engine(ABC):
         self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
         self.failure = ""
         self._streams: dict[str, Stream] = {}
+        self._touched: list[Stream] = []  # have got outputs, of which nobody has been told
         self._resets: dict[int, asyncio.Future[bool]] = {}
         self._reset_ids = count()
         self._loaded: asyncio.Future[ModelInfo] | None = None
@@ -207,15 +208,20 @@ class Engine(ABC):
     def _deliver(self, message: Outputs) -> None:
         self.stats = message.stats
         self.watch(message.stats)
-        streams = []
+        if message.outputs and not self._touched:
+            # Not at once: steps that have arrived together are one to the clients, who get one write for them.
+            asyncio.get_running_loop().call_soon(self._wake)
         for output in message.outputs:
             stream = self._streams.get(output.id)
             if stream is None:
                 continue
             stream._push(output)
-            streams.append(stream)
+            self._touched.append(stream)
             if not stream.open:
                 del self._streams[output.id]
+
+    def _wake(self) -> None:
+        streams, self._touched = self._touched, []
         for stream in streams:
             stream._wake()
 

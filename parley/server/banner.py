@@ -37,7 +37,7 @@ def opening(
     addresses for that."""
     lines = [
         f"parley {__version__}",
-        *(f"  model    {', '.join(names)} ({settings.dtype} on {settings.device})" for names, settings in offers),
+        *(f"  model    {', '.join(names)} (on {settings.device})" for names, settings in offers),
     ]
     listed = [(dialect.title, url + dialect.base) for dialect, url in surfaces]
     wide = max((len(title) for title, _ in listed), default=0)

@@ -24,10 +24,13 @@ FILES = {
     "chat_template.jinja": b"{{ messages }}",
     "model.safetensors": bytes(range(256)) * 4000,
     "pytorch_model.bin": b"not wanted",
+    "1_Pooling/config.json": b"{}",
     "original/model.safetensors": b"not wanted",
+    "onnx/config.json": b"not wanted",
     "README.md": b"not wanted",
 }
-FETCHED = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
+NEEDED = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
+FETCHED = ["1_Pooling/config.json", *NEEDED]
 
 SCRIPT = """
 import json, sys
@@ -116,7 +119,7 @@ def look(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, 
 def test_a_hub_name_is_downloaded_once_with_progress_and_then_found_without_a_network(tmp_path, served):
     found, seen = look("owner/model", tmp_path, served.server_port)
     folder = Path(found)
-    assert sorted(path.name for path in folder.iterdir()) == FETCHED
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == FETCHED
     assert all((folder / name).read_bytes() == FILES[name] for name in FETCHED)
     assert seen[0] == ["downloading", 0.0] and seen[-1] == ["downloading", 1.0]
     asked = len(Hub.asked)
@@ -157,7 +160,7 @@ def test_without_a_network_an_unknown_name_is_one_sentence(tmp_path, offline):
 
 
 def test_a_folder_is_taken_as_it_is(tmp_path):
-    for name in FETCHED:
+    for name in NEEDED:
         (tmp_path / name).write_bytes(FILES[name])
     assert hub.resolve(str(tmp_path)) == tmp_path.resolve()
 
@@ -171,7 +174,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path):
     ],
 )
 def test_a_folder_that_lacks_something_is_refused_by_its_name(tmp_path, absent, why):
-    for name in FETCHED:
+    for name in NEEDED:
         if name != absent:
             (tmp_path / name).write_bytes(FILES[name])
     with pytest.raises(hub.ModelMissing, match="cannot be served") as error:

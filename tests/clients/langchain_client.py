@@ -5,7 +5,7 @@ import sys
 import openai
 from langchain_core.tools import tool
 from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 address, model = sys.argv[1:]
 QUESTION = "What is the capital of France?"
@@ -26,6 +26,10 @@ assert "".join(chunk.content for chunk in chat.stream(QUESTION)) == ANSWER
 assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
 text = OpenAI(base_url=url, api_key="none", model=model, temperature=0, max_tokens=4)
 assert text.invoke("Hello") == "".join(text.stream("Hello"))
+# without this option it would take OpenAI's own tokenizer, which it downloads
+reader = OpenAIEmbeddings(base_url=url, api_key="none", model=model, check_embedding_ctx_length=False, chunk_size=7)
+found = reader.embed_documents([f"text {i}" for i in range(20)])
+assert len(found) == 20 and reader.embed_query("text 3") == found[3] != found[4]
 try:
     chat.bind(temperature=-1).invoke(QUESTION)
 except openai.BadRequestError as error:

@@ -58,6 +58,15 @@ for base in ("/v1", "/openai/v1", "/vllm/v1"):
     (call,) = called.choices[0].message.tool_calls
     assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] == "Paris"
 
+    vectors = client.embeddings.create(model=model, input=["Hello", "World", "Hello"])
+    first, second, again = (entry.embedding for entry in vectors.data)
+    assert first == again != second and abs(sum(x * x for x in first) - 1) < 1e-3
+    plain = client.embeddings.create(model=model, input="Hello", encoding_format="float")
+    assert plain.data[0].embedding == first and plain.usage.total_tokens == plain.usage.prompt_tokens
+    short = client.embeddings.create(model=model, input="Hello", dimensions=16)
+    assert len(short.data[0].embedding) == 16
+    refused(openai.BadRequestError, "requested", client.embeddings.create, model=model, input="a", dimensions=10**6)
+
     refused(openai.NotFoundError, "other", create, model="other", messages=QUESTION)
     refused(openai.BadRequestError, "temperature", create, model=model, messages=QUESTION, temperature=-1)
     refused(openai.BadRequestError, "context", create, model=model, messages=QUESTION * 3000)

@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "kernels.h"
+#include "shares.h"
 #include "tile.h"
 
 namespace {
@@ -177,7 +178,7 @@ void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, long M, 
   long panels = (N + BLOCK - 1) / BLOCK;
   if (!M || !panels) return;
   long parts = std::max((M + PASS - 1) / PASS, std::min((M + TILE - 1) / TILE, (threads + panels - 1) / panels));
-  long tasks = parts * panels;
+  Shares shares(parts * panels, threads);
   std::unique_ptr<float[]> sums(new float[M * cut.groups]);
 #pragma omp parallel num_threads(threads)
   {
@@ -190,24 +191,23 @@ void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, long M, 
         sums[m * cut.groups + g] = sum(v);
       }
     alignas(64) float totals[PASS * BLOCK], rest[PASS * BLOCK];
-    long me = omp_get_thread_num(), team = omp_get_num_threads();
-    for (long task = tasks * me / team; task < tasks * (me + 1) / team; task++) {
-      long part = task / panels, n = task % panels * BLOCK;
-      long first = M * part / parts, rows = M * (part + 1) / parts - first;
-      const uint32_t* panel = packed + task % panels * cut.words();
-      std::fill(totals, totals + rows * BLOCK, 0.f);
-      for (long g = 0; g < cut.groups; g++) {
-        const uint32_t* group = panel + cut.at(g);
-        Sums each = {rest, totals, sums.get() + first * cut.groups + g, group, cut.groups, true, true};
-        add(x + first * cut.pairs + g * cut.group, cut.pairs, group + BLOCK, cut.steps(g), each, rows);
-      }
-      for (long r = 0; r < rows; r++)
-        for (long i = 0; i < BLOCK && n + i < N; i += LANES) {
-          Vec v = read<Vec>(totals + r * BLOCK + i);
-          if (bias) v += load(bias + n + i, N - n - i);
-          store(y + (first + r) * N + n + i, v, N - n - i);
+    for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
+      for (long task = some.first; task < some.end; task++) {
+        long part = task / panels, panel = task % panels, n = panel * BLOCK;
+        long first = M * part / parts, rows = M * (part + 1) / parts - first;
+        std::fill(totals, totals + rows * BLOCK, 0.f);
+        for (long g = 0; g < cut.groups; g++) {
+          const uint32_t* group = packed + panel * cut.words() + cut.at(g);
+          Sums each = {rest, totals, sums.get() + first * cut.groups + g, group, cut.groups, true, true};
+          add(x + first * cut.pairs + g * cut.group, cut.pairs, group + BLOCK, cut.steps(g), each, rows);
         }
-    }
+        for (long r = 0; r < rows; r++)
+          for (long i = 0; i < BLOCK && n + i < N; i += LANES) {
+            Vec v = read<Vec>(totals + r * BLOCK + i);
+            if (bias) v += load(bias + n + i, N - n - i);
+            store(y + (first + r) * N + n + i, v, N - n - i);
+          }
+      }
   }
 }
 

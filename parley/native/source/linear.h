@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "shares.h"
 #include "tile.h"
 
 constexpr long STRETCH = 32 * LANES;  // steps: a panel's part of them and the next one stay in the second cache
@@ -46,17 +47,17 @@ void product(const Pair* x, const Pair* w, long M, long N, long steps, int threa
   if (!M || !panels) return;
   // Rows are cut into groups so that their sums fit, and so that no thread is left without work.
   long groups = std::max((M + PASS - 1) / PASS, std::min((M + TILE - 1) / TILE, (threads + panels - 1) / panels));
-  long tasks = groups * panels;
+  Shares shares(groups * panels, threads);
 #pragma omp parallel num_threads(threads)
   {
     alignas(64) T sums[PASS * PANEL];
-    long me = omp_get_thread_num(), team = omp_get_num_threads();
-    for (long task = tasks * me / team, end = tasks * (me + 1) / team; task < end; task++) {
-      long group = task / panels, panel = task % panels;
-      long first = M * group / groups, rows = M * (group + 1) / groups - first;
-      multiply(x + first * steps, w + panel * steps * PANEL, rows, steps, task + 1 == end, sums);
-      finish(sums, first, rows, panel * PANEL);
-    }
+    for (Shares::Tasks some; (some = shares.take(omp_get_thread_num())).end;)
+      for (long task = some.first; task < some.end; task++) {
+        long group = task / panels, panel = task % panels;
+        long first = M * group / groups, rows = M * (group + 1) / groups - first;
+        multiply(x + first * steps, w + panel * steps * PANEL, rows, steps, some.last && task + 1 == some.end, sums);
+        finish(sums, first, rows, panel * PANEL);
+      }
   }
 }
 

@@ -1,0 +1,189 @@
+"""Part of ``make bench``: texts per second that become vectors, beside sentence-transformers, with MiniLM's weights.
+
+parley answers over HTTP, a request for each batch; the other is asked in its own process. Both run, one of them idle
+while the other works, turn by turn. The vectors of 200 texts of 1 to 500 tokens are compared first: it ends with 1 if
+a number differs by more than 1e-3. The table is kept in ``.peers/embeddings.md`` for ``report.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import http.client
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from struct import unpack
+from typing import Any
+
+from install import ROOT
+from report import table
+
+BENCH = Path(__file__).parent
+LENGTH = 512  # positions of MiniLM
+BATCHES = (1, 8, 32)
+# what texts are like: the fewest and the most words of one
+KINDS = {"short: 4 to 24 words": (4, 24), "mixed: 4 to 160 words": (4, 160), "all alike: 12 words": (12, 12)}
+TEXTS = 96  # for each measurement
+CLOSE = 1e-3
+
+
+def words() -> list[str]:
+    """English of this repository, in order."""
+    pages = [BENCH.parent / "README.md", *sorted((BENCH.parent / "docs").glob("*.md"))]
+    return [word for page in pages for word in page.read_text("utf-8").split() if word.isalpha()]
+
+
+def texts(fewest: int, most: int, source: list[str], draw: random.Random, *, alike: bool = False) -> list[str]:
+    made = []
+    for _ in range(TEXTS):
+        count = draw.randint(fewest, most)
+        start = 0 if alike else draw.randrange(len(source) - count)
+        made.append(" ".join(source[start : start + count]))
+    return made
+
+
+class Worker:
+    """sentence-transformers on a pipe."""
+
+    def __init__(self, threads: int):
+        python = ROOT / "sentence" / "bin" / "python"
+        # -P: modules beside the script are not for its imports
+        command = [python, "-P", BENCH / "sentence_worker.py", str(threads), str(LENGTH)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "OMP_NUM_THREADS": str(threads)}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        ready = self._line()
+        self.version, self.folder = ready["ready"], ready["folder"]
+
+    def seconds(self, asked: list[str], batch: int) -> float:
+        return float(self._ask(texts=asked, batch=batch)["seconds"])
+
+    def vectors(self, asked: list[str]) -> list[list[float]]:
+        return list(self._ask(texts=asked, batch=32, vectors=True)["vectors"])
+
+    def _ask(self, **order: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("sentence-transformers ended; python bench/install.py --only sentence installs it")
+        return dict(json.loads(line))
+
+
+class Server:
+    """A server that is ready."""
+
+    def __init__(self, port: int):
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+
+    def seconds(self, asked: list[str], batch: int) -> float:
+        began = time.perf_counter()
+        for i in range(0, len(asked), batch):
+            self.vectors(asked[i : i + batch])
+        return time.perf_counter() - began
+
+    def vectors(self, asked: list[str]) -> list[list[float]]:
+        body = json.dumps({"input": asked, "encoding_format": "base64"})
+        self._connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+        answer = json.load(self._connection.getresponse())
+        if "data" not in answer:
+            sys.exit(str(answer))
+        coded = [base64.b64decode(entry["embedding"]) for entry in answer["data"]]
+        return [list(unpack(f"<{len(vector) // 4}f", vector)) for vector in coded]
+
+
+@contextmanager
+def serve(folder: str, threads: int) -> Iterator[Server]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+    command = [sys.executable, "-m", "parley", "serve", folder, "--port", str(port), "--quiet"]
+    command += ["--threads", str(threads), "--max-model-len", str(LENGTH)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < end:
+            try:
+                probe = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+                probe.request("GET", "/health/ready")
+                if probe.getresponse().status == 200:
+                    break
+            except OSError:
+                pass
+            time.sleep(0.1)
+        yield Server(port)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def difference(server: Server, worker: Worker, source: list[str], draw: random.Random) -> float:
+    """The largest, over 200 texts of about 1 to 500 tokens in batches of mixed sizes and lengths."""
+    asked = [" ".join(source[start : start + 1 + i * 320 // 199])
+             for i, start in ((i, draw.randrange(len(source) - 330)) for i in range(200))]  # fmt: skip
+    draw.shuffle(asked)
+    worst, expected = 0.0, worker.vectors(asked)
+    while asked:
+        count = draw.randint(1, 40)
+        for got, wanted in zip(server.vectors(asked[:count]), expected[:count], strict=True):
+            worst = max(worst, *(abs(a - b) for a, b in zip(got, wanted, strict=True)))
+        asked, expected = asked[count:], expected[count:]
+    return worst
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    if not (ROOT / "sentence").exists():
+        print("sentence-transformers is not there: python bench/install.py --only sentence", file=sys.stderr)
+        return 1
+    source, draw = words(), random.Random(1)
+    worker = Worker(options.threads)
+    rows = []
+    with serve(worker.folder, options.threads) as server:
+        worst = difference(server, worker, source, draw)
+        print(f"largest difference of a number: {worst:.2g}", flush=True)
+        for kind, (fewest, most) in KINDS.items():
+            asked = texts(fewest, most, source, draw, alike=fewest == most)
+            for batch in BATCHES:
+                pairs = []
+                for turn in range(options.turns + 1):
+                    both = [server, worker] if turn % 2 else [worker, server]
+                    took = {who: who.seconds(asked, batch) for who in both}
+                    pairs += [(took[server], took[worker])] if turn else []  # the first one warms up
+                ours, theirs = (median(TEXTS / pair[i] for pair in pairs) for i in (0, 1))
+                ratios = sorted(theirs / ours for ours, theirs in pairs)
+                spread = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+                rows.append([kind, str(batch), f"{ours:.0f}", f"{theirs:.0f}", spread])
+                print(rows[-1], flush=True)
+    head = ["Texts", "In a batch", "parley, over HTTP, texts/s", f"sentence-transformers {worker.version}, texts/s"]
+    told = table([*head, "Ratio, median of turns (range)"], rows)
+    note = f"all-MiniLM-L6-v2, {options.threads} threads each. The largest difference of a number: {worst:.2g}."
+    (ROOT / "embeddings.md").write_text(f"{note}\n\n{told}\n", "utf-8")
+    return int(worst > CLOSE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
