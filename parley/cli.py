@@ -22,8 +22,11 @@ COMMANDS = {
     "bench": "measure a server's latency and throughput",
     "doctor": "check this machine, the installation and a model",
     "routes": "list the routes and the API each belongs to",
+    "watermark": "tell whether a text was generated with a watermark",
     "version": "print the version",
 }
+
+WIDE = max(map(len, COMMANDS))
 
 ABOUT = """\
 parley: one LLM inference server that every client already speaks to.
@@ -45,7 +48,7 @@ a flag wins over a variable, a variable over the file. `parley COMMAND --help` l
 
 def about() -> str:
     """The text of ``parley --help``."""
-    return ABOUT.format(commands="\n".join(f"  {name:<9} {line}" for name, line in COMMANDS.items()))
+    return ABOUT.format(commands="\n".join(f"  {name:<{WIDE}} {line}" for name, line in COMMANDS.items()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -77,8 +77,11 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a token is drawn from the logits. The same values mean "off" here as in every API: 1, 0 or empty.
 
     temperature 0 is greedy. ``top_k`` 0 keeps all tokens. ``seed`` None lets the server draw one.
-    Order of operations: forbid (bias, min_tokens) -> penalties -> temperature -> min_p -> top_k -> top_p -> typical_p
-    -> draw.
+    ``allowed``: of other tokens none is drawn; empty: any may be. ``banned``: token sequences that the output never
+    contains; ``no_repeat_ngram``: so many tokens in a row never come twice; 0 is off. What would leave no token at all
+    does not count. ``watermark``: the text gets a mark that ``parley watermark`` finds.
+    Order of operations: bias, watermark -> forbid (allowed, banned, min_tokens) -> penalties -> temperature -> min_p
+    -> top_k -> top_p -> typical_p -> draw.
     """
 
     temperature: float = 1.0
@@ -91,6 +94,10 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
+    allowed: list[int] = []
+    banned: list[list[int]] = []
+    no_repeat_ngram: int = 0
+    watermark: bool = False
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -147,6 +154,7 @@ class Request(msgspec.Struct, kw_only=True):
     sampling: Sampling = Sampling()
     stop: Stop = Stop()
     want: Want = Want()
+    banned: list[str] = []  # words that are not to be written; as tokens they are in ``sampling``
     n: int = 1
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes

@@ -14,6 +14,9 @@ MAX_STOP_CHARACTERS = 16_384  # of all together
 MAX_BIAS = 1024
 MAX_TOP = 20  # alternatives per token
 MAX_ID = 2**31 - 1
+MAX_LIST = 1 << 20  # token ids in a list
+MAX_WORDS = 1024
+MAX_GRAM = 1024  # tokens in a row that are told from others
 
 
 def sampling(body: Fields, *, hottest: float) -> Sampling:
@@ -28,4 +31,12 @@ def sampling(body: Fields, *, hottest: float) -> Sampling:
         presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
         frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
         logit_bias=body.weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
+        allowed=body.integers("allowed_token_ids", cap=MAX_LIST, low=0, high=MAX_ID),
+        no_repeat_ngram=body.integer("no_repeat_ngram_size", 0, 0, MAX_GRAM),
+        watermark=body.boolean("watermark", False),
     )
+
+
+def bad_words(body: Fields) -> list[str]:
+    """Words that are not to be written."""
+    return body.strings("bad_words", cap=MAX_WORDS, total=MAX_STOP_CHARACTERS)

@@ -1,4 +1,4 @@
-"""What one sequence changes in its logits before temperature: forbidden tokens, biases, penalties.
+"""What one sequence changes in its logits before temperature: biases, a watermark, forbidden tokens, penalties.
 
 Kept sparse (only ids that occur), because a dense table for every slot would be as large as the KV cache of a small
 model. Knows one sequence's parameters and tokens; nothing of slots or of the batch.
@@ -11,7 +11,9 @@ from collections import Counter
 import numpy as np
 import torch
 
+from parley import watermark
 from parley.core.sequence import Sequence
+from parley.model.bans import Grams, Phrases
 from parley.types import Work
 
 FAR = 1e30  # stands for infinity where arithmetic follows: float32, and products with penalties, stay free of NaN
@@ -22,6 +24,7 @@ class Edit:
 
     def __init__(self, sequence: Sequence, vocab_size: int):
         work, sampling = sequence.work, sequence.work.sampling
+        self._sequence = sequence
         bias = {id: value for id, value in sampling.logit_bias.items() if 0 <= id < vocab_size}
         self.bias_ids = torch.tensor(list(bias), dtype=torch.int64)
         self.bias = torch.tensor([max(-FAR, min(FAR, value)) for value in bias.values()], dtype=torch.float32)
@@ -29,22 +32,32 @@ class Edit:
         self.stop_ids = torch.tensor(stops, dtype=torch.int64)
         # A vocabulary of stop tokens only leaves nothing to draw: then min_tokens cannot be had.
         self.min_tokens = work.min_tokens if 0 < len(stops) < vocab_size else 0
+        self.allowed: torch.Tensor | None = None  # bool [V]
+        if sampling.allowed:
+            self.allowed = torch.zeros(vocab_size, dtype=torch.bool)
+            self.allowed[[id for id in sampling.allowed if 0 <= id < vocab_size]] = True
+        self.phrases = Phrases(sampling.banned) if sampling.banned else None
+        self.grams = Grams(sampling.no_repeat_ngram) if sampling.no_repeat_ngram else None
+        self.ids = np.arange(vocab_size) if sampling.watermark else None
         self.repetition = sampling.repetition_penalty
         self.presence = sampling.presence_penalty
         self.frequency = sampling.frequency_penalty
         self.penalized = (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
         self.tally = Tally(sequence.tokens, sequence.prompt_len, vocab_size) if self.penalized else None
+        forbids = (self.allowed, self.phrases, self.grams)
+        self.always = self.penalized or sampling.watermark or len(bias) > 0 or any(each is not None for each in forbids)
 
     @staticmethod
     def wanted(work: Work) -> bool:
         """Whether a sequence of this work may ever need an Edit."""
         sampling = work.sampling
         penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-        return bool(sampling.logit_bias) or work.min_tokens > 0 or penalties != (1.0, 0.0, 0.0)
+        forbidden = sampling.allowed or sampling.banned or sampling.no_repeat_ngram or work.min_tokens
+        return bool(sampling.logit_bias or sampling.watermark or forbidden) or penalties != (1.0, 0.0, 0.0)
 
     def changes(self, position: int) -> bool:
         """Whether output token ``position`` (from 0) sees other logits than the model's."""
-        return self.penalized or len(self.bias) > 0 or position < self.min_tokens
+        return self.always or position < self.min_tokens
 
     def apply(self, row: torch.Tensor, position: int) -> None:
         """Edit the logits (float32 [V], in place) from which output token ``position`` (from 0) is drawn.
@@ -54,8 +67,17 @@ class Edit:
         """
         if len(self.bias):
             row[self.bias_ids.to(row.device)] += self.bias.to(row.device)
+        if self.ids is not None:
+            row[torch.from_numpy(watermark.green(self._sequence.tokens[-1], self.ids)).to(row.device)] += (
+                watermark.RAISE
+            )
+        if self.allowed is not None:
+            self._forbid(row, (~self.allowed).to(row.device))
+        banned = self._banned(len(row))
+        if banned:
+            self._forbid(row, torch.tensor(banned, device=row.device))
         if position < self.min_tokens:
-            row[self.stop_ids.to(row.device)] = float("-inf")
+            self._forbid(row, self.stop_ids.to(row.device))
         if self.tally is not None:
             ids, counts = self.tally.tensors(row.device)
             logits = row[ids]
@@ -63,6 +85,24 @@ class Edit:
             logits -= counts * self.frequency
             logits -= (counts > 0) * self.presence
             row[ids] = logits.clamp_(max=FAR)
+
+    def _banned(self, vocab_size: int) -> list[int]:
+        """What the tokens so far forbid. ``sequence.tokens`` holds all that were drawn before this one."""
+        sequence = self._sequence
+        found: set[int] = set()
+        if self.phrases is not None:
+            found |= self.phrases.next(sequence.tokens, sequence.prompt_len)
+        if self.grams is not None:
+            found |= self.grams.next(sequence.tokens)
+        return sorted(id for id in found if 0 <= id < vocab_size)
+
+    @staticmethod
+    def _forbid(row: torch.Tensor, which: torch.Tensor) -> None:
+        """Unless nothing would be left to draw."""
+        before = row[which]
+        row[which] = float("-inf")
+        if torch.isneginf(row.amax()):
+            row[which] = before
 
     def append(self, token: int) -> None:
         """Count a token that was drawn."""

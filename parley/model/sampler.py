@@ -2,7 +2,7 @@
 
 Parameters are written into tables when a sequence gets its slot and gathered in each step, so that plain rows cost no
 Python of their own. The order of operations is that of vLLM, which clients have come to rely on: raw log-probabilities
-are taken first; then forbid (logit_bias, min_tokens), penalties, temperature, min_p, top_k, top_p, typical_p, draw.
+are taken first; then bias, watermark, what is forbidden, penalties, temperature, min_p, top_k, top_p, typical_p, draw.
 
 Randomness is a function, not a state: one uniform number per token, from seed and position. What is drawn for a row
 depends on that row alone. The arithmetic is in ``draw``, ``edit`` and ``score``; this file must not know how a model

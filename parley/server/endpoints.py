@@ -97,7 +97,7 @@ class Endpoints:
             if self._file is not None:
                 if self._lock is None:
                     raise NotReady("The server is shutting down.")
-                content = msgspec.json.format(msgspec.json.encode(Kept(list(made.values()))))
+                content = msgspec.json.format(msgspec.json.encode(Kept(list(made.values())))) + b"\n"
                 try:
                     await asyncio.to_thread(replace, self._file, content)
                 except OSError as error:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from parley.dialects.dialect import Timings
 from parley.engine.protocol import Stream
 from parley.errors import (
@@ -81,7 +83,8 @@ class Generation:
         request, model = self._request, self._model
         check(request, model.info)
         self._check_ids()
-        prepared = await off_loop(sum(map(_size, request.prompts)), self._prepare)
+        size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
+        prepared = await off_loop(size, self._prepare)
         if self._error is not None:
             raise self._error
         model.require()  # it may have changed while a long prompt was read
@@ -200,6 +203,9 @@ class Generation:
             if longest is not None or request.overflow != "refuse":
                 ready = self._shortened(ready, min(longest or limit, limit - 1))
             made.append((ready, self._room(ready.token_ids)))
+        if request.banned:
+            spellings = language.spellings(request.banned)
+            request.sampling = msgspec.structs.replace(request.sampling, banned=spellings)
         return made
 
     def _shortened(self, ready: Prepared, longest: int) -> Prepared:
@@ -220,11 +226,13 @@ class Generation:
         """Token ids that a client gave must be in the vocabulary."""
         vocabulary = self._model.info.vocab_size
         request = self._request
-        given = [("logit_bias", id) for id in request.sampling.logit_bias] + [
-            ("stop_ids", id) for id in request.stop.ids
-        ]
-        for field_, id in given:
-            if id >= vocabulary:
+        given = {
+            "logit_bias": request.sampling.logit_bias,
+            "stop_ids": request.stop.ids,
+            "allowed_token_ids": request.sampling.allowed,
+        }
+        for field_, ids in given.items():
+            if ids and (id := max(ids)) >= vocabulary:
                 raise Invalid(f"Token id {id} is not in the vocabulary of {vocabulary} tokens.", field=field_)
 
     def _room(self, ids: list[int]) -> int:

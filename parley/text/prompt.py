@@ -5,6 +5,7 @@ Knows the tokenizer, the template and the neutral prompt; nothing of engines or 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -109,6 +110,17 @@ class Language:
                 return Prepared(self._encode_start(prompt.text, prompt.special, first))
             return Prepared(self._encode(prompt.text, prompt.special, limit, last))
         return Prepared(prompt.ids[:first] if last is None else prompt.ids[-last:])
+
+    def spellings(self, words: Sequence[str]) -> list[list[int]]:
+        """The tokens of each word at the beginning of a text, and behind a blank where those are others."""
+        found: list[list[int]] = []
+        for word in words:
+            text = word.lstrip()
+            for each in (text, f" {text}"):
+                ids = self.tokenizer.encode(each, special=False)
+                if ids and ids not in found[-1:]:
+                    found.append(ids)
+        return found
 
     def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
         """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""

@@ -9,7 +9,7 @@ import pytest
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.mindie import OLD, STRICT, chat, completions, native, tensors, tgi, triton, vllm
 from parley.dialects.mindie.rules import Rules
-from parley.errors import ParleyError, Unsupported
+from parley.errors import ParleyError
 from parley.types import Request, Text
 
 HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100, path={"model": "m"})
@@ -376,9 +376,8 @@ def test_extended_takes_what_means_off_and_heeds_what_was_only_looked_at() -> No
         assert ask(interface, "temperature", 0, rules=EXTENDED).request.sampling.temperature == 0
         assert ask(interface, "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
         assert ask(interface, "top_p", 1, rules=EXTENDED).request.sampling.top_p == 1
-        with pytest.raises(Unsupported):
-            ask(interface, "watermark", True, rules=EXTENDED)
-        assert ask(interface, "watermark", False, rules=EXTENDED).request.prompts
+        for value in (True, False):
+            assert ask(interface, "watermark", value, rules=EXTENDED).request.sampling.watermark is value
     assert ask("V", "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
     assert ask("T", "truncate", 0, rules=EXTENDED).request.truncate is None
     for interface in "TNX":

@@ -257,7 +257,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"logits_processors": ["x"]}, "logits_processors"),
-    ({"bad_words": ["x"]}, "bad_words"),
+    ({"use_beam_search": True}, "use_beam_search"),
     ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
     ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities"),

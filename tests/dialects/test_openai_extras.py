@@ -32,8 +32,6 @@ def refused(read, **members) -> BadRequest:
 WISHES: list[dict[str, Any]] = [
     {"use_beam_search": True},
     {"logits_processors": ["x"]},
-    {"bad_words": ["x"]},
-    {"allowed_token_ids": [1]},
     {"logprob_token_ids": [1]},
     {"thinking_token_budget": 0},
     {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 3}},
@@ -75,6 +73,15 @@ NOTHING: dict[str, Any] = {
     "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0, "early_stopping": "never",
     "vllm_xargs": {"a": 1, "b": "x", "c": 0.5, "d": [1]}, "truncation_side": "left",
 }  # fmt: skip
+
+
+def test_what_may_not_be_drawn(read):
+    request = read(bad_words=["x", " y"], allowed_token_ids=[7, 5], no_repeat_ngram_size=3, watermark=True).request
+    sampling = request.sampling
+    assert request.banned == ["x", " y"]
+    assert (sampling.allowed, sampling.no_repeat_ngram, sampling.watermark) == ([7, 5], 3, True)
+    for name, value in (("no_repeat_ngram_size", -1), ("watermark", "yes"), ("allowed_token_ids", [-1])):
+        assert str(refused(read, **{name: value}).field).startswith(name)
 
 
 def test_what_asks_for_nothing_changes_nothing(read):

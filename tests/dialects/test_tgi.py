@@ -96,6 +96,7 @@ def test_empty_parameters_mean_greedy():
         ({"repetition_penalty": 1.2}, Sampling(temperature=0, repetition_penalty=1.2)),
         ({"frequency_penalty": -2.0}, Sampling(temperature=0, frequency_penalty=-2.0)),
         ({"frequency_penalty": 0}, Sampling(temperature=0)),
+        ({"watermark": True}, Sampling(temperature=0, watermark=True)),
     ],
     ids=str,
 )
@@ -321,7 +322,6 @@ def test_a_strict_stream_tells_its_errors_inside():
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
-        ({"watermark": True}, "`watermark` is not available on this server"),
         ({"adapter_id": "org/lora"}, "`adapter_id` is not available on this server"),
         ({"grammar": {"type": "regex", "value": "a+"}}, "grammar is not supported"),
         ({"grammar": {"type": "json", "value": {"properties": {}}}}, "grammar is not supported"),

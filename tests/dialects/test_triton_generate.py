@@ -203,6 +203,9 @@ def test_a_stream_that_fails():
         ({"presence_penalty": 1}, Sampling(presence_penalty=1.0)),
         ({"frequency_penalty": -1}, Sampling(frequency_penalty=-1.0)),
         ({"logit_bias": {"5": -100}}, Sampling(logit_bias={5: -100.0})),
+        ({"allowed_token_ids": [5, 6]}, Sampling(allowed=[5, 6])),
+        ({"no_repeat_ngram_size": "3"}, Sampling(no_repeat_ngram=3)),
+        ({"watermark": True}, Sampling(watermark=True)),
         ({"length_penalty": 2.0, "pad_id": 2, "beam_width": 1}, Sampling()),
         ({"max_tokens": 99}, Stop(max_tokens=99)),
         ({"max_tokens": "99"}, Stop(max_tokens=99)),
@@ -237,6 +240,11 @@ def test_members_have_their_meaning_wherever_they_stand(members, part, nested):
 
 def test_how_many_sequences():
     assert read(n=3).request.n == read(num_return_sequences=3).request.n == read(n=3, best_of=3).request.n == 3
+
+
+def test_words_that_are_not_to_be_written():
+    assert read(bad_words="x").request.banned == read(bad_words=["x", ""]).request.banned == ["x"]
+    assert read(bad_words="").request.banned == []
 
 
 def test_the_text_of_sampling_parameters_replaces_other_parameters():
@@ -403,9 +411,6 @@ def test_values_out_of_range_are_named(members, field):
         ("guided_grammar", "a"),
         ("guided_decoding_guide_type", "json"),
         ("guided_decoding_guide", "{}"),
-        ("bad_words", "x"),
-        ("bad_words", ["x"]),
-        ("allowed_token_ids", [1]),
         ("logits_processors", ["x"]),
         ("truncate_prompt_tokens", 5),
         ("prompt_logprobs", 1),

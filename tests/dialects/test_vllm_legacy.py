@@ -63,8 +63,8 @@ def test_prompts_as_objects():
 
 @pytest.mark.parametrize(
     "members",
-    [{"best_of": 3}, {"use_beam_search": True, "temperature": 0, "best_of": 2}, {"bad_words": ["x"]},
-     {"allowed_token_ids": [1]}, {"logits_processors": ["x"]}, {"guided_decoding": {"json": {}}}, {"detokenize": False},
+    [{"best_of": 3}, {"use_beam_search": True, "temperature": 0, "best_of": 2},
+     {"logits_processors": ["x"]}, {"guided_decoding": {"json": {}}}, {"detokenize": False},
      {"structured_outputs": {"regex": "a"}}],
     ids=str,
 )  # fmt: skip

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from parley.demo.errands import TOOLS
 
@@ -64,3 +66,28 @@ def test_a_stream_is_the_answer_and_a_tool_loop_comes_to_its_end(client):
     pieces = client.chat.completions.create(messages=messages, stream=True, **options)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in pieces)
     assert text == "It is sunny and 21 degrees in Paris."
+
+
+def test_what_may_not_be_written_is_not_and_a_watermark_is_found(client, tmp_path):
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+
+    def ask(**members) -> str:
+        answer = client.chat.completions.create(model=MODEL, messages=question, temperature=0, extra_body=members)
+        return answer.choices[0].message.content
+
+    assert "Paris" in ask()
+    assert "Paris" not in ask(bad_words=["Paris"], max_tokens=40)
+    with pytest.raises(BadRequestError, match="not in the vocabulary"):
+        ask(allowed_token_ids=[5, 1 << 20])
+
+    story = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 400, "temperature": 2.0, "seed": 1}
+    members = {"ignore_eos": True, "no_repeat_ngram_size": 2}  # a mark needs tokens that could have been others
+    for marked in (True, False):
+        answer = client.completions.create(**story, extra_body=members | {"watermark": marked})
+        file = tmp_path / "story.txt"
+        file.write_text(answer.choices[0].text, "utf-8")
+        command = [sys.executable, "-m", "parley", "watermark", "--json", "--file", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        told = json.loads(done.stdout)
+        assert told["marked"] is marked and done.returncode == (0 if marked else 1), told
+        assert told["z"] > 4 if marked else told["z"] < 2, told

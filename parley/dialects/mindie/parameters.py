@@ -104,8 +104,6 @@ def sampling(values: Values, rules: Rules) -> Sampling:
     draws = values.get("do_sample")
     if draws is None:
         draws = any(value is not None for value in (temperature, top_k, top_p))
-    if values.get("watermark") and not rules.strict:
-        raise Unsupported("Parameter watermark is not available on this server.", field="watermark")
     typical = values.get("typical_p") if not rules.strict else None
     return Sampling(
         temperature=(1.0 if temperature is None else temperature) if draws else 0.0,
@@ -116,6 +114,7 @@ def sampling(values: Values, rules: Rules) -> Sampling:
         repetition_penalty=_or(values["repetition_penalty"], 1.0),
         presence_penalty=_or(values.get("presence_penalty"), 0.0),
         frequency_penalty=_or(values.get("frequency_penalty"), 0.0),
+        watermark=bool(values.get("watermark")) and not rules.strict,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from parley.dialects import parameters
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import extras, shared
@@ -66,6 +67,7 @@ class ChatReply(Reply):
             ),
             n=shared.choices(body, 1, self.rules),
             stream=stream,
+            banned=parameters.bad_words(body),
             salt=more.salt,
             truncate=more.truncate,
         )

@@ -10,6 +10,7 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from parley.dialects import parameters
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import extras, prompts, shared
@@ -127,6 +128,7 @@ class CompletionReply(Reply):
             ),
             n=n,
             stream=stream,
+            banned=parameters.bad_words(body),
             salt=more.salt,
             truncate=more.truncate,
         )

@@ -12,10 +12,9 @@ from typing import Any
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai import constraints, shared
-from parley.dialects.openai.shared import MAX_ID, MAX_STOP_CHARACTERS, MAX_TOKENS
+from parley.dialects.openai.shared import MAX_TOKENS
+from parley.dialects.parameters import MAX_ID, MAX_LIST, MAX_WORDS
 
-MAX_LIST = 1 << 20  # token ids in a list
-MAX_WORDS = 1024
 MAX_NAME = 256
 SALT = 128  # characters
 CONTROL = set(map(chr, range(32)))
@@ -61,11 +60,6 @@ HARMLESS: dict[str, Read] = {
 FEATURES: dict[str, tuple[str, Read]] = {
     "use_beam_search": ("Beam search is", _boolean),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
-    "bad_words": (
-        "Banned words are",
-        lambda body, name: body.strings(name, cap=MAX_WORDS, total=MAX_STOP_CHARACTERS),
-    ),
-    "allowed_token_ids": ("Restricting the vocabulary is", _ids),
     "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
     "thinking_token_budget": (
         "A budget for thinking is",

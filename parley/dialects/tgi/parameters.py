@@ -73,6 +73,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             seed=self.seed,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             frequency_penalty=self.frequency_penalty or 0.0,
+            watermark=self.watermark,
         )
 
     @property
@@ -156,8 +157,6 @@ def check(wish: Parameters, rules: Rules, *, empty: bool, stream: bool, context:
     if wish.grammar is not None:
         _check_grammar(*wish.grammar)
         raise Unsupported("grammar is not supported", field="grammar")
-    if wish.watermark:
-        raise unavailable("watermark")
     if wish.adapter_id and (rules.strict or wish.adapter_id != "None"):  # as MindIE writes that there is none
         raise unavailable("adapter_id")
 

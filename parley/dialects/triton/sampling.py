@@ -40,7 +40,7 @@ ALIASES = {
     "sampling_param_return_perf_metrics": "return_perf_metrics",
 }
 WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
-         "end_id", "pad_id"}  # fmt: skip
+         "end_id", "pad_id", "no_repeat_ngram_size"}  # fmt: skip
 REAL = {"temperature", "top_p", "min_p", "length_penalty", "repetition_penalty", "presence_penalty",
         "frequency_penalty"}  # fmt: skip
 FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
@@ -62,8 +62,6 @@ FEATURES = {
     "guided_grammar": "Constrained output is not available on this server.",
     "guided_decoding_guide_type": "Constrained output is not available on this server.",
     "guided_decoding_guide": "Constrained output is not available on this server.",
-    "bad_words": "Banned words are not available on this server.",
-    "allowed_token_ids": "Restricting the vocabulary is not available on this server.",
     "logits_processors": "Custom logits processors are not available on this server.",
     "truncate_prompt_tokens": "Truncation of the prompt is not available on this server.",
     "prompt_logprobs": "Log-probabilities of the prompt are not available through this API.",
@@ -123,6 +121,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
             skip_special=body.boolean("skip_special_tokens", True),
             ids="num_output_tokens" in outputs,
         ),
+        banned=_strings(body, "bad_words"),
         n=_choices(body),
     )
     return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)
@@ -194,11 +193,7 @@ def _sampling(body: Fields) -> Sampling:
 
 
 def _stop(body: Fields) -> Stop:
-    strings = []
-    for name in ("stop", "stop_words"):  # an empty string asks for nothing
-        value = body.raw(name)
-        value = [text for text in value if text != ""] if isinstance(value, list) else value
-        strings += Fields({name: value or None}).strings(name, cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
+    strings = [string for name in ("stop", "stop_words") for string in _strings(body, name)]
     end = body.integer("end_id", None, -1, MAX_ID)
     ids = body.integers("stop_token_ids", cap=MAX_STOPS, low=0, high=MAX_ID)
     max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 1, MAX_ID)
@@ -213,6 +208,13 @@ def _stop(body: Fields) -> Stop:
         ignore_eos=body.boolean("ignore_eos", False) or end == -1,
         include=body.boolean("include_stop_str_in_output", False),
     )
+
+
+def _strings(body: Fields, name: str) -> list[str]:
+    """Strings, of which an empty one asks for nothing."""
+    value = body.raw(name)
+    value = [text for text in value if text != ""] if isinstance(value, list) else value
+    return Fields({name: value or None}).strings(name, cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
 
 
 def _choices(body: Fields) -> int:

@@ -85,6 +85,7 @@ class GenerateReply(Reply):
                 echo=isinstance(prompt, Tokens),
                 skip_special=body.boolean("skip_special_tokens", True),
             ),
+            banned=parameters.bad_words(body),
             n=n,
             stream=bool(stream),
             truncate=more.truncate,
