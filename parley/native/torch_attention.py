@@ -6,7 +6,7 @@ How a row keeps its bits. Queries are cut into tiles of one sequence, tiles of s
 everything that depends on the company a row has there leaves its own arithmetic alone:
 
 * a score is one chain over the head's dimension, in float32 (scores of real models exceed what bfloat16 resolves);
-* a matrix product gets at least MIN_ROWS rows, for below that libraries change to other kernels;
+* a matrix product gets a multiple of ROWS rows, for one or two rows, also at the end of many, meet other kernels;
 * keys beyond a row's own are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at multiples of
   CHUNK and are padded to multiples of PAD, so that each key always meets the same vector lane;
 * values are summed in chunks of CHUNK absolute positions, chunk after chunk in float32.
@@ -31,7 +31,7 @@ from parley.native.pool import Format, Pool
 TILE = 64  # query rows of a tile
 PAD = 64  # key ranges are padded to a multiple of this
 CHUNK = 512  # keys whose values are summed in one matrix product
-MIN_ROWS = 4  # rows of a matrix product
+ROWS = 16  # rows of a matrix product come in multiples of this
 SCALE = 4  # bytes of a row's scale
 BUDGET = 1 << 19  # elements of a group's score matrix, and of the keys gathered for it: what caches hold
 
@@ -219,8 +219,9 @@ def _attend(
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """At least MIN_ROWS rows [..., R, N]."""
-    return F.pad(x, (0, 0, 0, MIN_ROWS - x.shape[-2])) if x.shape[-2] < MIN_ROWS else x
+    """Rows [..., R, N] and zeros, up to a multiple of ROWS."""
+    short = -x.shape[-2] % ROWS
+    return F.pad(x, (0, 0, 0, short)) if short else x
 
 
 def _scales(rows: torch.Tensor) -> torch.Tensor:

@@ -271,7 +271,8 @@ LENGTH = st.sampled_from([1, 2, 5, 15, 16, 17, 47, 63, 64, 65, 130, 256, 300])
     int8=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@example([300], 16, 2, 1, None, None, False, None, False, 298)  # one row alone met another kernel for its values
+@example([300], 16, 2, 1, None, None, False, None, False, 298)  # one row alone met another kernel for its values,
+@example([17, 1, 63, 1, 47, 300], 32, 1, 7, None, None, False, None, False, 0)  # and so did the last of many
 def test_attention_of_a_row_never_changes(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, int8, seed):
     stage = Stage(lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed, int8)
     sinks = noise(kv_heads * fold, dtype=torch.float32) if sink else None
