@@ -283,9 +283,8 @@ def single(value: float | None) -> float | None:
         return None
     packed = _single.pack(value)
     (exact,) = _single.unpack(packed)
-    short = float(f"{exact:.7g}")  # what six digits can say comes out of seven too
-    if _single.pack(short) != packed:
-        short = float(f"{exact:.8g}")
-        if _single.pack(short) != packed:
-            short = float(f"{exact:.9g}")
-    return short
+    for digits in (6, 7, 8):  # what fewer than six can say comes out of six too
+        short = float(f"{exact:.{digits}g}")
+        if _single.pack(short) == packed:
+            return short
+    return float(f"{exact:.9g}")
