@@ -32,10 +32,10 @@ class Edit:
         self.stop_ids = torch.tensor(stops, dtype=torch.int64)
         # A vocabulary of stop tokens only leaves nothing to draw: then min_tokens cannot be had.
         self.min_tokens = work.min_tokens if 0 < len(stops) < vocab_size else 0
-        self.allowed: torch.Tensor | None = None  # bool [V]
+        self.refused: torch.Tensor | None = None  # bool [V]
         if sampling.allowed:
-            self.allowed = torch.zeros(vocab_size, dtype=torch.bool)
-            self.allowed[[id for id in sampling.allowed if 0 <= id < vocab_size]] = True
+            self.refused = torch.ones(vocab_size, dtype=torch.bool)
+            self.refused[[id for id in sampling.allowed if 0 <= id < vocab_size]] = False
         self.phrases = Phrases(sampling.banned) if sampling.banned else None
         self.grams = Grams(sampling.no_repeat_ngram) if sampling.no_repeat_ngram else None
         self.ids = np.arange(vocab_size) if sampling.watermark else None
@@ -44,7 +44,7 @@ class Edit:
         self.frequency = sampling.frequency_penalty
         self.penalized = (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
         self.tally = Tally(sequence.tokens, sequence.prompt_len, vocab_size) if self.penalized else None
-        forbids = (self.allowed, self.phrases, self.grams)
+        forbids = (self.refused, self.phrases, self.grams)
         self.always = self.penalized or sampling.watermark or len(bias) > 0 or any(each is not None for each in forbids)
 
     @staticmethod
@@ -71,8 +71,8 @@ class Edit:
             row[torch.from_numpy(watermark.green(self._sequence.tokens[-1], self.ids)).to(row.device)] += (
                 watermark.RAISE
             )
-        if self.allowed is not None:
-            self._forbid(row, (~self.allowed).to(row.device))
+        if self.refused is not None:
+            self._forbid(row, self.refused.to(row.device))
         banned = self._banned(len(row))
         if banned:
             self._forbid(row, torch.tensor(banned, device=row.device))
