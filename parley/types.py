@@ -129,6 +129,38 @@ class Want(msgspec.Struct, frozen=True):
     costs: bool = False  # what each token took, with the tokens behind each delta
 
 
+class Tag(msgspec.Struct, frozen=True):
+    """A piece of text whose inside has a form: between ``begin`` and ``end`` stands JSON that follows ``schema``."""
+
+    begin: str
+    schema: dict[str, Any] | bool
+    end: str
+
+
+class Tags(msgspec.Struct, frozen=True):
+    """Free text, but where one of ``triggers`` is written it must be the start of one of ``tags``, whole and of its form."""
+
+    tags: list[Tag]
+    triggers: list[str]
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """The form that an answer has to have. One that came to its end has it; one that was cut off is the beginning of one.
+
+    By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
+    "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
+    ``Tags``. ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
+    ``closed``: objects have no members that their schema does not name, unless it says otherwise.
+    ``field``: the member of the request that asked for it, for errors.
+    """
+
+    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags"]
+    value: Any
+    whitespace: str | None = None
+    closed: bool = False
+    field: str = "response_format"
+
+
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The wish for a vector of the prompt (an embedding) rather than for text behind it.
 
@@ -155,6 +187,7 @@ class Request(msgspec.Struct, kw_only=True):
     stop: Stop = Stop()
     want: Want = Want()
     banned: list[str] = []  # words that are not to be written; as tokens they are in ``sampling``
+    grammar: Grammar | None = None
     n: int = 1
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
