@@ -138,14 +138,14 @@ class Tag(msgspec.Struct, frozen=True):
 
 
 class Tags(msgspec.Struct, frozen=True):
-    """Free text, but where one of ``triggers`` is written it must be the start of one of ``tags``, whole and of its form."""
+    """Free text, in which whatever begins with one of ``triggers`` must be one of ``tags``, whole and of its form."""
 
     tags: list[Tag]
     triggers: list[str]
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """The form that an answer has to have. One that came to its end has it; one that was cut off is the beginning of one.
+    """The form that an answer has to have. One that came to its end has it, one that was cut off is a beginning of one.
 
     By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
     "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
