@@ -1,7 +1,7 @@
-"""Families of models: how each writes reasoning and tool calls, as data, and how a chat template tells which one it is.
+"""Families of models: how each writes reasoning and tool calls, as data, and how a chat template tells which it is.
 
-A model has one row of ``CALLS`` and one of ``THOUGHTS``, found apart from each other. Names that other servers have for the
-same thing are listed with each. Knows texts only, no tokens.
+A model has one row of ``CALLS`` and one of ``THOUGHTS``, found apart from each other. Names that other servers have for
+the same thing are listed with each. Knows texts only, no tokens.
 """
 
 from __future__ import annotations

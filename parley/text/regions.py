@@ -1,11 +1,12 @@
 """The parts of a model's answer: reasoning, content, tool calls, told apart while the text arrives.
 
-``Regions`` is the parser of one answer, after the ``Markup`` of the model's family. Any cutting of a text into pieces gives
+``Regions`` parses one answer by the ``Markup`` of the model's family. Any cutting of a text into pieces gives
 the same events once neighbours are joined, and time is linear in the text: no form of calls reads anything twice.
 
 Newlines that only set the marks apart are dropped: after the mark that begins reasoning, before and after the one that
-ends it, and before a call. A call whose head is not what the family writes is content, mark and all. Once its name is known
-a call is announced and can no longer be taken back: then its arguments are passed on as they come, complete or not.
+ends it, and before a call. A call whose head is not what the family writes is content, mark and all. Once its name is
+known a call is announced and can no longer be taken back: then its arguments are passed on as they come, complete or
+not.
 
 Knows text only: no tokens, no requests.
 """

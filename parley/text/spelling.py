@@ -33,8 +33,8 @@ def calls_grammar(
 
     ``required``: the answer is a call of one of the tools, or of ``only`` that one, with arguments that follow its
     schema; with ``parallel`` there may be several. Otherwise it is free text in which what begins as a call is one: of
-    a tool that there is, with arguments that are an object and follow the schema if the tool is ``strict``. ``special``:
-    the ids of the special tokens. Raises Invalid if the model cannot call, or there is no such tool.
+    a tool that there is, with arguments that are an object and follow the schema if the tool is ``strict``.
+    ``special``: the ids of the special tokens. Raises Invalid if the model cannot call, or there is no such tool.
     """
     if not markup.calls:
         raise Invalid("The model has no form of tool calls that is known.", field="tools")

@@ -49,8 +49,8 @@ class Tokenizer:
 
     ``eos_ids``: ids that end an answer. ``names``: texts of the named special tokens ("bos_token": "<s>", …), as chat
     templates read them. ``max_length``: tokens the model was made for, None if the folder does not say.
-    ``vocab_size``: one more than the highest id. ``marks``: tokens by their texts that no text is made of where a grammar is
-    followed: special ones, and added ones between angle brackets, which llguidance takes for such.
+    ``vocab_size``: one more than the highest id. ``marks``: ids, by their texts, of the tokens that are no text where a
+    grammar is followed: special ones, and added ones between angle brackets, which llguidance takes for such.
     """
 
     def __init__(

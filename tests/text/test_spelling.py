@@ -29,7 +29,10 @@ CITY = {
 }
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "parameters": CITY, "strict": True}},
-    {"type": "function", "function": {"name": "go-on", "parameters": {"type": "object", "additionalProperties": False}}},
+    {
+        "type": "function",
+        "function": {"name": "go-on", "parameters": {"type": "object", "additionalProperties": False}},
+    },
     {"type": "function", "function": {"name": "now"}},
 ]
 SCHEMAS = {"get_weather": CITY, "go-on": {"type": "object"}, "now": {"type": "object"}}

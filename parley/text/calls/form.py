@@ -21,8 +21,8 @@ class Form:
     - "named": the name, its id behind the mark ``id`` if a model writes one, the marks ``head``, and arguments as JSON
 
     ``bare``: there is no mark that nothing else has, so calls are looked for only where an answer begins, and count
-    only if they name one of the request's tools. ``numbered``: names are written "functions.NAME:NUMBER", which as a whole
-    is the call's id.
+    only if they name one of the request's tools. ``numbered``: names are written "functions.NAME:NUMBER", which as a
+    whole is the call's id.
     """
 
     shape: Shape = "object"
