@@ -65,10 +65,6 @@ FEATURES: dict[str, tuple[str, Read]] = {
     "use_beam_search": ("Beam search is", _boolean),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
     "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
-    "thinking_token_budget": (
-        "A budget for thinking is",
-        lambda body, name: body.integer(name, -1, -1, MAX_TOKENS) >= 0,
-    ),
     "repetition_detection": ("Detection of repetition is", _detection),
     "stream_interval": (
         "Several tokens in one chunk are",
@@ -89,13 +85,14 @@ FEATURES: dict[str, tuple[str, Read]] = {
 class Extras:
     """``name``: what the client calls the request. ``truncate``: of a longer prompt only the last so many tokens.
 
-    ``priority``: lower is sooner, here as there.
+    ``priority``: lower is sooner, here as there. ``budget``: how many tokens of reasoning there may be.
     """
 
     name: str | None
     salt: str
     truncate: int | None
     priority: int
+    budget: int | None = None
 
 
 def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
@@ -103,7 +100,9 @@ def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
     _check(body)
     constraints.refuse(body)
     truncate = _truncate(body, head.context, max_tokens)
-    return Extras(_name(body), _salt(body), truncate, _priority(body, head.headers))
+    budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
+    priority = _priority(body, head.headers)
+    return Extras(_name(body), _salt(body), truncate, priority, budget if budget >= 0 else None)
 
 
 def pooling(body: Fields, head: Head) -> Extras:
