@@ -37,13 +37,14 @@ class Rules:
 
     ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
     behind the prompt; None: all. ``best_of``: is it a member? ``fewest`` alternatives that may be asked for; -1 is all
-    of the vocabulary.
+    of the vocabulary. ``shown``: with ``tool_choice`` none the model sees its tools all the same.
     """
 
     roles: tuple[str, ...] = ROLES
     reserve: int | None = None
     best_of: bool = True
     fewest: int = -1
+    shown: bool = False
 
 
 RULES = Rules()
