@@ -12,6 +12,7 @@ from pathlib import Path
 from parley.errors import ContextLength, Invalid, excerpt
 from parley.types import Chat, Message, Pooling, Prompt, Text
 
+from .grammar import Compiler
 from .regions import PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
@@ -75,6 +76,7 @@ class Language:
         self.customs = customs or Customs()
         self.template = template
         self.markup = detect(template.text)
+        self.grammars = Compiler(tokenizer)
 
     @classmethod
     def load(cls, folder: str | Path) -> Language:
