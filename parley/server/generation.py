@@ -296,6 +296,7 @@ class Generation:
             costs=want.costs,
             pooling=request.pooling,
             grammar=self._grammar,
+            priority=request.priority,
         )
         first = number * request.n
         tokenizer = model.language.tokenizer
