@@ -208,7 +208,7 @@ SERVE: list[Option] = [
     Option(
         "max-queue",
         integer(0),
-        "Requests that may wait before others are turned away with 429.",
+        "Requests that may wait before others are turned away with 429; keys with less than their share still get in.",
         1024,
         section="server",
         variable=True,

@@ -202,6 +202,7 @@ class Request(msgspec.Struct, kw_only=True):
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
+    partial: bool = False  # when its time is over, what there is is the answer, cut off; else that is an error
     priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id

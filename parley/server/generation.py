@@ -19,6 +19,7 @@ from parley.errors import (
     ContextLength,
     EngineDied,
     EngineError,
+    Expired,
     InUse,
     Invalid,
     NoTokens,
@@ -32,7 +33,7 @@ from parley.server.model import Model, off_loop
 from parley.server.tally import Tally
 from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
-from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
+from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Reason, Request, Score, Scored, Text, Usage, Work
 
 UNANSWERED = "The engine ended this request without an answer."
 
@@ -50,18 +51,19 @@ class Branch:
 
 
 class Generation:
-    """One request from its admission to its last event."""
+    """One request from its admission to its last event. ``tenant``: on whose behalf it is."""
 
-    def __init__(self, model: Model, request: Request, tally: Tally):
+    def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = ""):
         request.model = tally.note.model = model.called(request.model)
         if request.sole and model.labelled(request.sole):
             raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
-        model.hold(request.n * len(request.prompts))
+        model.hold(request.n * len(request.prompts), tenant)
         model.open[self] = None
         self.usage = Usage()
         self._model = model
         self._request = request
         self._tally = tally
+        self._tenant = tenant
         self._branches: list[Branch] = []
         self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
         self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
@@ -69,9 +71,9 @@ class Generation:
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
         self._closed = False
-        self._stopped = False
+        self._stopped: Reason | None = None  # how it was, if it was from outside
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
-        self._clock = Clock(*limits, self.abort) if any(limits) else None
+        self._clock = Clock(*limits, self._expire) if any(limits) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -93,7 +95,7 @@ class Generation:
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
         if self._stopped:
-            self.stop()
+            self.stop(self._stopped)
         self._tally.submit(request, self.usage)
         if len(self._branches) > 1:
             self._queue = asyncio.Queue()
@@ -155,19 +157,25 @@ class Generation:
         for branch in self._branches:
             branch.stream.cancel()
 
-    def stop(self) -> None:
+    def stop(self, reason: Reason = "cancel") -> None:
         """End it from outside as if it had been finished: what comes next are the last events of every choice."""
-        self._stopped = True
+        self._stopped = reason
         if self._request.pooling is not None:
             return  # a vector is there whole, or not at all
         for branch in self._branches:
             branch.stream.cancel()
             for index, choice in enumerate(branch.choices):
                 assert isinstance(choice, Choice)
-                for event in choice.close("cancel"):
+                for event in choice.close(reason):
                     self._fresh.append(event)
                     if isinstance(event, Done):
                         self._end(event, index)
+
+    def _expire(self, error: Expired) -> None:
+        if self._request.partial:
+            self.stop("length")
+        else:
+            self.abort(error)
 
     @property
     def timings(self) -> Timings:
@@ -184,7 +192,7 @@ class Generation:
             task.cancel()
         for branch in self._branches:
             branch.stream.cancel()
-        self._model.held -= self._request.n * len(self._request.prompts)
+        self._model.free(self._request.n * len(self._request.prompts), self._tenant)
         self._model.open.pop(self, None)
         delivered = [choice.usage.completion_tokens for branch in self._branches for choice in branch.choices]
         self._tally.close(delivered, self._left, failed=self._error is not None)
@@ -282,6 +290,7 @@ class Generation:
             costs=want.costs,
             pooling=request.pooling,
             priority=request.priority,
+            tenant=self._tenant,
         )
         first = number * request.n
         tokenizer = model.language.tokenizer
