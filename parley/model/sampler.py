@@ -106,6 +106,10 @@ class Sampler:
                 plan.edit.append(token)
         return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
 
+    def stateful(self, slot: int) -> bool:
+        """Whether what is drawn for the slot depends on the tokens drawn before, beside seed, position and logits."""
+        return self._plan(slot).edit is not None
+
     def _plan(self, slot: int) -> Plan:
         plan = self._plans[slot]
         assert plan is not None, f"slot {slot} samples without a sequence"

@@ -71,8 +71,8 @@ def generate(runner, prompts: list[list[int]], count: int) -> list[list[tuple[in
         for sequence, sampled, result in zip(sequences, runner.run(Step(rows, fresh)), results, strict=True):
             assert sampled.error is None
             sequence.computed = len(sequence)
-            sequence.tokens.append(sampled.token)
-            result.append((sampled.token, sampled.score.logprob))
+            sequence.tokens += sampled.tokens
+            result.append((*sampled.tokens, sampled.scores[0].logprob))
         fresh = []
     for sequence in sequences:
         runner.release(sequence)
