@@ -132,8 +132,8 @@ SERVE: list[Option] = [
     Option(
         "speculate",
         choice("none", "ngram"),
-        "Guess several tokens ahead from what stands in the text already, and compute them in one step. Answers are the "
-        "same, sooner where guesses are right.",
+        "Guess several tokens ahead from what stands in the text already, and compute them in one step. Answers are "
+        "the same, sooner where guesses are right.",
         "none",
         section="engine",
         variable=True,

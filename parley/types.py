@@ -59,12 +59,19 @@ class Message(msgspec.Struct, frozen=True):
 class Chat(msgspec.Struct, frozen=True):
     """A conversation that the model's chat template turns into text.
 
-    ``options`` are extra names the template may read (``enable_thinking``); ``continue_final`` leaves the last
-    turn open so that the model goes on writing it.
+    ``tools`` are those that the model is shown, in OpenAI's form; the arguments of one whose function is ``strict``
+    follow its ``parameters``. By ``choice`` the answer may, must not or must call: with "required" it is nothing but
+    calls, of the tool that ``only`` names if it does. ``allowed``: names of those that it may call; empty: any.
+    ``parallel``: there may be several calls. ``options`` are extra names the template may read (``enable_thinking``);
+    ``continue_final`` leaves the last turn open so that the model goes on writing it.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = []
+    choice: Literal["auto", "none", "required"] = "auto"
+    only: str | None = None
+    allowed: list[str] = []
+    parallel: bool = True
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final: bool = False
@@ -188,12 +195,14 @@ class Request(msgspec.Struct, kw_only=True):
     want: Want = Want()
     banned: list[str] = []  # words that are not to be written; as tokens they are in ``sampling``
     grammar: Grammar | None = None
+    thinking_budget: int | None = None  # tokens of reasoning, after which it is closed; None: any number
     n: int = 1
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
+    priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
     sole: str = ""  # one of them that no other open request to the model may have
@@ -209,7 +218,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
 
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
-    their tokens took.
+    their tokens took. ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal
+    shares.
     """
 
     id: str
@@ -225,6 +235,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     salt: str = ""
     costs: bool = False
     pooling: Pooling | None = None
+    priority: int = 0
+    tenant: str = ""
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):

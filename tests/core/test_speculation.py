@@ -92,7 +92,7 @@ def test_the_ledger_notices_a_page_that_was_announced_with_its_drafts() -> None:
     bench.loop.add(Work("first", list(range(12)), max_tokens=10))
     for _ in range(2):
         bench.step()
-    tokens = bench.loop.scheduler.running.copy().popitem()[0].tokens[:13]
+    tokens = bench.loop.scheduler.running[0].tokens[:13]
     bench.loop.add(Work("second", tokens + [0] * 7, max_tokens=4))
     with pytest.raises(Violation):
         bench.drain()
