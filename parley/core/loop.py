@@ -252,8 +252,10 @@ class Loop:
                 output.scores = result.scores
             if sequence.work.costs:
                 output.costs = self._costs(sequence, len(result.tokens))
-            if finish == "stop":
+            if finish == "stop" or result.end == "mark":
                 output.stop_id = result.tokens[-1]
+            if result.end is not None:
+                finish = "stop"
             if row.drafts:
                 self._settle(row, len(result.tokens) - 1)
         output.finish = finish

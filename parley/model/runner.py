@@ -14,6 +14,7 @@ import torch
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
 from parley.core.speculation import Proposer
+from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
 from parley.model.pooling import Recipe
@@ -30,7 +31,8 @@ BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 class Runner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
-    ``recipe``: how vectors are made, of the last token alone; None: they are not. ``proposer``: who guesses tokens.
+    ``recipe``: how vectors are made, of the last token alone; None: they are not. ``grammars`` as in ``Sampler``.
+    ``proposer``: who guesses tokens.
     """
 
     generates = True
@@ -43,6 +45,7 @@ class Runner:
         max_model_len: int,
         slots: int,
         recipe: Recipe | None = None,
+        grammars: Grammars | None = None,
         proposer: Proposer | None = None,
     ):
         assert recipe is None or recipe.last, "pages keep no hidden states"
@@ -55,7 +58,7 @@ class Runner:
         self.max_model_len = max_model_len
         self.vocab_size = network.vocab_size
         self.device = pages.device
-        self.sampler = Sampler(network.vocab_size, slots, self.device)
+        self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -117,6 +120,9 @@ class Runner:
 
     def _sample(self, rows: list[Row], batch: Batch, hidden: torch.Tensor, results: list[Sampled]) -> None:
         drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]
+        for i, problem in zip(drawn, self.sampler.ready([rows[i].sequence.slot for i in drawn]), strict=True):
+            results[i].error = problem
+        drawn = [i for i in drawn if results[i].error is None]
         if not drawn:
             return
         ends = [batch.spans[i].first + batch.spans[i].count for i in drawn]
@@ -152,6 +158,7 @@ class Runner:
                 results[i].tokens.append(token)
                 if drawn_score is not None:
                     results[i].scores.append(drawn_score)
+                results[i].end = self.sampler.end(rows[i].sequence.slot)
 
     def _pool(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
         pooled = [i for i, row in enumerate(rows) if row.pool]

@@ -40,7 +40,8 @@ def verify(
     """Draw for each trial, into its result, until a draft is wrong.
 
     logits float32 [P, vocab]; ``likely`` int64 [P] are the ids of the largest; ``sound`` tells of each whether it is
-    made of numbers. A row draws nothing from a position that is not: if that is its first one, it gets ``error``.
+    made of numbers. A row draws nothing from a position that is not: if that is its first one, it gets ``error``. The
+    sampler is ready for the first positions.
     """
     left = trials
     try:
@@ -79,7 +80,12 @@ def _round(
             trial.result.scores.append(score)
         number, drafts = at - trial.first, trial.row.drafts
         trial.right = number < len(drafts) and drafts[number] == token
-        if trial.right and sampler.stateful(trial.row.sequence.slot):
-            trial.row.sequence.tokens.append(token)
-            going.append(trial)
-    return going
+        slot = trial.row.sequence.slot
+        if sampler.stateful(slot):
+            trial.result.end = sampler.end(slot)
+            if trial.right and trial.result.end is None:
+                trial.row.sequence.tokens.append(token)
+                going.append(trial)
+    problems = sampler.ready([trial.row.sequence.slot for trial in going])
+    # What has one now has it at its next step as well, and fails there.
+    return [trial for trial, problem in zip(going, problems, strict=True) if problem is None]

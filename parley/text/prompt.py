@@ -15,6 +15,7 @@ from parley.types import Chat, Message, Pooling, Prompt, Text
 
 from .calls import Tools
 from .families import PLAIN, Markup, begins_thinking, detect
+from .grammar import Compiler
 from .spelling import calls_grammar
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
@@ -82,6 +83,7 @@ class Language:
         self.customs = customs or Customs()
         self.template = template
         self.markup = detect(template.text)
+        self.grammars = Compiler(tokenizer)
 
     @classmethod
     def load(cls, folder: str | Path) -> Language:
