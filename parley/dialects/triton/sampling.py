@@ -11,7 +11,16 @@ from typing import Any
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_ID, MAX_N, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP, sampling
+from parley.dialects.parameters import (
+    MAX_ID,
+    MAX_N,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    MAX_TOP,
+    Choices,
+    choices,
+    sampling,
+)
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import about
 from parley.dialects.triton.model import INPUTS, OUTPUTS
@@ -110,7 +119,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
     outputs = {o.name for o in OUTPUTS.values() if not o.asked_by or body.boolean(o.asked_by, False)}
     if wanted is not None:
         outputs = wanted
-    told = body.integer("logprobs", None, 0, MAX_TOP)
+    told = body.integer("logprobs", None, -1, MAX_TOP)
     scored = not outputs.isdisjoint(SCORED) or (told is not None and "logprobs" in outputs)
     request = Request(
         id=head.id,
@@ -124,7 +133,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
             ids="num_output_tokens" in outputs,
         ),
         banned=_strings(body, "bad_words"),
-        n=_choices(body),
+        **_choices(body)._asdict(),
         priority=_priority(body),
     )
     return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)
@@ -226,15 +235,7 @@ def _strings(body: Fields, name: str) -> list[str]:
     return Fields({name: value or None}).strings(name, cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
 
 
-def _choices(body: Fields) -> int:
-    n = body.integer("n", 1, 1, MAX_N)
-    best_of = body.integer("best_of", n, 1, MAX_N)
-    if best_of < n:
-        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
-    if best_of > n:
-        raise Unsupported(
-            "'best_of': Choosing the best of more answers than n is not available on this server.", field="best_of"
-        )
+def _choices(body: Fields) -> Choices:
     if body.integer("beam_width", 1, 1, MAX_N) > 1:
         raise Unsupported("'beam_width': Beam search is not available on this server.", field="beam_width")
-    return n
+    return choices(body)
