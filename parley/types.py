@@ -202,6 +202,7 @@ class Request(msgspec.Struct, kw_only=True):
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
+    priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
     sole: str = ""  # one of them that no other open request to the model may have
@@ -217,7 +218,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
 
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
-    their tokens took.
+    their tokens took. ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal
+    shares.
     """
 
     id: str
@@ -233,6 +235,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     salt: str = ""
     costs: bool = False
     pooling: Pooling | None = None
+    priority: int = 0
+    tenant: str = ""
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):

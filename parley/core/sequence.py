@@ -40,6 +40,8 @@ class Sequence:
     prompt_len: int
     seed: int
     order: int  # arrival number; smaller is older
+    turn: int = -1  # number of its first admission, which it keeps; -1: it has not run yet
+    reached: int = 0  # how many of its tokens were ever computed or found
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -58,6 +60,11 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those that run or did: of two, the one with the higher rank has to leave first."""
+        return self.work.priority, self.turn
 
     @property
     def generated(self) -> int:

@@ -281,6 +281,7 @@ class Generation:
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
+            priority=request.priority,
         )
         first = number * request.n
         tokenizer = model.language.tokenizer

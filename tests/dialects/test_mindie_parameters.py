@@ -68,7 +68,8 @@ READ: dict[str, Any] = {  # what a parameter turns into
     "presence_penalty": sampling("presence_penalty"), "frequency_penalty": sampling("frequency_penalty"),
     "max_new_tokens": stop("max_tokens"), "max_tokens": stop("max_tokens"), "stop": stop("strings"),
     "stop_token_ids": stop("ids"), "ignore_eos": stop("ignore_eos"), "truncate": lambda request: request.truncate,
-    "timeout": lambda request: request.timeout, "skip_special_tokens": lambda request: request.want.skip_special,
+    "timeout": lambda request: request.timeout, "priority": lambda request: request.priority,
+    "skip_special_tokens": lambda request: request.want.skip_special,
     "logprobs": lambda request: request.want.logprobs, "top_logprobs": lambda request: request.want.logprobs,
     "stream": lambda request: request.stream, "do_sample": lambda request: request.sampling.temperature > 0,
 }  # fmt: skip
@@ -97,7 +98,7 @@ ROWS = [
     Row("max_tokens", "VCOP", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], MAX_TOKENS, "", ()),
     Row("truncate", "T", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], TRUNCATE, "integer", ("x", 2.0, [], True)),
     Row("batch_size", "XK", [(1, None), (I32 - 1, None)], [0, -1, I32], BATCH, "integer", ("x", 2.0, [], True)),
-    Row("priority", "NXK", [(1, None), (5, None)], [0, 6], PRIORITY, "unsigned", ("x", 2.0, -1, True)),
+    Row("priority", "NXK", [(1, -4), (5, 0)], [0, 6], PRIORITY, "unsigned", ("x", 2.0, -1, True)),
     Row("timeout", "NXK", [(1, 1), (65535, 65535)], [0, 65536], TIMEOUT, "unsigned", ("x", 2.0, -1, True)),
     Row("details", "TNXK", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
     Row("decoder_input_details", "T", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),

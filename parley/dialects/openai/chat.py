@@ -47,7 +47,7 @@ class ChatReply(Reply):
     def __init__(self, body: Fields, head: Head):
         chat, self._legacy = conversation(body, roles=self.rules.roles, shown=self.rules.shown)
         max_tokens = _max_tokens(body)
-        more = extras.read(body, context=head.context, max_tokens=max_tokens)
+        more = extras.read(body, head, max_tokens=max_tokens)
         _refuse_media(body)
         stream = body.boolean("stream", False)
         usage, self._continuous = shared.include_usage(body, stream)
@@ -70,6 +70,7 @@ class ChatReply(Reply):
             banned=parameters.bad_words(body),
             salt=more.salt,
             truncate=more.truncate,
+            priority=more.priority,
             thinking_budget=more.budget,
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""

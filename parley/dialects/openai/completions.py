@@ -97,7 +97,7 @@ class CompletionReply(Reply):
     def __init__(self, body: Fields, head: Head):
         given = _prompts(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
-        more = extras.read(body, context=head.context, max_tokens=max_tokens)
+        more = extras.read(body, head, max_tokens=max_tokens)
         if body.string("suffix", ""):
             raise shared.unsupported(body, "suffix", "Filling in before a suffix is")
         stream = body.boolean("stream", False)
@@ -131,6 +131,7 @@ class CompletionReply(Reply):
             banned=parameters.bad_words(body),
             salt=more.salt,
             truncate=more.truncate,
+            priority=more.priority,
         )
         id_names = body.boolean("return_tokens_as_token_ids", False)
         self._name = more.name or head.id

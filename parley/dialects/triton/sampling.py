@@ -20,6 +20,7 @@ from parley.types import Request, Sampling, Stop, Text, Want
 
 MAX_TEMPERATURE = 1000.0  # every token is equally likely long before
 DEFAULT_TOKENS = 16
+LEVEL = 5  # the priority of requests that say nothing, or 0
 
 # Other names for the same: TensorRT-LLM's of several ages.
 ALIASES = {
@@ -40,7 +41,8 @@ ALIASES = {
     "sampling_param_return_perf_metrics": "return_perf_metrics",
 }
 WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
-         "end_id", "pad_id", "no_repeat_ngram_size"}  # fmt: skip
+         "end_id", "pad_id", "no_repeat_ngram_size", "priority"}  # fmt: skip
+OWN = frozenset({"priority"})  # the protocol's own parameters, which are no model's
 REAL = {"temperature", "top_p", "min_p", "length_penalty", "repetition_penalty", "presence_penalty",
         "frequency_penalty"}  # fmt: skip
 FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
@@ -123,6 +125,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
         ),
         banned=_strings(body, "bad_words"),
         n=_choices(body),
+        priority=_priority(body),
     )
     return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)
 
@@ -150,7 +153,7 @@ def _gather(values: dict[str, Any]) -> dict[str, Any]:
             raise Invalid(
                 "'sampling_parameters' must be the text of a JSON object.", field="sampling_parameters"
             ) from None
-        values = inner | {n: v for n, v in values.items() if n in INPUTS and not INPUTS[n].loose}
+        values = inner | {n: v for n, v in values.items() if n in OWN or (n in INPUTS and not INPUTS[n].loose)}
     gathered: dict[str, Any] = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
@@ -184,6 +187,12 @@ def _refuse(body: Fields) -> None:
             value = [item for item in value if item != ""]
         if value and value != -1:
             raise Unsupported(f"'{name}': {reason}", field=name)
+
+
+def _priority(body: Fields) -> int:
+    """From levels that begin with 1, the most urgent one."""
+    level = body.integer("priority", 0, 0)
+    return level - LEVEL if level else 0
 
 
 def _sampling(body: Fields) -> Sampling:

@@ -73,7 +73,7 @@ class GenerateReply(Reply):
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 1, MAX_TOKENS)
         n = _choices(body)
         _check(body)
-        more = extras.read(body, context=head.context, max_tokens=max_tokens)
+        more = extras.read(body, head, max_tokens=max_tokens)
         stream = body.raw("stream")
         self.request = Request(
             id=head.id,
@@ -89,6 +89,7 @@ class GenerateReply(Reply):
             n=n,
             stream=bool(stream),
             truncate=more.truncate,
+            priority=more.priority,
         )
         self._manner = manner
         self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(n)]
