@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
 from .detokenizer import Detokenizer
+from .families import PLAIN
 from .prompt import Prepared
-from .regions import PLAIN, Regions
+from .regions import Regions
 from .stops import Scanner, Stops
 from .tokenizer import Tokenizer
 
@@ -43,8 +44,8 @@ class Choice:
         self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = Regions(markup, prepared.thinking) if markup.marks else None
-        keep = [id for id in map(tokenizer.token_id, markup.marks) if id is not None] if markup.marks else ()
+        self._regions = Regions(markup, prepared.thinking, tools=prepared.tools) if markup else None
+        keep = tokenizer.special_within(markup.marks) if markup else ()
         self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
         if stops is None and request.stop.strings:
             stops = Stops(request.stop.strings)
