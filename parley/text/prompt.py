@@ -6,16 +6,16 @@ Knows the tokenizer, the template and the neutral prompt; nothing of engines or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parley.errors import ContextLength, Invalid, Unsupported, excerpt
+from parley.errors import ContextLength, Invalid, excerpt
 from parley.types import Chat, Message, Pooling, Prompt, Text
 
+from . import answer
 from .calls import Tools
 from .families import PLAIN, Markup, begins_thinking, detect
-from .spelling import calls_grammar
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
@@ -55,13 +55,15 @@ class Customs:
 class Prepared:
     """A prompt in tokens.
 
-    ``markup``: tells the parts of the answer; ``thinking``: it begins inside reasoning; ``tools``: those it may call.
+    ``markup``: tells the parts of the answer; ``thinking``: it begins inside reasoning; ``tools``: those it may call;
+    ``single``: it may make one call at most, and is at its end with that.
     """
 
     token_ids: list[int]
     markup: Markup = PLAIN
     thinking: bool = False
     tools: Tools | None = None
+    single: bool = False
 
 
 class Language:
@@ -106,19 +108,25 @@ class Language:
         if isinstance(prompt, Text) and prompt.turn and self.template:
             return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, last))
         if isinstance(prompt, Chat):
-            if prompt.choice == "required":
-                raise Unsupported("Forcing a tool call is not available on this server.", field="tool_choice")
-            text = self.template.render(prompt)
-            markup = self.markup if prompt.tools and prompt.choice != "none" else replace(self.markup, calls=())
-            thinking = begins_thinking(markup, text, prompt.continue_final)
+            text = self.render(prompt)
             if first is not None:
                 return Prepared(self._encode_start(text, False, first))
-            return Prepared(self._encode(text, False, limit, last), markup, thinking, Tools(prompt.tools))
+            markup = answer.readable(self.markup, prompt)
+            thinking = begins_thinking(markup, text, prompt.continue_final)
+            tools = Tools(answer.callable_tools(prompt))
+            ids = self._encode(text, False, limit, last)
+            return Prepared(ids, markup, thinking, tools, not prompt.parallel or prompt.only is not None)
         if isinstance(prompt, Text):
             if first is not None:
                 return Prepared(self._encode_start(prompt.text, prompt.special, first))
             return Prepared(self._encode(prompt.text, prompt.special, limit, last))
         return Prepared(prompt.ids[:first] if last is None else prompt.ids[-last:])
+
+    def render(self, chat: Chat) -> str:
+        """A conversation as the model reads it. Raises BadRequest."""
+        if chat.choice == "required" and chat.tools and "tools" not in self.template.text:
+            chat = answer.told(chat)
+        return self.template.render(chat)
 
     def spellings(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word at the beginning of a text, and behind a blank where those are others."""
@@ -131,20 +139,10 @@ class Language:
                     found.append(ids)
         return found
 
-    def calls_grammar(
-        self, tools: Sequence[dict[str, Any]], *, parallel: bool, required: bool, only: str | None = None
-    ) -> str:
-        """The grammar, in llguidance's Lark, of an answer that may or must call tools. Raises Invalid.
-
-        See ``spelling.calls_grammar``. It holds for what follows the reasoning.
-        """
-        special = self.tokenizer.marks
-        return calls_grammar(self.markup, tools, parallel=parallel, required=required, only=only, special=special)
-
     def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
         """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""
         if isinstance(prompt, Chat):
-            text, special = self.template.render(prompt), False
+            text, special = self.render(prompt), False
         elif isinstance(prompt, Text):
             text, special = prompt.text, prompt.special
         else:
