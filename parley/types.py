@@ -87,8 +87,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     ``allowed``: of other tokens none is drawn; empty: any may be. ``banned``: token sequences that the output never
     contains; ``no_repeat_ngram``: so many tokens in a row never come twice; 0 is off. What would leave no token at all
     does not count. ``watermark``: the text gets a mark that ``parley watermark`` finds.
-    Order of operations: bias, watermark -> forbid (allowed, banned, min_tokens) -> penalties -> temperature -> min_p
-    -> top_k -> top_p -> typical_p -> draw.
+    Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, min_tokens) -> penalties -> temperature
+    -> min_p -> top_k -> top_p -> typical_p -> draw.
     """
 
     temperature: float = 1.0
@@ -156,12 +156,13 @@ class Grammar(msgspec.Struct, frozen=True):
 
     By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
     "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
-    ``Tags``. ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
+    ``Tags``, "either" a list of grammars of other kinds, which are told apart by how a text begins.
+    ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
     ``closed``: objects have no members that their schema does not name, unless it says otherwise.
     ``field``: the member of the request that asked for it, for errors.
     """
 
-    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags"]
+    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "either"]
     value: Any
     whitespace: str | None = None
     closed: bool = False
@@ -218,8 +219,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
 
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
-    their tokens took. ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal
-    shares.
+    their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
+    ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal shares.
     """
 
     id: str
@@ -235,6 +236,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     salt: str = ""
     costs: bool = False
     pooling: Pooling | None = None
+    grammar: str = ""
     priority: int = 0
     tenant: str = ""
 
@@ -270,10 +272,11 @@ Finish = Literal["stop", "length", "cancel", "error"]
 class Output(msgspec.Struct, array_like=True, gc=False):
     """What one step gave one choice. The last output of a choice has ``finish``; exactly one does.
 
-    ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``). ``prompt_scores`` arrives once, with
-    the first output of choice 0; its first entry is None, for nothing precedes the first token. ``waited``: seconds in
-    the engine's queue, told with the first output of a choice. ``preemptions``: how often it had to give up its place
-    until now. ``vector``: float32, little endian; of a work with ``pooling``, with its only output.
+    ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``); None with "stop" where its grammar
+    has come to its end. ``prompt_scores`` arrives once, with the first output of choice 0; its first entry is None, for
+    nothing precedes the first token. ``waited``: seconds in the engine's queue, told with the first output of a choice.
+    ``preemptions``: how often it had to give up its place until now. ``vector``: float32, little endian; of a work with
+    ``pooling``, with its only output.
     """
 
     id: str

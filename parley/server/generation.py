@@ -32,6 +32,7 @@ from parley.server.model import Model, off_loop
 from parley.server.tally import Tally
 from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
+from parley.text.grammar import WORKERS
 from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
 
 UNANSWERED = "The engine ended this request without an answer."
@@ -63,6 +64,7 @@ class Generation:
         self._request = request
         self._tally = tally
         self._branches: list[Branch] = []
+        self._grammars: list[str] = []  # what the answer to each prompt follows
         self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
         self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
         self._fresh: list[Event] = []  # made by begin, given by the first next
@@ -84,6 +86,7 @@ class Generation:
         check(request, model.info)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
+        self._grammars = [await self._compile(prompt) for prompt in request.prompts]
         prepared = await off_loop(size, self._prepare)
         if self._error is not None:
             raise self._error
@@ -191,6 +194,14 @@ class Generation:
 
     # -- before the engine
 
+    async def _compile(self, prompt: Prompt) -> str:
+        """What the answer to a prompt has to follow, as the engine reads it. Raises Invalid."""
+        language, grammar = self._model.language, self._request.grammar
+        found = language.found(prompt, grammar)
+        if found is None:
+            found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
+        return found
+
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
         language, limit = self._model.language, self._model.info.max_model_len
@@ -281,6 +292,7 @@ class Generation:
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
+            grammar=self._grammars[number],
             priority=request.priority,
         )
         first = number * request.n

@@ -7,6 +7,7 @@ conversations, families and schemas; no matchers, no requests.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from parley.types import Chat, Grammar, Message
 from . import schema as schemas
 from .calls import Form
 from .families import Markup
+from .grammar import BUDGET
 from .spelling import calls_grammar
 
 Tool = dict[str, Any]
@@ -95,10 +97,13 @@ def unfit(chat: Chat, compiled: Callable[[Grammar], str]) -> frozenset[str]:
     """Names of tools whose schemas cannot be followed. Raises Invalid where a tool is strict, and has to be."""
     found = set()
     callable_names = set(map(_name, callable_tools(chat)))
+    began = time.thread_time()
     for number, tool in enumerate(chat.tools):
         parameters = tool["function"].get("parameters")
         if _name(tool) not in callable_names or not isinstance(parameters, dict):
             continue
+        if time.thread_time() - began > BUDGET:
+            raise Invalid("tools cannot be followed: it takes too long to prepare them.", field="tools")
         try:
             compiled(Grammar("json", _object(parameters), field=f"tools[{number}].function.parameters"))
         except Invalid:
@@ -124,7 +129,7 @@ def _object(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bare(tools: list[Tool], keys: tuple[str, str], form: Grammar) -> Grammar:
-    """Calls that are JSON without marks, or JSON of the form: one schema, for only so can their beginnings be told apart."""
+    """Calls that are JSON without marks, or JSON of the form, as one schema: two grammars may not begin alike."""
     name, arguments = keys
     options = []
     for tool in tools:

@@ -5,17 +5,17 @@ Knows the tokenizer, the template and the neutral prompt; nothing of engines or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from parley.errors import ContextLength, Invalid, excerpt
-from parley.types import Chat, Message, Pooling, Prompt, Text
+from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text
 
 from . import answer
 from .calls import Tools
 from .families import PLAIN, Markup, begins_thinking, detect
+from .grammar import Compiler
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
@@ -84,6 +84,7 @@ class Language:
         self.customs = customs or Customs()
         self.template = template
         self.markup = detect(template.text)
+        self.grammars = Compiler(tokenizer)
 
     @classmethod
     def load(cls, folder: str | Path) -> Language:
@@ -127,6 +128,40 @@ class Language:
         if chat.choice == "required" and chat.tools and "tools" not in self.template.text:
             chat = answer.told(chat)
         return self.template.render(chat)
+
+    def found(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
+        """What ``compile`` gives, if that takes no time; None if it does."""
+        form = self._form(prompt, grammar)
+        if form is None:
+            return ""
+        try:
+            return self.grammars.find(form)
+        except Invalid:  # there may be a way around it
+            return None
+
+    def compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
+        """What the answer to a prompt has to follow, the form asked for and the tools, as the engine reads it; "": nothing.
+
+        Takes up to seconds: for ``grammar.WORKERS``. Raises Invalid.
+        """
+        form = self._form(prompt, grammar)
+        if form is None:
+            return ""
+        try:
+            return self.grammars.get(form)
+        except Invalid:
+            loose = answer.unfit(prompt, self.grammars.get) if isinstance(prompt, Chat) else None
+            if not loose:
+                raise
+            form = self._form(prompt, grammar, loose)
+            assert form is not None
+            return self.grammars.get(form)
+
+    def _form(self, prompt: Prompt, grammar: Grammar | None, loose: Collection[str] = ()) -> Grammar | None:
+        if not isinstance(prompt, Chat) or not prompt.tools:
+            return grammar
+        markup = answer.readable(self.markup, prompt)
+        return answer.compose(markup, self.tokenizer.marks, prompt, grammar, loose)
 
     def spellings(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word at the beginning of a text, and behind a blank where those are others."""

@@ -1,4 +1,4 @@
-"""instructor: named calls, strict or not, answers by schema, several calls, streams of parts. Arguments: HOST:PORT MODEL."""
+"""instructor: named calls, strict or not, answers by schema, several calls, streams. Arguments: HOST:PORT MODEL."""
 
 import sys
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ PERSON = [{"role": "user", "content": "Give me JSON for a person: Anna, 31 years
 BOTH = [{"role": "user", "content": "What is the weather in Paris and London?"}]
 
 
-class get_weather(BaseModel):  # noqa: N801  # the name of the tool
+class get_weather(BaseModel):  # the name of the tool
     """Get the weather in a city."""
 
     city: str
 
 
-class get_time(BaseModel):  # noqa: N801
+class get_time(BaseModel):
     """Get the local time in a city."""
 
     city: str

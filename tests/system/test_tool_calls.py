@@ -1,4 +1,4 @@
-"""Tools through the official client and the built-in model: what is called by choice, what is forced, and how it is told.
+"""Tools through the official client and the built-in model: what it calls, what it is made to call, and what is told.
 
 Every case runs streamed and whole, with thinking and without: all have to tell the same.
 """
@@ -21,8 +21,7 @@ MODES = [(stream, thinking) for stream in (False, True) for thinking in (False, 
 
 
 @pytest.fixture(scope="module")
-def client(serve_module):
-    served = serve_module("--kv-memory", "64MiB")
+def client(served):
     with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as made:
         yield made
 
