@@ -140,7 +140,7 @@ class Language:
             return None
 
     def compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
-        """What the answer to a prompt has to follow, the form asked for and the tools, as the engine reads it; "": nothing.
+        """What the answer has to follow, of the form asked for and the tools, as the engine reads it; "": nothing.
 
         Takes up to seconds: for ``grammar.WORKERS``. Raises Invalid.
         """
