@@ -124,7 +124,10 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Want(msgspec.Struct, frozen=True):
-    """What the client wants back beside the text. Numbers are how many alternatives; None means no log-probs."""
+    """What the client wants back beside the text.
+
+    Numbers are how many alternatives, -1 all of the vocabulary; None means no log-probs.
+    """
 
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -169,6 +172,19 @@ class Grammar(msgspec.Struct, frozen=True):
     field: str = "response_format"
 
 
+class Beam(msgspec.Struct, frozen=True):
+    """Beam search: not drawn but searched for, the likeliest outputs among those that ``width`` beams come across.
+
+    An output's score is the sum of its tokens' log-probabilities divided by its length ** ``length_penalty``.
+    ``early_stopping``: when the search ends. True: with ``width`` finished outputs. False: when the best beam, ended as
+    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The wish for a vector of the prompt (an embedding) rather than for text behind it.
 
@@ -185,6 +201,8 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Request(msgspec.Struct, kw_only=True):
     """One request of any API. With several prompts, choice index = prompt number * n + k.
 
+    ``best_of``: so many choices are made, and the n likeliest by the mean log-probability of their tokens are given,
+    the likeliest first. With ``beam`` the n best that the search finds are, the best first.
     With ``pooling`` each prompt gets a vector and no text: ``n`` is 1, and what is said of sampling has no meaning.
     """
 
@@ -198,15 +216,28 @@ class Request(msgspec.Struct, kw_only=True):
     grammar: Grammar | None = None
     thinking_budget: int | None = None  # tokens of reasoning, after which it is closed; None: any number
     n: int = 1
+    best_of: int | None = None
+    beam: Beam | None = None
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
+    partial: bool = False  # when its time is over, what there is is the answer, cut off; else that is an error
     priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
     sole: str = ""  # one of them that no other open request to the model may have
+
+    @property
+    def made(self) -> int:
+        """How many choices the engine gives for each prompt."""
+        return self.best_of or self.n
+
+    @property
+    def places(self) -> int:
+        """How many sequences it computes for all prompts."""
+        return len(self.prompts) * (self.beam.width if self.beam is not None else self.made)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -312,6 +343,10 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     step_prompt: int = 0  # of those, tokens of prompts
     step_rows: int = 0
     step_seconds: float = 0.0
+    # of speculation
+    drafts: int = 0
+    draft_tokens: int = 0  # of all drafts
+    draft_accepted: list[int] = []  # how many were right as a draft's first token, as its second …
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -357,6 +392,8 @@ class Settings(msgspec.Struct, kw_only=True):
     lowering: bool = True
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
+    speculate: str = "none"  # who guesses tokens ahead: none or ngram (what the text so far says)
+    speculate_tokens: int = 7  # how many at most
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):

@@ -270,7 +270,6 @@ def test_what_is_wrong_is_named(members, field, code):
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"best_of": 2}, "best_of"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"guided_json": {"type": "object"}}, "guided_json"),
     ({"guided_regex": "a+"}, "guided_regex"),

@@ -63,7 +63,7 @@ def test_prompts_as_objects():
 
 @pytest.mark.parametrize(
     "members",
-    [{"best_of": 3}, {"use_beam_search": True, "temperature": 0, "best_of": 2},
+    [{"use_beam_search": True, "temperature": 0, "best_of": 2},
      {"logits_processors": ["x"]}, {"guided_decoding": {"json": {}}}, {"detokenize": False},
      {"structured_outputs": {"regex": "a"}}],
     ids=str,
