@@ -306,7 +306,8 @@ class Generation:
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, model = self._request, self._model
-        sampling, want = request.sampling, request.want
+        sampling, want, budget = request.sampling, request.want, request.thinking_budget
+        language = model.language
         seed = sampling.seed if sampling.seed is not None else int.from_bytes(draw()) >> 65
         work = Work(
             id=f"{request.id}-{number}",
@@ -322,7 +323,8 @@ class Generation:
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
-            grammar=self._grammars[number],
+            grammar=language.gate(self._grammars[number], ready, want.plain),
+            thinking=None if budget is None else language.bound(ready, budget),
             priority=request.priority,
             tenant=self._tenant,
         )

@@ -72,8 +72,7 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer):
         self._alphabet: llguidance.LLTokenizer | None = None
         self._tokenizer = tokenizer
-        added = tokenizer.backend.get_added_tokens_decoder()
-        self._marks = {token.content: id for id, token in added.items() if token.special or _marked(token.content)}
+        self._marks = tokenizer.marks
         longest = sorted(map(re.escape, self._marks), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(longest)})") if longest else None
         self._made: OrderedDict[bytes, str | Invalid] = OrderedDict()
@@ -126,6 +125,23 @@ class Compiler:
         """A text as a sequence in Lark: the model's marks by their ids, what is between them as strings."""
         pieces = self._split.split(text) if self._split is not None else [text]
         return " ".join(_literal(piece, self._marks) for piece in pieces if piece) or '""'
+
+    def behind(self, made: str, think: tuple[str, str], inside: bool) -> str:
+        """A compiled grammar for what follows the reasoning, which stands between the marks of ``think``.
+
+        ``inside``: the answer begins in the reasoning. Otherwise it may begin with it.
+        """
+        opening, closing = self.spell(think[0]), self.spell(think[1])
+        lines = ["THOUGHT: " + TEXT, r"GAP: /\n{0,2}/"]
+        if think[1] in self._marks:
+            thought = f"THOUGHT {closing}"
+        else:
+            thought = "thought"
+            lines.append(f"thought[lazy]: THOUGHT {closing}")
+        lines.append(f"start: {thought} GAP @form" if inside else f"start: ({opening} {thought} GAP)? @form")
+        form, *parts = json.loads(made)["grammars"]
+        answer = {"name": "answer", "lark_grammar": "\n".join(lines)}
+        return json.dumps({"grammars": [answer, form | {"name": "form"}, *parts]})
 
     def _compile(self, grammar: Grammar) -> str:
         text = self._write(grammar)
@@ -229,11 +245,6 @@ class _Letters:
 
     def __call__(self, text: bytes) -> list[int]:
         return [self.first + byte for byte in text]
-
-
-def _marked(token: str) -> bool:
-    """llguidance takes added tokens of this look for marks, whatever the tokenizer says of them."""
-    return token.startswith("<") and token.endswith(">")
 
 
 def _key(grammar: Grammar) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parley.errors import ContextLength, Invalid, excerpt
-from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text
+from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text, Thinking
 
 from . import answer
 from .calls import Tools
@@ -20,6 +20,7 @@ from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
 ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+TAIL = 16  # tokens at the end of a prompt in which a closing mark is looked for
 PROBE = 32  # characters per token: what is longer than so many for each token allowed is probed before it is read
 
 
@@ -173,6 +174,28 @@ class Language:
                 if ids and ids not in found[-1:]:
                     found.append(ids)
         return found
+
+    def bound(self, ready: Prepared, budget: int) -> Thinking | None:
+        """A limit to the reasoning of an answer; None where the answer has no marks to tell it by."""
+        think = ready.markup.think
+        if think is None:
+            return None
+        return Thinking(*think, ready.thinking, budget, self.tokenizer.encode(f"\n{think[1]}\n\n", special=False))
+
+    def gate(self, grammar: str, ready: Prepared, plain: bool) -> str:
+        """A compiled grammar as one for the whole answer, reasoning included where there may be some.
+
+        Where parts are not told apart (``plain``), there is only what the prompt has begun.
+        """
+        think = ready.markup.think
+        if not grammar or think is None or not (ready.thinking or (not plain and self._may_think(ready, think))):
+            return grammar
+        return self.grammars.behind(grammar, think, ready.thinking)
+
+    def _may_think(self, ready: Prepared, think: tuple[str, str]) -> bool:
+        """Whether an answer may begin with reasoning: not where the prompt has closed that already."""
+        end = self.tokenizer.decode(ready.token_ids[-TAIL:], skip_special=False)
+        return not end.rstrip().endswith(think[1])
 
     def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
         """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""
