@@ -6,7 +6,7 @@ from typing import Literal
 
 import instructor
 import openai
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 address, model = sys.argv[1:]
 COMMON = {"model": model, "temperature": 0, "max_retries": 0, "max_tokens": 300}
@@ -38,7 +38,7 @@ class Rated(BaseModel):
 
     stars: Literal[1, 2, 3]
     mood: Literal["good", "bad"]
-    tags: list[Literal["a", "b"]]
+    tags: list[Literal["a", "b"]] = Field(max_length=2)
 
 
 client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
