@@ -39,7 +39,7 @@ class CompletionReply(OpenAIReply):
         interface = parameters.COMPLETIONS.under(rules)
         values = parameters.read(body, interface)
         count, made = choices.count(body, values, interface, rules)
-        constraints.refuse(body)
+        grammar = constraints.read(body)
         echo = False
         if not rules.strict:
             echo = body.boolean("echo", False)
@@ -63,6 +63,7 @@ class CompletionReply(OpenAIReply):
                 costs=rules.figures,
             ),
             n=made,
+            grammar=grammar,
             stream=bool(values["stream"]),
         )
 

@@ -14,6 +14,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.parameters import MAX_ID, MAX_LIST, MAX_WORDS
+from parley.types import Grammar
 
 MAX_NAME = 256
 SALT = 128  # characters
@@ -83,18 +84,22 @@ FEATURES: dict[str, tuple[str, Read]] = {
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """``name``: what the client calls the request. ``truncate``: of a longer prompt only the last so many tokens."""
+    """``name``: what the client calls the request. ``truncate``: of a longer prompt only the last so many tokens.
+
+    ``grammar``: the form that the answer is to have.
+    """
 
     name: str | None
     salt: str
     truncate: int | None
+    grammar: Grammar | None = None
 
 
 def read(body: Fields, *, context: int, max_tokens: int | None) -> Extras:
     """``context``: of the model, in tokens. Raises BadRequest."""
     _check(body)
-    constraints.refuse(body)
-    return Extras(_name(body), _salt(body), _truncate(body, context, max_tokens))
+    grammar = constraints.read(body)
+    return Extras(_name(body), _salt(body), _truncate(body, context, max_tokens), grammar)
 
 
 def pooling(body: Fields, *, context: int) -> Extras:
