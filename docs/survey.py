@@ -53,7 +53,14 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     ],
     "tools": [[{"type": "function", "function": FUNCTION}]],
     "functions": [[FUNCTION]],
-    "tool_choice": ["auto", "none", {"type": "function", "function": {"name": "f"}}],
+    "tool_choice": [
+        "auto",
+        "none",
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+            {"type": "function", "function": {"name": "f"}}]}},
+    ],
+    "function_call": ["auto", {"name": "f"}],
     "response_format": [
         {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
         {"type": "json_object", "value": {"properties": {}}},
@@ -72,7 +79,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "prompt_embedding_table": [[0.5]],
     "lora_weights": [[0.5]],
     "modalities": [["text"], ["audio"]],
-    "thinking": [{"type": "disabled", "budget_tokens": 5}],
+    "thinking": [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 5}],
     "config": [{"served_entities": [{"entity_name": "m"}]}],
     "served_entities": [[{"entity_name": "m"}], [{"model_name": "m"}]],
     "served_models": [[{"model_name": "m"}]],

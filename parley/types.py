@@ -59,12 +59,19 @@ class Message(msgspec.Struct, frozen=True):
 class Chat(msgspec.Struct, frozen=True):
     """A conversation that the model's chat template turns into text.
 
-    ``options`` are extra names the template may read (``enable_thinking``); ``continue_final`` leaves the last
-    turn open so that the model goes on writing it.
+    ``tools`` are those that the model is shown, in OpenAI's form; the arguments of one whose function is ``strict``
+    follow its ``parameters``. By ``choice`` the answer may, must not or must call: with "required" it is nothing but
+    calls, of the tool that ``only`` names if it does. ``allowed``: names of those that it may call; empty: any.
+    ``parallel``: there may be several calls. ``options`` are extra names the template may read (``enable_thinking``);
+    ``continue_final`` leaves the last turn open so that the model goes on writing it.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = []
+    choice: Literal["auto", "none", "required"] = "auto"
+    only: str | None = None
+    allowed: list[str] = []
+    parallel: bool = True
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final: bool = False
@@ -188,6 +195,7 @@ class Request(msgspec.Struct, kw_only=True):
     want: Want = Want()
     banned: list[str] = []  # words that are not to be written; as tokens they are in ``sampling``
     grammar: Grammar | None = None
+    thinking_budget: int | None = None  # tokens of reasoning, after which it is closed; None: any number
     n: int = 1
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes

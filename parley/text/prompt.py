@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from parley.errors import ContextLength, Invalid, excerpt
+from parley.errors import ContextLength, Invalid, Unsupported, excerpt
 from parley.types import Chat, Message, Pooling, Prompt, Text
 
 from .regions import PLAIN, Markup, begins_thinking, detect
@@ -99,8 +99,10 @@ class Language:
         if isinstance(prompt, Text) and prompt.turn and self.template:
             return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, last))
         if isinstance(prompt, Chat):
+            if prompt.choice == "required":
+                raise Unsupported("Forcing a tool call is not available on this server.", field="tool_choice")
             text = self.template.render(prompt)
-            markup = self.markup if prompt.tools else replace(self.markup, call=None)
+            markup = self.markup if prompt.tools and prompt.choice != "none" else replace(self.markup, call=None)
             thinking = begins_thinking(markup, text, prompt.continue_final)
             if first is not None:
                 return Prepared(self._encode_start(text, False, first))

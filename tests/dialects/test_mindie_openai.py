@@ -163,9 +163,15 @@ def test_tools():
     assert prompt(tools=[TOOL], tool_choice="none").tools == prompt(tools=[]).tools == []
     named = {"type": "function", "function": {"name": "天气_a-1"}}
     assert prompt(tools=[named]).tools == [{"type": "function", "function": {"name": "天气_a-1", "parameters": {}}}]
-    for choice in ("required", named):
-        assert "not available" in refusal(tools=[TOOL], tool_choice=choice)
+    for choice, only in (("required", None), (named, "天气_a-1")):
+        made = prompt(tools=[TOOL, named], tool_choice=choice)
+        assert (made.choice, made.only) == ("required", only)
         assert prompt(tool_choice=choice).tools == []
+    assert refusal(tools=[TOOL], tool_choice=named) == "Parameter tool_choice function 天气_a-1 not in tools"
+    strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    assert prompt(tools=[strict]).tools == [strict]
+    one = {"tools": [TOOL], "parallel_tool_calls": False}
+    assert prompt(**one).parallel and not prompt(Rules(profile="extended"), **one).parallel
     assert refusal(tool_choice="x") == "Parameter tool_choice string not in [none, auto, required]"
     assert refusal(tool_choice=5) == "Parameter tool_choice not string or object"
     assert refusal(tools="x") == "Tools not array"
@@ -208,7 +214,8 @@ def test_what_the_template_is_told():
     for wrong in (0, 2**31):
         text = refusal(chat_template_kwargs={"thinking_budget": wrong})
         assert text == f"Parameter thinking_budget must be in [1,2147483647], got {wrong}"
-    assert "not available" in refusal(chat_template_kwargs={"enable_thinking": True, "thinking_budget": 5})
+    assert ask(chat_template_kwargs={"enable_thinking": True, "thinking_budget": 5}).request.thinking_budget == 5
+    assert ask(chat_template_kwargs={"enable_thinking": False, "thinking_budget": 5}).request.thinking_budget is None
     assert "cannot be set" in refusal(chat_template_kwargs={"messages": []})
     assert refusal(chat_template=5) == "Parameter chat_template not string"
     assert refusal(chat_template="") == "Parameter chat_template is not valid"

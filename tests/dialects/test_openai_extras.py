@@ -33,7 +33,6 @@ WISHES: list[dict[str, Any]] = [
     {"use_beam_search": True},
     {"logits_processors": ["x"]},
     {"logprob_token_ids": [1]},
-    {"thinking_token_budget": 0},
     {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 3}},
     {"stream_interval": 2},
     {"return_token_offsets": True},

@@ -119,15 +119,23 @@ def test_parts_are_joined_and_the_last_turn_of_the_assistant_goes_on():
 
 def test_tools_go_to_the_template_and_their_prompt_to_the_last_message():
     (prompt,) = talk(tools=[TOOL], tool_prompt="Call one.").request.prompts
-    assert prompt.tools == [TOOL]
+    assert prompt.tools == [{"type": "function", "function": TOOL["function"] | {"strict": True}}]
+    assert (prompt.choice, prompt.only, prompt.parallel) == ("auto", None, False)
     assert prompt.messages == [Message("user", "Hi\n---\nCall one.")]
     assert talk(tools=[TOOL]).request.want == Want()
     described = {"type": "function", "function": {"name": "f", "description": "d", "arguments": {"a": 1}}}
     assert talk(tools=[described]).request.prompts[0].tools == [
-        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"a": 1}}}
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"a": 1}, "strict": True}}
     ]
     unused = talk(tools=[TOOL], tool_choice="none", tool_prompt="x").request
     assert unused.prompts == [Chat([Message("user", "Hi")])]
+
+
+@pytest.mark.parametrize("named", ["f", {"type": "function", "function": {"name": "f"}}])
+def test_a_call_may_be_forced(named):
+    for choice, only in (("required", None), (named, "f")):
+        (chat,) = talk(tools=[TOOL], tool_choice=choice).request.prompts
+        assert (chat.choice, chat.only, chat.parallel) == ("required", only, False)
 
 
 def test_ids_of_calls_count_up():
@@ -181,8 +189,6 @@ FAULTS = [
         {"response_format": {"type": "json", "value": {}}},
         "grammar is not valid: Grammar must have a 'properties' field",
     ),
-    ({"tools": [TOOL], "tool_choice": "required"}, "`tool_choice` is not available on this server"),
-    ({"tools": [TOOL], "tool_choice": "f"}, "`tool_choice` is not available on this server"),
 ]  # fmt: skip
 
 
@@ -334,7 +340,6 @@ def test_the_model_is_called_as_the_client_calls_it():
 CALL = [
     Delta(0, "", part="tool", call=CallDelta(0, "call_x", "f", "")),
     Delta(0, "", part="tool", call=CallDelta(0, arguments='{"a":1}')),
-    Delta(0, "", part="tool", call=CallDelta(1, "call_y", "g", "{}")),
     done(reason="tool"),
 ]
 

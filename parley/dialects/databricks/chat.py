@@ -16,7 +16,6 @@ from parley.dialects.databricks.shared import Count, Rules, Words
 from parley.dialects.dialect import Head, Headers, Timings
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import chat
-from parley.dialects.openai.shared import FINISH
 from parley.errors import ParleyError
 from parley.types import Delta, Done, Event, Usage
 
@@ -36,7 +35,10 @@ class ChatReply(chat.ChatReply):
         if rules.strict:
             members.chat(body, rules)
         members.context(body)
-        super().__init__(members.thinking(body), head)
+        body, budget = members.thinking(body)
+        super().__init__(body, head)
+        if budget is not None:
+            self.request.thinking_budget = budget
         self._manner = rules
         self._count = Count()
         self._usage = shared.told_usage(body, self.request.stream)
@@ -93,7 +95,7 @@ class ChatReply(chat.ChatReply):
 
     def _choice(self, index: int, choice: chat.Choice) -> dict[str, Any]:
         assert choice.done is not None
-        finish = FINISH[choice.done.reason]
+        finish = self._finish(choice.done)
         told: dict[str, Any] = {
             "index": index,
             "message": self._message(choice),
@@ -107,15 +109,16 @@ class ChatReply(chat.ChatReply):
     def _message(self, choice: chat.Choice) -> dict[str, Any]:
         content: Any = self._echo + "".join(choice.content)
         thought = "".join(choice.reasoning) if self._reasons else ""
-        calls = choice.calls if self._parallel else choice.calls[:1]
-        if not content and calls:
+        if not content and choice.calls:
             content = None
         if thought and self._manner.strict:
             content = [_thought(thought), *([{"type": "text", "text": content}] if content else [])]
         message = {"role": "assistant", "content": content}
         if thought and not self._manner.strict:
             message["reasoning_content"] = thought
-        return message | ({"tool_calls": calls} if calls else {})
+        if choice.calls and self._legacy:
+            return message | {"function_call": choice.calls[0]["function"]}
+        return message | ({"tool_calls": choice.calls} if choice.calls else {})
 
     def headers(self, timings: Timings | None) -> Headers:
         return shared.served_header(self)

@@ -32,7 +32,7 @@ def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
 class ChatReply(OpenAIReply):
     def __init__(self, rules: Rules, body: Fields, head: Head):
         self.model = openai.model(body, rules)
-        chat = messages.conversation(body, rules)
+        chat, budget = messages.conversation(body, rules)
         interface = (parameters.CHAT if rules.vllm else parameters.NATIVE_CHAT).under(rules)
         values = parameters.read(body, interface)
         count, made = choices.count(body, values, interface, rules)
@@ -60,6 +60,7 @@ class ChatReply(OpenAIReply):
             n=made,
             grammar=grammar,
             stream=stream,
+            thinking_budget=budget,
         )
 
     # -- a stream

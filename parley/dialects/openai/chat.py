@@ -45,7 +45,7 @@ class ChatReply(Reply):
     rules: ClassVar[Rules] = RULES
 
     def __init__(self, body: Fields, head: Head):
-        chat, self._legacy = conversation(body, roles=self.rules.roles)
+        chat, self._legacy = conversation(body, roles=self.rules.roles, shown=self.rules.shown)
         max_tokens = _max_tokens(body)
         more = extras.read(body, context=head.context, max_tokens=max_tokens)
         _refuse_media(body)
@@ -71,10 +71,11 @@ class ChatReply(Reply):
             grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
+            thinking_budget=more.budget,
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
         self._reasons = body.boolean("include_reasoning", True)
-        self._parallel = body.boolean("parallel_tool_calls", True)
+        self._named = chat.only is not None
         self._name = more.name or head.id
         self._id_names = body.boolean("return_tokens_as_token_ids", False)
         self._head = head
@@ -155,8 +156,6 @@ class ChatReply(Reply):
         return {"reasoning_content": event.text, "reasoning": event.text} if self._reasons else {}
 
     def _call_piece(self, call: CallDelta) -> dict[str, Any]:
-        if call.index > 0 and (self._legacy or not self._parallel):
-            return {}
         function = {"arguments": call.arguments}
         if call.name is not None:
             function = {"name": call.name, **function}
@@ -223,14 +222,13 @@ class ChatReply(Reply):
         assert choice.done is not None
         content: str | None = self._echo + "".join(choice.content)
         reasoning = "".join(choice.reasoning) if self._reasons else ""
-        calls = choice.calls if self._parallel else choice.calls[:1]
-        if not content and (calls or choice.reasoning):
+        if not content and (choice.calls or choice.reasoning):
             content = None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
-        if calls and self._legacy:
-            message["function_call"] = calls[0]["function"]
-        elif calls:
-            message["tool_calls"] = calls
+        if choice.calls and self._legacy:
+            message["function_call"] = choice.calls[0]["function"]
+        elif choice.calls:
+            message["tool_calls"] = choice.calls
         message["reasoning_content"] = message["reasoning"] = reasoning or None
         return {
             "index": index,
@@ -258,6 +256,8 @@ class ChatReply(Reply):
         return envelope
 
     def _finish(self, done: Done) -> str:
+        if done.reason == "tool" and self._named:  # the client chose the call, not the model
+            return "stop"
         return "function_call" if self._legacy and done.reason == "tool" else shared.FINISH[done.reason]
 
     def _token_ids(self, tokens: list[Token]) -> dict[str, Any]:

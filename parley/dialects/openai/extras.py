@@ -62,10 +62,6 @@ FEATURES: dict[str, tuple[str, Read]] = {
     "use_beam_search": ("Beam search is", _boolean),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
     "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
-    "thinking_token_budget": (
-        "A budget for thinking is",
-        lambda body, name: body.integer(name, -1, -1, MAX_TOKENS) >= 0,
-    ),
     "repetition_detection": ("Detection of repetition is", _detection),
     "stream_interval": (
         "Several tokens in one chunk are",
@@ -86,20 +82,23 @@ FEATURES: dict[str, tuple[str, Read]] = {
 class Extras:
     """``name``: what the client calls the request. ``truncate``: of a longer prompt only the last so many tokens.
 
-    ``grammar``: the form that the answer is to have.
+    ``grammar``: the form that the answer is to have. ``budget``: how many tokens of reasoning there may be.
     """
 
     name: str | None
     salt: str
     truncate: int | None
     grammar: Grammar | None = None
+    budget: int | None = None
 
 
 def read(body: Fields, *, context: int, max_tokens: int | None) -> Extras:
     """``context``: of the model, in tokens. Raises BadRequest."""
     _check(body)
     grammar = constraints.read(body)
-    return Extras(_name(body), _salt(body), _truncate(body, context, max_tokens), grammar)
+    budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
+    truncate = _truncate(body, context, max_tokens)
+    return Extras(_name(body), _salt(body), truncate, grammar, budget if budget >= 0 else None)
 
 
 def pooling(body: Fields, *, context: int) -> Extras:

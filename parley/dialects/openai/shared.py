@@ -36,12 +36,14 @@ class Rules:
     """What the servers of this API read differently.
 
     ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
-    behind the prompt; None: all. ``best_of``: is it a member?
+    behind the prompt; None: all. ``best_of``: is it a member? ``shown``: with ``tool_choice`` none the model sees its
+    tools all the same.
     """
 
     roles: tuple[str, ...] = ROLES
     reserve: int | None = None
     best_of: bool = True
+    shown: bool = False
 
 
 RULES = Rules()
