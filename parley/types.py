@@ -87,8 +87,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     ``allowed``: of other tokens none is drawn; empty: any may be. ``banned``: token sequences that the output never
     contains; ``no_repeat_ngram``: so many tokens in a row never come twice; 0 is off. What would leave no token at all
     does not count. ``watermark``: the text gets a mark that ``parley watermark`` finds.
-    Order of operations: bias, watermark -> forbid (allowed, banned, min_tokens) -> penalties -> temperature -> min_p
-    -> top_k -> top_p -> typical_p -> draw.
+    Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, min_tokens) -> penalties -> temperature
+    -> min_p -> top_k -> top_p -> typical_p -> draw.
     """
 
     temperature: float = 1.0
@@ -124,7 +124,10 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Want(msgspec.Struct, frozen=True):
-    """What the client wants back beside the text. Numbers are how many alternatives; None means no log-probs."""
+    """What the client wants back beside the text.
+
+    Numbers are how many alternatives, -1 all of the vocabulary; None means no log-probs.
+    """
 
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -168,6 +171,19 @@ class Grammar(msgspec.Struct, frozen=True):
     field: str = "response_format"
 
 
+class Beam(msgspec.Struct, frozen=True):
+    """Beam search: not drawn but searched for, the likeliest outputs among those that ``width`` beams come across.
+
+    An output's score is the sum of its tokens' log-probabilities divided by its length ** ``length_penalty``.
+    ``early_stopping``: when the search ends. True: with ``width`` finished outputs. False: when the best beam, ended as
+    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
     """The wish for a vector of the prompt (an embedding) rather than for text behind it.
 
@@ -184,6 +200,8 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Request(msgspec.Struct, kw_only=True):
     """One request of any API. With several prompts, choice index = prompt number * n + k.
 
+    ``best_of``: so many choices are made, and the n likeliest by the mean log-probability of their tokens are given,
+    the likeliest first. With ``beam`` the n best that the search finds are, the best first.
     With ``pooling`` each prompt gets a vector and no text: ``n`` is 1, and what is said of sampling has no meaning.
     """
 
@@ -197,14 +215,27 @@ class Request(msgspec.Struct, kw_only=True):
     grammar: Grammar | None = None
     thinking_budget: int | None = None  # tokens of reasoning, after which it is closed; None: any number
     n: int = 1
+    best_of: int | None = None
+    beam: Beam | None = None
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
+    priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
     sole: str = ""  # one of them that no other open request to the model may have
+
+    @property
+    def made(self) -> int:
+        """How many choices the engine gives for each prompt."""
+        return self.best_of or self.n
+
+    @property
+    def places(self) -> int:
+        """How many sequences it computes for all prompts."""
+        return len(self.prompts) * (self.beam.width if self.beam is not None else self.made)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -217,7 +248,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
 
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
-    their tokens took.
+    their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
+    ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal shares.
     """
 
     id: str
@@ -233,6 +265,9 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     salt: str = ""
     costs: bool = False
     pooling: Pooling | None = None
+    grammar: str = ""
+    priority: int = 0
+    tenant: str = ""
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
@@ -266,10 +301,11 @@ Finish = Literal["stop", "length", "cancel", "error"]
 class Output(msgspec.Struct, array_like=True, gc=False):
     """What one step gave one choice. The last output of a choice has ``finish``; exactly one does.
 
-    ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``). ``prompt_scores`` arrives once, with
-    the first output of choice 0; its first entry is None, for nothing precedes the first token. ``waited``: seconds in
-    the engine's queue, told with the first output of a choice. ``preemptions``: how often it had to give up its place
-    until now. ``vector``: float32, little endian; of a work with ``pooling``, with its only output.
+    ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``); None with "stop" where its grammar
+    has come to its end. ``prompt_scores`` arrives once, with the first output of choice 0; its first entry is None, for
+    nothing precedes the first token. ``waited``: seconds in the engine's queue, told with the first output of a choice.
+    ``preemptions``: how often it had to give up its place until now. ``vector``: float32, little endian; of a work with
+    ``pooling``, with its only output.
     """
 
     id: str

@@ -234,8 +234,10 @@ class Loop:
                 output.scores = [result.score]
             if sequence.work.costs:
                 output.costs = [self._cost(sequence)]
-            if finish == "stop":
+            if finish == "stop" or result.end == "mark":
                 output.stop_id = result.token
+            if result.end is not None:
+                finish = "stop"
         output.finish = finish
         if finish is None:
             self._outputs.append(output)

@@ -4,15 +4,16 @@ There are no prefill and decode phases. Every sequence has ``len(tokens)`` token
 cache, and a step lets ``computed`` catch up. A decode is a distance of one token; a new prompt, the rest of a long one,
 what a prefix hit left over and a preempted sequence are longer distances, cut into chunks.
 
-**Order.** Arrival decides everything. Running sequences go first, oldest first, then waiting ones are admitted, oldest
-first. Every running sequence is older than every waiting one: whoever has to leave is the youngest running sequence and
-goes to the *front* of the queue. So the oldest sequence gets a row in every step, and nothing can starve or livelock.
+**Order.** Priority decides, then who was admitted first; ``queue`` says who of those that wait is next. Rows are given
+in this order, running and waiting sequences together, and whoever has to leave is the last one that runs. It goes back
+to its turn, before all of its priority that have not run yet. So the first in order gets a row in every step, and there
+is no livelock. One that waits takes slot and pages from those of worse priority, the last first; from its equals never.
 
 **Budget.** Decodes are few tokens and people watch them: each running sequence that is one token behind gets its row in
 every step. The pace says how many further tokens, of prompts, the step may have.
 
 **Pages.** A sequence gets pages for the chunk that is scheduled, never for tokens it may once produce. When none is
-free, the youngest running sequence is preempted: it gives back all pages and will compute its tokens again. What makes
+free, the last running sequence is preempted: it gives back all pages and will compute its tokens again. What makes
 this cheap is the prefix cache, in which it finds whatever has not been overwritten meanwhile. Admission leaves one
 spare page for each running sequence, so that it does not cause the next preemption itself.
 
@@ -28,12 +29,17 @@ The file knows neither outputs nor why a sequence ends.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sized
+from math import inf
+from operator import attrgetter
 
 from parley.core.blocks import BlockPool, extend, pages
 from parley.core.pace import Pace
+from parley.core.queue import Queue
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
+
+_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -57,9 +63,9 @@ class Scheduler:
         self.slots = slots
         self.prefix_cache = prefix_cache
         self.preemptions = 0
-        # Ordered sets, by arrival: a sequence may leave at any place, and joins at either end.
-        self.running: OrderedDict[Sequence, None] = OrderedDict()
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self.running: list[Sequence] = []  # by rank
+        self.waiting = Queue()
+        self._turns = 0  # first admissions so far
         self._slots = list(reversed(range(slots)))
         self._filled = False  # the step at hand has a row of a prompt
         self._admit = admit
@@ -69,14 +75,14 @@ class Scheduler:
         """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
         if pages(len(sequence)) > self.pool.size:
             raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.size} pages")
-        self.waiting[sequence] = None
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever it is doing. Its pages are free at once, and stay findable."""
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
-        else:
-            self.waiting.pop(sequence, None)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
 
     def schedule(self) -> Step:
@@ -84,9 +90,12 @@ class Scheduler:
         step = Step([])
         self._filled = False
         self.pace.begin(sum([len(sequence.tokens) - sequence.computed == 1 for sequence in self.running]))
+        admitting = True  # until one has to wait on
         for sequence in list(self.running):
+            if admitting and self.waiting:
+                admitting = self._fill(step, sequence.work.priority)
             if sequence.status is not Status.RUNNING:
-                break  # an older one needed its pages, and before that those of all that follow
+                break  # one before it in order needed its pages, and before that those of all that follow
             if len(sequence.tokens) - sequence.computed == 1:
                 if self._reserve(step, sequence, 1):
                     self._row(step, sequence, 1)
@@ -97,28 +106,18 @@ class Scheduler:
                 self._attach(sequence, found)
                 if self._reserve(step, sequence, count):
                     self._chunk(step, sequence, count)
-        while self.waiting and self._slots:
-            sequence = next(iter(self.waiting))
-            found = self._find(sequence)
-            count = self._room(sequence, found)
-            need = pages(len(found) * BLOCK_SIZE + count) - len(found) + self.pool.idle(found)
-            if not count or need + len(self.running) > self.pool.free:
-                break
-            if self._start(sequence):
-                self._attach(sequence, found)
-                self._reserve(step, sequence, count)
-                self._chunk(step, sequence, count)
+        if admitting:
+            self._fill(step, inf)
         return step
 
     def preempt(self) -> Sequence:
-        """Send the youngest running sequence back to the front of the queue, without slot and pages."""
-        sequence = next(reversed(self.running))
+        """Send the last running sequence back to its turn in the queue, without slot and pages."""
+        sequence = self.running[-1]
         self._stop(sequence)
         sequence.status = Status.WAITING
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting[sequence] = None
-        self.waiting.move_to_end(sequence, last=False)
+        self.waiting.add(sequence)
         return sequence
 
     def reset(self, *, running: bool) -> bool:
@@ -137,9 +136,43 @@ class Scheduler:
         self.pool.check(sequence.blocks for sequence in self.running)
         taken = [sequence.slot for sequence in self.running]
         assert sorted(taken + self._slots) == list(range(self.slots)), "slots in use + free slots != all"
-        assert all(sequence.slot == -1 and not sequence.blocks for sequence in self.waiting)
-        order = [sequence.order for sequence in (*self.running, *self.waiting)]
-        assert order == sorted(order), "a younger sequence runs or waits before an older one"
+        waiting = list(self.waiting)
+        assert len(waiting) == len(self.waiting)
+        assert all(sequence.slot == -1 and not sequence.blocks for sequence in waiting)
+        ranks = [sequence.rank for sequence in (*self.running, *waiting) if sequence.turn >= 0]
+        assert ranks == sorted(ranks), "one that ran waits before another that runs, or they are not in order"
+        lines: dict[tuple[int, str], list[int]] = {}
+        for sequence in (*self.running, *waiting):
+            lines.setdefault((sequence.work.priority, sequence.work.tenant), []).append(sequence.order)
+        assert all(line == sorted(line) for line in lines.values()), "a younger equal of one tenant is before an older"
+
+    def _fill(self, step: Step, before: float) -> bool:
+        """Admit sequences of better priority than ``before``, in order, each with a row. False: one cannot be."""
+        while self.waiting and (sequence := self.waiting.head).work.priority < before:
+            if not self._slots and not self._yields(sequence):
+                return False
+            found = self._find(sequence)
+            count = self._room(sequence, found)
+            if not count or not self._clear(sequence, found, count):
+                return False
+            if self._start(sequence):
+                self._attach(sequence, found)
+                self._reserve(step, sequence, count)
+                self._chunk(step, sequence, count)
+        return True
+
+    def _yields(self, sequence: Sequence) -> bool:
+        """Is there somebody who has to leave if this one needs it?"""
+        return bool(self.running) and self.running[-1].work.priority > sequence.work.priority
+
+    def _clear(self, sequence: Sequence, found: list[int], count: int) -> bool:
+        """A slot, and pages for ``count`` tokens behind those that were found, for one that waits. False: too few."""
+        need = pages(len(found) * BLOCK_SIZE + count) - len(found)
+        while not self._slots or need + self.pool.idle(found) + len(self.running) > self.pool.free:
+            if not self._yields(sequence):
+                return False
+            self.preempt()
+        return True
 
     def _room(self, sequence: Sequence, found: Sized) -> int:
         """How many tokens of it this step computes, behind pages that were found: all, or up to a page's end; or none.
@@ -161,23 +194,26 @@ class Scheduler:
         self._row(step, sequence, count)
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot."""
-        del self.waiting[sequence]
+        """Give the first that waits a slot."""
+        self.waiting.pop()
+        sequence.status = Status.FINISHED  # if it is refused
         sequence.slot = self._slots.pop()
         if not self._admit(sequence):
             self._slots.append(sequence.slot)
             sequence.slot = -1
-            sequence.status = Status.FINISHED
             return False
         sequence.status = Status.RUNNING
-        self.running[sequence] = None
+        if sequence.turn < 0:
+            sequence.turn = self._turns
+            self._turns += 1
+        insort(self.running, sequence, key=_rank)
         if self.prefix_cache and not sequence.preemptions:
             self.pool.queries += sequence.prompt_len
         return True
 
     def _stop(self, sequence: Sequence) -> None:
         """Take slot and pages from a running sequence."""
-        del self.running[sequence]
+        del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
         self._release(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
@@ -214,9 +250,9 @@ class Scheduler:
             self.pool.hits += len(found) * BLOCK_SIZE
 
     def _reserve(self, step: Step, sequence: Sequence, count: int) -> bool:
-        """Pages for ``count`` more tokens, taken from younger sequences if need be. False: it was preempted itself.
+        """Pages for ``count`` more tokens, taken from later sequences if need be. False: it was preempted itself.
 
-        The youngest has no row in this step yet, since rows are given oldest first.
+        The last one has no row in this step yet, since rows are given in order.
         """
         need = pages(sequence.computed + count) - len(sequence.blocks)
         while self.pool.free < need:
@@ -237,6 +273,8 @@ class Scheduler:
         last = end == len(sequence.tokens)
         sample, pool = last and sequence.limit > 0, last and sequence.work.pooling is not None
         step.rows.append(Row(sequence, start, count, sample, scored if score else None, pool))
+        self.waiting.serve(sequence, max(0, end - max(start, sequence.reached)) + sample)
+        sequence.reached = max(sequence.reached, end)
         if self.prefix_cache and start // BLOCK_SIZE < end // BLOCK_SIZE:
             extend(sequence.hashes, sequence.root, sequence.tokens, end // BLOCK_SIZE)
             for page in range(start // BLOCK_SIZE, end // BLOCK_SIZE):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Literal, Protocol
 
 from parley.types import Score, Work
 
@@ -40,6 +40,8 @@ class Sequence:
     prompt_len: int
     seed: int
     order: int  # arrival number; smaller is older
+    turn: int = -1  # number of its first admission, which it keeps; -1: it has not run yet
+    reached: int = 0  # how many of its tokens were ever computed or found
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -58,6 +60,11 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those that run or did: of two, the one with the higher rank has to leave first."""
+        return self.work.priority, self.turn
 
     @property
     def generated(self) -> int:
@@ -104,7 +111,8 @@ class Sampled:
     """What a row gave: the drawn token (None if the row does not sample) and the scores that were asked for.
 
     ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
-    example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian.
+    example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian. ``end``: its
+    grammar lets nothing follow the token, which is text like others ("form") or a mark that only ends it ("mark").
     """
 
     token: int | None = None
@@ -112,6 +120,7 @@ class Sampled:
     vector: bytes | None = None
     prompt_scores: list[Score] = field(default_factory=list)
     error: str | None = None
+    end: Literal["form", "mark"] | None = None
 
 
 class Runner(Protocol):

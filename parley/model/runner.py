@@ -13,6 +13,7 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
+from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
 from parley.model.pooling import Recipe
@@ -29,13 +30,20 @@ BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 class Runner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
-    ``recipe``: how vectors are made, of the last token alone; None: they are not.
+    ``recipe``: how vectors are made, of the last token alone; None: they are not. ``grammars`` as in ``Sampler``.
     """
 
     generates = True
 
     def __init__(
-        self, network: Network, pages: PagedKV, *, max_model_len: int, slots: int, recipe: Recipe | None = None
+        self,
+        network: Network,
+        pages: PagedKV,
+        *,
+        max_model_len: int,
+        slots: int,
+        recipe: Recipe | None = None,
+        grammars: Grammars | None = None,
     ):
         assert recipe is None or recipe.last, "pages keep no hidden states"
         self.network = network
@@ -46,7 +54,7 @@ class Runner:
         self.max_model_len = max_model_len
         self.vocab_size = network.vocab_size
         self.device = pages.device
-        self.sampler = Sampler(network.vocab_size, slots, self.device)
+        self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -106,6 +114,9 @@ class Runner:
 
     def _sample(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
         drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]
+        for i, problem in zip(drawn, self.sampler.ready([rows[i].sequence.slot for i in drawn]), strict=True):
+            results[i].error = problem
+        drawn = [i for i in drawn if results[i].error is None]
         if not drawn:
             return
         if len(drawn) < len(hidden):  # not decodes alone
@@ -128,6 +139,7 @@ class Runner:
             draws = self.sampler.sample(logits, slots, [sequence.generated for sequence in sequences], likely)
             for i, (token, drawn_score) in zip(drawn, draws, strict=True):
                 results[i].token, results[i].score = token, drawn_score
+                results[i].end = self.sampler.end(rows[i].sequence.slot)
 
     def _pool(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
         pooled = [i for i, row in enumerate(rows) if row.pool]

@@ -2,7 +2,8 @@
 
 Parameters are written into tables when a sequence gets its slot and gathered in each step, so that plain rows cost no
 Python of their own. The order of operations is that of vLLM, which clients have come to rely on: raw log-probabilities
-are taken first; then bias, watermark, what is forbidden, penalties, temperature, min_p, top_k, top_p, typical_p, draw.
+are taken first; then grammar, bias, watermark, what is forbidden, penalties, temperature, min_p, top_k, top_p,
+typical_p, draw.
 
 Randomness is a function, not a state: one uniform number per token, from seed and position. What is drawn for a row
 depends on that row alone. The arithmetic is in ``draw``, ``edit`` and ``score``; this file must not know how a model
@@ -20,6 +21,7 @@ from parley import native
 from parley.core.sequence import Sequence
 from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
+from parley.model.grammar import End, Form, Grammars
 from parley.model.score import score
 from parley.types import Score
 
@@ -38,13 +40,20 @@ class Plan:
     way: Way
     logprobs: int
     edit: Edit | None
+    form: Form | None = None
 
 
 class Sampler:
-    """Sampling parameters of ``slots`` sequences, and the drawing from their logits."""
+    """Sampling parameters of ``slots`` sequences, and the drawing from their logits.
 
-    def __init__(self, vocab_size: int, slots: int, device: torch.device | str = "cpu"):
+    ``grammars``: what their grammars are made with; None where no sequence may have one.
+    """
+
+    def __init__(
+        self, vocab_size: int, slots: int, device: torch.device | str = "cpu", grammars: Grammars | None = None
+    ):
         self.vocab_size = vocab_size
+        self.grammars = grammars
         self.device = torch.device(device)
         self._plans: list[Plan | None] = [None] * slots
         self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
@@ -65,7 +74,12 @@ class Sampler:
         elif top_k > 0 or sampling.top_p < 1.0:
             way = "cut"
         edit = Edit(sequence, self.vocab_size) if Edit.wanted(sequence.work) else None
-        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit)
+        form = None
+        if sequence.work.grammar:
+            if self.grammars is None:
+                raise ValueError("there is nothing to read grammars with")
+            form = self.grammars.begin(sequence)
+        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
@@ -76,6 +90,19 @@ class Sampler:
     def release(self, slot: int) -> None:
         """Forget what is in row ``slot``."""
         self._plans[slot] = None
+
+    def ready(self, slots: list[int]) -> list[str | None]:
+        """Wait until every slot's grammar says what may come next: why it cannot, None where it can or there is none.
+
+        Belongs before ``sample``, as late as can be: until then grammars are worked on beside whatever else is done.
+        """
+        forms = [self._plan(slot).form for slot in slots]
+        return [None if form is None else form.ready() for form in forms]
+
+    def end(self, slot: int) -> End | None:
+        """Whether the slot's grammar lets nothing follow the token that was drawn last, and what that is."""
+        form = self._plan(slot).form
+        return None if form is None else form.end
 
     def sample(
         self, logits: torch.Tensor, slots: list[int], positions: list[int], likely: torch.Tensor | None = None
@@ -104,6 +131,8 @@ class Sampler:
         for plan, token in zip(plans, chosen, strict=True):
             if plan.edit is not None:
                 plan.edit.append(token)
+            if plan.form is not None:
+                plan.form.append(token)
         return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
 
     def _plan(self, slot: int) -> Plan:
@@ -112,14 +141,17 @@ class Sampler:
         return plan
 
     def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
-        """The logits after bias, min_tokens and penalties; the same tensor when no row has any."""
+        """The logits after grammar, bias, min_tokens and penalties; the same tensor when no row has any."""
+        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None]
         edits = [
             (row, plan.edit)
             for row, plan in enumerate(plans)
             if plan.edit is not None and plan.edit.changes(positions[row])
         ]
-        if edits:
+        if edits or forms:
             logits = logits.clone()
+        for row, form in forms:
+            form.apply(logits[row])
         for row, edit in edits:
             edit.apply(logits[row], positions[row])
         return logits

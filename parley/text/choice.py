@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
 from .detokenizer import Detokenizer
+from .families import PLAIN
 from .prompt import Prepared
-from .regions import PLAIN, Regions
+from .regions import Regions
 from .stops import Scanner, Stops
 from .tokenizer import Tokenizer
 
@@ -38,18 +39,20 @@ class Choice:
         self.index = index
         self.ended = False
         self.usage = Usage(prompt_tokens=len(prepared.token_ids))
+        self.likelihood = 0.0  # sum of the log-probabilities of its tokens, if they are known
         self._tokenizer = tokenizer
         self._stop = request.stop
         self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = Regions(markup, prepared.thinking) if markup.marks else None
-        keep = [id for id in map(tokenizer.token_id, markup.marks) if id is not None] if markup.marks else ()
+        self._regions = Regions(markup, prepared.thinking, tools=prepared.tools) if markup else None
+        keep = tokenizer.special_within(markup.marks) if markup else ()
         self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
         if stops is None and request.stop.strings:
             stops = Stops(request.stop.strings)
         self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
-        self._plain = not self._details and self._regions is None and self._scanner is None
+        unread = self._regions is None and self._scanner is None
+        self._plain = unread and not self._details and request.best_of is None
         self._tokens: list[Token] = []  # not attached to a delta yet
         self._deltas: list[Delta] = []
 
@@ -90,6 +93,8 @@ class Choice:
 
     def _add(self, id: int, score: Score | None, cost: Cost | None, silent: bool) -> None:
         self.usage.completion_tokens += 1
+        if score is not None:
+            self.likelihood += score.logprob
         if self._details:
             self._tokens.append(token(self._tokenizer, id, score, self._alternatives, cost))
         thinking = self._regions is not None and self._regions.thinking
@@ -155,16 +160,15 @@ def _joins(last: Delta, part: Part, call: CallDelta | None) -> bool:
 def token(
     tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0, cost: Cost | None = None
 ) -> Token:
-    """A token as a client may see it, with at most so many alternatives."""
+    """A token as a client may see it, with at most so many alternatives; -1: all there are."""
     made = _token(tokenizer, id)
     made.cost = cost
     if score is not None:
         made.logprob, made.rank = score.logprob, score.rank
+        others = score.top_ids if alternatives < 0 else score.top_ids[:alternatives]
         made.top = [
             _token(tokenizer, other, logprob, place)
-            for place, (other, logprob) in enumerate(
-                zip(score.top_ids[:alternatives], score.top, strict=False), start=1
-            )
+            for place, (other, logprob) in enumerate(zip(others, score.top, strict=False), start=1)
         ]
     return made
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from parley.errors import ContextLength, Invalid, Unsupported, excerpt
 from parley.types import Chat, Message, Pooling, Prompt, Text
 
-from .regions import PLAIN, Markup, begins_thinking, detect
+from .calls import Tools
+from .families import PLAIN, Markup, begins_thinking, detect
+from .grammar import Compiler
+from .spelling import calls_grammar
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
@@ -50,11 +54,15 @@ class Customs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prompt in tokens. ``markup``: tells the parts of the answer; ``thinking``: it begins inside reasoning."""
+    """A prompt in tokens.
+
+    ``markup``: tells the parts of the answer; ``thinking``: it begins inside reasoning; ``tools``: those it may call.
+    """
 
     token_ids: list[int]
     markup: Markup = PLAIN
     thinking: bool = False
+    tools: Tools | None = None
 
 
 class Language:
@@ -75,6 +83,7 @@ class Language:
         self.customs = customs or Customs()
         self.template = template
         self.markup = detect(template.text)
+        self.grammars = Compiler(tokenizer)
 
     @classmethod
     def load(cls, folder: str | Path) -> Language:
@@ -102,11 +111,11 @@ class Language:
             if prompt.choice == "required":
                 raise Unsupported("Forcing a tool call is not available on this server.", field="tool_choice")
             text = self.template.render(prompt)
-            markup = self.markup if prompt.tools and prompt.choice != "none" else replace(self.markup, call=None)
+            markup = self.markup if prompt.tools and prompt.choice != "none" else replace(self.markup, calls=())
             thinking = begins_thinking(markup, text, prompt.continue_final)
             if first is not None:
                 return Prepared(self._encode_start(text, False, first))
-            return Prepared(self._encode(text, False, limit, last), markup, thinking)
+            return Prepared(self._encode(text, False, limit, last), markup, thinking, Tools(prompt.tools))
         if isinstance(prompt, Text):
             if first is not None:
                 return Prepared(self._encode_start(prompt.text, prompt.special, first))
@@ -123,6 +132,16 @@ class Language:
                 if ids and ids not in found[-1:]:
                     found.append(ids)
         return found
+
+    def calls_grammar(
+        self, tools: Sequence[dict[str, Any]], *, parallel: bool, required: bool, only: str | None = None
+    ) -> str:
+        """The grammar, in llguidance's Lark, of an answer that may or must call tools. Raises Invalid.
+
+        See ``spelling.calls_grammar``. It holds for what follows the reasoning.
+        """
+        special = self.tokenizer.marks
+        return calls_grammar(self.markup, tools, parallel=parallel, required=required, only=only, special=special)
 
     def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
         """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""

@@ -165,10 +165,19 @@ class Bench:
         self.log.append((rows, stats, outputs))
 
     def step(self) -> bool:
+        first = self._first()
         more = self.loop.step()
         self.loop.scheduler.check()
+        if first is not None and self.stats.step_rows and first.id not in self.runner.refuse:
+            assert (first.id, first.index) in self.log[-1][0], "the first in order had no row"
         assert more == (not self.loop.idle)
         return more
+
+    def _first(self) -> Sequence | None:
+        """Who has to have a row in the next step: the best priority, and of that who runs before who waits."""
+        running, waiting = self.loop.scheduler.running, self.loop.scheduler.waiting
+        ahead = [*running[:1], *([waiting.head] if waiting else [])]
+        return min(ahead, key=lambda sequence: sequence.work.priority, default=None)
 
     def drain(self, limit: int = 20_000) -> None:
         for _ in range(limit):

@@ -32,6 +32,8 @@ def works(draw: st.DrawFn, number: int, longest: int) -> Work:
         salt=draw(st.sampled_from(["", "", "pepper"])),
         costs=draw(st.booleans()),
         pooling=draw(st.sampled_from([None, None, None, Pooling()])),
+        priority=draw(st.sampled_from([0, 0, 0, 1, -(2**40)])),
+        tenant=draw(st.sampled_from(["", "", "", "a", "b"])),
     )
 
 

@@ -432,7 +432,7 @@ def test_logprobs():
     assert completed["token_logprobs"] == [-0.5] and completed["tokens"] == [" I"]
 
 
-def test_several_choices_and_the_likeliest_of_them():
+def test_several_choices_of_more():
     three = [
         Delta(0, "a", tokens=[Token(1, "a", b"a", -3.0, cost=Cost(3, 0.001, 0.001))]),
         Delta(1, "b", tokens=[Token(1, "b", b"b", -1.0, cost=Cost(3, 0.001, 0.001)), TWO]),
@@ -440,8 +440,10 @@ def test_several_choices_and_the_likeliest_of_them():
         *(Done(index, "stop", SPENT) for index in range(3)),
     ]
     for read, text in ((ask, lambda choice: choice["message"]["content"]), (complete, lambda choice: choice["text"])):
-        body = json.loads(answer(read(n=2, best_of=3, temperature=1), *three))
-        assert [(choice["index"], text(choice)) for choice in body["choices"]] == [(0, "b"), (1, "c")]
+        reply = read(n=2, best_of=3, temperature=1)
+        assert (reply.request.n, reply.request.best_of, reply.request.want.logprobs) == (2, 3, None)
+        body = json.loads(answer(reply, *three[:2], *three[3:5]))
+        assert [(choice["index"], text(choice)) for choice in body["choices"]] == [(0, "a"), (1, "b")]
         assert body["choices"][0]["logprobs"] is None and body["usage"]["batch_size"] == [3, 3]
         body = json.loads(answer(read(n=3, temperature=1), *three))
         assert [text(choice) for choice in body["choices"]] == ["a", "b", "c"]

@@ -270,7 +270,6 @@ def test_what_is_wrong_is_named(members, field, code):
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"best_of": 2}, "best_of"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),

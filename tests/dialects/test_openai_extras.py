@@ -1,21 +1,26 @@
 """What vLLM added to OpenAI's API: each member's effect or refusal, on both routes."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from parley.dialects.dialect import Head
 from parley.dialects.openai import chat, completions
-from parley.errors import BadRequest, Unsupported
+from parley.errors import BadRequest, Invalid, Unsupported
 from parley.types import Accepted, Delta, Done, Grammar, Tag, Tags, Token, Usage
 
 HEAD = Head("0f", 1700000000, "fp_1", context=256)
 USER = [{"role": "user", "content": "Hi"}]
 READERS = {
-    "chat": lambda **members: chat.read(json.dumps({"messages": USER} | members).encode(), HEAD),
-    "text": lambda **members: completions.read(json.dumps({"prompt": "Hi"} | members).encode(), HEAD),
+    "chat": lambda head=HEAD, **members: chat.read(json.dumps({"messages": USER} | members).encode(), head),
+    "text": lambda head=HEAD, **members: completions.read(json.dumps({"prompt": "Hi"} | members).encode(), head),
 }
+
+
+def heading(priority: bytes) -> Head:
+    return replace(HEAD, headers={b"x-vllm-priority": priority})
 
 
 @pytest.fixture(params=READERS)
@@ -56,7 +61,7 @@ NOTHING: dict[str, Any] = {
     "logprob_token_ids": [], "thinking_token_budget": -1, "repetition_detection": {"max_pattern_size": 0},
     "stream_interval": 1, "return_token_offsets": False, "return_prompt_text": False, "kv_transfer_params": {},
     "ec_transfer_params": {}, "mm_processor_kwargs": {}, "media_io_kwargs": {}, "structured_outputs": None,
-    "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 5,
+    "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 0,
     "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0, "early_stopping": "never",
     "vllm_xargs": {"a": 1, "b": "x", "c": 0.5, "d": [1]}, "truncation_side": "left",
 }  # fmt: skip
@@ -69,6 +74,15 @@ def test_what_may_not_be_drawn(read):
     assert (sampling.allowed, sampling.no_repeat_ngram, sampling.watermark) == ([7, 5], 3, True)
     for name, value in (("no_repeat_ngram_size", -1), ("watermark", "yes"), ("allowed_token_ids", [-1])):
         assert str(refused(read, **{name: value}).field).startswith(name)
+
+
+def test_a_header_speaks_louder_than_the_body(read):
+    assert read(priority=-7).request.priority == -7
+    for said, meant in ((b"3", 3), (b"-9223372036854775808", -(2**63))):
+        assert read(heading(said), priority=-7).request.priority == meant
+    for said in (b"", b"high", b"1.5", b"9223372036854775808", b"1" * 5000):
+        with pytest.raises(Invalid, match="X-Vllm-Priority"):
+            read(heading(said))
 
 
 def test_what_asks_for_nothing_changes_nothing(read):

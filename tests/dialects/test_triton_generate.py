@@ -240,6 +240,8 @@ def test_members_have_their_meaning_wherever_they_stand(members, part, nested):
 
 def test_how_many_sequences():
     assert read(n=3).request.n == read(num_return_sequences=3).request.n == read(n=3, best_of=3).request.n == 3
+    assert read(n=3, best_of=3).request.best_of is None
+    assert (read(n=2, sampling_param_best_of="5").request.n, read(best_of=5).request.best_of) == (2, 5)
 
 
 def test_words_that_are_not_to_be_written():
@@ -420,7 +422,6 @@ def test_values_out_of_range_are_named(members, field):
         ("embedding_bias_weights", 0.5),
         ("num_draft_tokens", 1),
         ("use_draft_logits", True),
-        ("best_of", 2),
         ("beam_width", 2),
     ],
 )

@@ -73,7 +73,7 @@ def test_forms_of_the_answer_reach_the_request():
 
 @pytest.mark.parametrize(
     "members",
-    [{"best_of": 3}, {"use_beam_search": True, "temperature": 0, "best_of": 2},
+    [{"use_beam_search": True, "temperature": 0, "best_of": 2},
      {"logits_processors": ["x"]}, {"detokenize": False}],
     ids=str,
 )  # fmt: skip

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tiny_tokenizers import KINDS, byte_level
 
 from parley.text import Choice, Markup, Prepared, Tokenizer, scored
+from parley.text.families import HERMES
 from parley.types import CallDelta, Chat, Cost, Delta, Done, Message, Output, Request, Score, Stop, Want
 
-QWEN = Markup(("<think>", "</think>"), ("<tool_call>", "</tool_call>"))
+QWEN = Markup(("<think>", "</think>"), HERMES)
 CHAT = Chat([Message("user", "hi")])
 
 
@@ -237,7 +238,7 @@ def test_an_answer_without_tokens() -> None:
 
 def test_marks_that_are_special_tokens_are_seen_all_the_same() -> None:
     tokenizer = byte_level()
-    markup = Markup(("<|im_start|>", "<|im_end|>"), None)
+    markup = Markup(("<|im_start|>", "<|im_end|>"))
     result = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=markup)
     assert (result.text["reasoning"], result.text["content"]) == ("hm", "so")
     plain = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=Markup())

@@ -42,7 +42,7 @@ class CompletionReply(Reply):
         max_tokens = body.integer("max_tokens", None, 1, MAX_TOKENS)
         behavior = body.string("error_behavior", "error", allowed=("error", "truncate"))
         stream = body.boolean("stream", False)
-        n = openai.choices(body, len(prompts), openai.Rules(best_of=False))
+        n = openai.choices(body, len(prompts), openai.Rules(best_of=False)).n
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),

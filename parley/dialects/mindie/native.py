@@ -43,6 +43,7 @@ class NativeReply(Single):
             want=Want(ids=True, costs=stream),
             stream=stream,
             timeout=values["timeout"],
+            priority=parameters.priority(values),
         )
 
     def frame(self, piece: Piece) -> bytes:

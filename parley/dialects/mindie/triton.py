@@ -71,6 +71,7 @@ class TextReply(Single):
             want=Want(ids=True, costs=self._details),
             stream=stream,
             timeout=values["timeout"],
+            priority=parameters.priority(values),
         )
 
     def frame(self, piece: Piece) -> bytes:

@@ -47,7 +47,7 @@ class ChatReply(Reply):
     def __init__(self, body: Fields, head: Head):
         chat, self._legacy = conversation(body, roles=self.rules.roles, shown=self.rules.shown)
         max_tokens = _max_tokens(body)
-        more = extras.read(body, context=head.context, max_tokens=max_tokens)
+        more = extras.read(body, head, max_tokens=max_tokens)
         _refuse_media(body)
         stream = body.boolean("stream", False)
         usage, self._continuous = shared.include_usage(body, stream)
@@ -59,18 +59,19 @@ class ChatReply(Reply):
             sampling=shared.sampling(body),
             stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
-                logprobs=_logprobs(body),
-                prompt_logprobs=shared.prompt_logprobs(body, stream),
+                logprobs=_logprobs(body, self.rules),
+                prompt_logprobs=shared.prompt_logprobs(body, stream, self.rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
                 ids=self._ids or self._continuous,
             ),
-            n=shared.choices(body, 1, self.rules),
+            **shared.choices(body, 1, self.rules)._asdict(),
             stream=stream,
             banned=parameters.bad_words(body),
             grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
+            priority=more.priority,
             thinking_budget=more.budget,
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
@@ -293,9 +294,9 @@ def _max_tokens(body: Fields) -> int | None:
     return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
 
 
-def _logprobs(body: Fields) -> int | None:
+def _logprobs(body: Fields, rules: Rules) -> int | None:
     wanted = body.boolean("logprobs", False)
-    top = body.integer("top_logprobs", None, 0, shared.MAX_TOP)
+    top = shared.alternatives(body, "top_logprobs", rules)
     if top and not wanted:
         raise body.fail("top_logprobs", "needs 'logprobs' to be true.")
     return (top or 0) if wanted else None

@@ -13,7 +13,16 @@ from parley.dialects import forms
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields
 from parley.dialects.forms import MAX_CHARACTERS, Kind
-from parley.dialects.parameters import MAX_ID, MAX_N, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP, sampling
+from parley.dialects.parameters import (
+    MAX_ID,
+    MAX_N,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    MAX_TOP,
+    Choices,
+    choices,
+    sampling,
+)
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import about
 from parley.dialects.triton.model import INPUTS, OUTPUTS
@@ -22,6 +31,7 @@ from parley.types import Grammar, Request, Sampling, Stop, Text, Want
 
 MAX_TEMPERATURE = 1000.0  # every token is equally likely long before
 DEFAULT_TOKENS = 16
+LEVEL = 5  # the priority of requests that say nothing, or 0
 
 # Other names for the same: TensorRT-LLM's of several ages.
 ALIASES = {
@@ -42,7 +52,8 @@ ALIASES = {
     "sampling_param_return_perf_metrics": "return_perf_metrics",
 }
 WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
-         "end_id", "pad_id", "no_repeat_ngram_size"}  # fmt: skip
+         "end_id", "pad_id", "no_repeat_ngram_size", "priority"}  # fmt: skip
+OWN = frozenset({"priority"})  # the protocol's own parameters, which are no model's
 REAL = {"temperature", "top_p", "min_p", "length_penalty", "repetition_penalty", "presence_penalty",
         "frequency_penalty"}  # fmt: skip
 FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
@@ -115,7 +126,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
     outputs = {o.name for o in OUTPUTS.values() if not o.asked_by or body.boolean(o.asked_by, False)}
     if wanted is not None:
         outputs = wanted
-    told = body.integer("logprobs", None, 0, MAX_TOP)
+    told = body.integer("logprobs", None, -1, MAX_TOP)
     scored = not outputs.isdisjoint(SCORED) or (told is not None and "logprobs" in outputs)
     request = Request(
         id=head.id,
@@ -129,7 +140,8 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
             ids="num_output_tokens" in outputs,
         ),
         banned=_strings(body, "bad_words"),
-        n=_choices(body),
+        **_choices(body)._asdict(),
+        priority=_priority(body),
         grammar=_grammar(body),
     )
     return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)
@@ -158,7 +170,7 @@ def _gather(values: dict[str, Any]) -> dict[str, Any]:
             raise Invalid(
                 "'sampling_parameters' must be the text of a JSON object.", field="sampling_parameters"
             ) from None
-        values = inner | {n: v for n, v in values.items() if n in INPUTS and not INPUTS[n].loose}
+        values = inner | {n: v for n, v in values.items() if n in OWN or (n in INPUTS and not INPUTS[n].loose)}
     gathered: dict[str, Any] = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
@@ -192,6 +204,12 @@ def _refuse(body: Fields) -> None:
             value = [item for item in value if item != ""]
         if value and value != -1:
             raise Unsupported(f"'{name}': {reason}", field=name)
+
+
+def _priority(body: Fields) -> int:
+    """From levels that begin with 1, the most urgent one."""
+    level = body.integer("priority", 0, 0)
+    return level - LEVEL if level else 0
 
 
 def _sampling(body: Fields) -> Sampling:
@@ -254,15 +272,7 @@ def _strings(body: Fields, name: str) -> list[str]:
     return Fields({name: value or None}).strings(name, cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
 
 
-def _choices(body: Fields) -> int:
-    n = body.integer("n", 1, 1, MAX_N)
-    best_of = body.integer("best_of", n, 1, MAX_N)
-    if best_of < n:
-        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
-    if best_of > n:
-        raise Unsupported(
-            "'best_of': Choosing the best of more answers than n is not available on this server.", field="best_of"
-        )
+def _choices(body: Fields) -> Choices:
     if body.integer("beam_width", 1, 1, MAX_N) > 1:
         raise Unsupported("'beam_width': Beam search is not available on this server.", field="beam_width")
-    return n
+    return choices(body)
