@@ -54,7 +54,7 @@ def constraint(fields: Fields, name: str, kind: Kind) -> Grammar | None:
     tag = fields.spelled(name, cap=MAX_CHARACTERS).object(name)
     if tag is None:
         raise fields.fail(name, "the text is not an object.")
-    return tags(tag)
+    return tags(tag, field)
 
 
 def structured(wish: Fields) -> Grammar:
@@ -92,9 +92,8 @@ def rules(text: str, field: str) -> Grammar:
     return Grammar("ebnf" if GBNF.search(text) else "lark", text, field=field)
 
 
-def tags(wish: Fields) -> Grammar:
+def tags(wish: Fields, field: str) -> Grammar:
     """A structural tag: the newer form has a ``format``, the older one ``structures`` and ``triggers``."""
-    field = wish.path("format")
     if wish.has("format"):
         shape = wish.object("format")
         assert shape is not None
@@ -106,7 +105,7 @@ def tags(wish: Fields) -> Grammar:
         marks = [_text(structure, name) for name in ("begin", "end")]
         inside = schema(structure, "schema")
         found.append(Tag(marks[0], True if inside is None else inside, marks[1]))
-    return _tags(wish, found, "structures")
+    return _tags(wish, found, "structures", field)
 
 
 def _format(shape: Fields, field: str) -> Grammar:
@@ -130,7 +129,7 @@ def _format(shape: Fields, field: str) -> Grammar:
                 if shape.boolean(name, False):
                     raise _unavailable(shape, name, f"'{name}'")
             found = [_tag(tag) for tag in shape.objects("tags", cap=MAX_CHOICES)]
-            return _tags(shape, found, "tags")
+            return _tags(shape, found, "tags", field)
     raise _unavailable(shape, "type", f"a format of type '{kind[:60]}'")
 
 
@@ -147,7 +146,7 @@ def _tag(tag: Fields) -> Tag:
     return Tag(_text(tag, "begin"), inside, _text(tag, "end"))
 
 
-def _tags(wish: Fields, found: list[Tag], name: str) -> Grammar:
+def _tags(wish: Fields, found: list[Tag], name: str, field: str) -> Grammar:
     triggers = wish.strings("triggers", cap=MAX_CHOICES, total=MAX_CHARACTERS)
     if not triggers:
         raise wish.missing("triggers")
@@ -156,7 +155,7 @@ def _tags(wish: Fields, found: list[Tag], name: str) -> Grammar:
     for number, tag in enumerate(found):
         if not tag.begin.startswith(tuple(triggers)):
             raise wish.fail(f"{name}[{number}]", "'begin' must begin with one of the triggers.")
-    return Grammar("tags", Tags(found, triggers), field=wish.path("triggers"))
+    return Grammar("tags", Tags(found, triggers), field=field)
 
 
 def _known(wish: Fields, kind: str) -> Grammar | None:

@@ -59,7 +59,7 @@ def response_format(body: Fields) -> Grammar | None:
         case "json_object":
             return Grammar("json", forms.OBJECT)
         case "structural_tag":
-            return forms.tags(wish)
+            return forms.tags(wish, "response_format")
     described = wish.object("json_schema")
     if described is None:
         raise wish.missing("json_schema")
