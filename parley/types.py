@@ -222,6 +222,7 @@ class Request(msgspec.Struct, kw_only=True):
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
+    partial: bool = False  # when its time is over, what there is is the answer, cut off; else that is an error
     priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
@@ -341,6 +342,10 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     step_prompt: int = 0  # of those, tokens of prompts
     step_rows: int = 0
     step_seconds: float = 0.0
+    # of speculation
+    drafts: int = 0
+    draft_tokens: int = 0  # of all drafts
+    draft_accepted: list[int] = []  # how many were right as a draft's first token, as its second …
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -386,6 +391,8 @@ class Settings(msgspec.Struct, kw_only=True):
     lowering: bool = True
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
+    speculate: str = "none"  # who guesses tokens ahead: none or ngram (what the text so far says)
+    speculate_tokens: int = 7  # how many at most
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):

@@ -20,9 +20,11 @@ from time import perf_counter
 
 from parley.core.blocks import BlockPool, extend, root
 from parley.core.finish import allowance, verdict
+from parley.core.lookup import Lookup
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Step
+from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
 from parley.types import Cost, Finish, Output, Settings, Stats, Work
 
@@ -52,11 +54,21 @@ class Loop:
         self.pool = BlockPool(runner.blocks)
         self.context = runner.max_model_len
         self.scheduler: Scheduler | Whole
+        self.speculation: Speculation | None = None
         if runner.blocks:
             # A sequence that is alone can always go on: no context is longer than the pool.
             self.context = min(self.context, runner.blocks * BLOCK_SIZE)
+            proposer = runner.proposer or (Lookup() if settings.speculate == "ngram" else None)
+            if proposer is not None:
+                self.speculation = Speculation(proposer, settings.speculate_tokens, runner.vocab_size)
             self.scheduler = Scheduler(
-                self.pool, pace, settings.max_batch, self._admit, self._release, settings.prefix_cache
+                self.pool,
+                pace,
+                settings.max_batch,
+                self._admit,
+                self._release,
+                settings.prefix_cache,
+                self.speculation,
             )
         else:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
@@ -156,6 +168,7 @@ class Loop:
 
     def stats(self) -> Stats:
         tokens, prompt, rows, seconds = self._last
+        tried = self.speculation.tried if self.speculation is not None else Tried()
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -171,6 +184,9 @@ class Loop:
             step_prompt=prompt,
             step_rows=rows,
             step_seconds=seconds,
+            drafts=tried.rows,
+            draft_tokens=tried.tokens,
+            draft_accepted=list(tried.accepted),
         )
 
     def _refusal(self, work: Work) -> str | None:
@@ -203,12 +219,14 @@ class Loop:
         prompt = sum(row.count for row in step.rows if row.count > 1)
         self._last = (step.tokens, prompt, len(step.rows), seconds)
         self._pace.observe(seconds)
+        if self.speculation is not None and not prompt:
+            self.speculation.observe(step, seconds)
         return results
 
     def _finish(self, row: Row, result: Sampled) -> None:
         """Append what a row gave and end the choice if that was its last."""
         sequence = row.sequence
-        missing = (row.sample and result.token is None) or (row.pool and result.vector is None)
+        missing = (row.sample and not result.tokens) or (row.pool and result.vector is None)
         if result.error is not None or missing:
             for block in sequence.blocks:
                 self.pool.forget(block)  # whatever went wrong may be in there
@@ -225,32 +243,40 @@ class Loop:
             output.prompt_scores = sequence.prompt_scores or None
         output.vector = result.vector
         finish: Finish | None = "stop" if row.pool else "length"
-        if result.token is not None and row.sample:
-            sequence.tokens.append(result.token)
-            self._generated_tokens += 1
+        if row.sample:
+            sequence.tokens += result.tokens
+            self._generated_tokens += len(result.tokens)
             finish = verdict(sequence)
-            output.token_ids = [result.token]
-            if sequence.work.logprobs >= 0 and result.score is not None:
-                output.scores = [result.score]
+            output.token_ids = result.tokens
+            if sequence.work.logprobs >= 0:
+                output.scores = result.scores
             if sequence.work.costs:
-                output.costs = [self._cost(sequence)]
+                output.costs = self._costs(sequence, len(result.tokens))
             if finish == "stop" or result.end == "mark":
-                output.stop_id = result.token
+                output.stop_id = result.tokens[-1]
             if result.end is not None:
                 finish = "stop"
+            if row.drafts:
+                self._settle(row, len(result.tokens) - 1)
         output.finish = finish
         if finish is None:
             self._outputs.append(output)
         else:
             self._end(sequence, output)
 
-    def _cost(self, sequence: Sequence) -> Cost:
-        """What its newest token took; from here on the next one's time runs."""
+    def _settle(self, row: Row, accepted: int) -> None:
+        """So many drafts of the row were right."""
+        assert isinstance(self.scheduler, Scheduler) and self.speculation is not None
+        self.scheduler.settle(row)
+        self.speculation.learn(row, accepted)
+
+    def _costs(self, sequence: Sequence, count: int) -> list[Cost]:
+        """What each of its newest tokens took, their step in equal shares; from here on the next one's time runs."""
         _, _, rows, _ = self._last
         waited = max(0.0, self._ended - sequence.since - sequence.computing)
-        cost = Cost(rows, waited, sequence.computing)
+        cost = Cost(rows, waited / count, sequence.computing / count)
         sequence.since, sequence.computing = self._ended, 0.0
-        return cost
+        return [cost] * count
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         self._end(sequence, Output(sequence.id, sequence.index, finish="error", error=reason))
@@ -262,6 +288,8 @@ class Loop:
     def _close(self, sequence: Sequence) -> None:
         """Take a choice out of all books."""
         self.scheduler.remove(sequence)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         choices = self._open[sequence.id]
         del choices[sequence.index]
         if not choices:

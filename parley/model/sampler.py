@@ -135,6 +135,11 @@ class Sampler:
                 plan.form.append(token)
         return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
 
+    def stateful(self, slot: int) -> bool:
+        """Whether what is drawn for the slot depends on the tokens drawn before, beside seed, position and logits."""
+        plan = self._plan(slot)
+        return plan.edit is not None or plan.form is not None
+
     def _plan(self, slot: int) -> Plan:
         plan = self._plans[slot]
         assert plan is not None, f"slot {slot} samples without a sequence"
