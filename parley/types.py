@@ -159,12 +159,13 @@ class Grammar(msgspec.Struct, frozen=True):
 
     By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
     "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
-    ``Tags``. ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
+    ``Tags``, "either" a list of grammars of other kinds, which are told apart by how a text begins.
+    ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
     ``closed``: objects have no members that their schema does not name, unless it says otherwise.
     ``field``: the member of the request that asked for it, for errors.
     """
 
-    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags"]
+    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "either"]
     value: Any
     whitespace: str | None = None
     closed: bool = False
@@ -244,12 +245,27 @@ class Request(msgspec.Struct, kw_only=True):
 # --------------------------------------------------------------------------------------------------------------
 
 
+class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Reasoning that may have ``budget`` tokens between its marks, the texts ``opening`` and ``closing``.
+
+    After so many, the tokens of ``close`` follow, which end it. ``inside``: the output begins in it; otherwise it may
+    begin with it, by the mark.
+    """
+
+    opening: str
+    closing: str
+    inside: bool
+    budget: int
+    close: list[int]
+
+
 class Work(msgspec.Struct, array_like=True, gc=False):
     """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
 
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
     their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
+    ``thinking``: a limit to its reasoning.
     ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal shares.
     """
 
@@ -267,6 +283,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     costs: bool = False
     pooling: Pooling | None = None
     grammar: str = ""
+    thinking: Thinking | None = None
     priority: int = 0
     tenant: str = ""
 

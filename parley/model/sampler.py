@@ -75,7 +75,7 @@ class Sampler:
             way = "cut"
         edit = Edit(sequence, self.vocab_size) if Edit.wanted(sequence.work) else None
         form = None
-        if sequence.work.grammar:
+        if Form.wanted(sequence.work):
             if self.grammars is None:
                 raise ValueError("there is nothing to read grammars with")
             form = self.grammars.begin(sequence)
@@ -147,7 +147,7 @@ class Sampler:
 
     def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
         """The logits after grammar, bias, min_tokens and penalties; the same tensor when no row has any."""
-        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None]
+        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
             (row, plan.edit)
             for row, plan in enumerate(plans)

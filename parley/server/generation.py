@@ -72,7 +72,7 @@ class Generation:
         self._tally = tally
         self._tenant = tenant
         self._branches: list[Branch] = []
-        self._grammar = ""
+        self._grammars: list[str] = []  # what the answer to each prompt follows
         self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
         self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
         self._fresh: list[Event] = []  # made by begin, given by the first next
@@ -94,7 +94,7 @@ class Generation:
         check(request, model.info)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
-        self._grammar = await self._compile()
+        self._grammars = [await self._compile(prompt) for prompt in request.prompts]
         prepared = await off_loop(size, self._prepare)
         if self._error is not None:
             raise self._error
@@ -206,15 +206,12 @@ class Generation:
 
     # -- before the engine
 
-    async def _compile(self) -> str:
-        """The request's grammar as the engine reads it. Raises Invalid."""
-        grammar = self._request.grammar
-        if grammar is None:
-            return ""
-        compiler = self._model.language.grammars
-        found = compiler.find(grammar)
+    async def _compile(self, prompt: Prompt) -> str:
+        """What the answer to a prompt has to follow, as the engine reads it. Raises Invalid."""
+        language, grammar = self._model.language, self._request.grammar
+        found = language.found(prompt, grammar)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(WORKERS, compiler.compile, grammar)
+            found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
         return found
 
     def _prepare(self) -> list[tuple[Prepared, int]]:
@@ -309,7 +306,8 @@ class Generation:
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, model = self._request, self._model
-        sampling, want = request.sampling, request.want
+        sampling, want, budget = request.sampling, request.want, request.thinking_budget
+        language = model.language
         seed = sampling.seed if sampling.seed is not None else int.from_bytes(draw()) >> 65
         work = Work(
             id=f"{request.id}-{number}",
@@ -325,7 +323,8 @@ class Generation:
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
-            grammar=self._grammar,
+            grammar=language.gate(self._grammars[number], ready, want.plain),
+            thinking=None if budget is None else language.bound(ready, budget),
             priority=request.priority,
             tenant=self._tenant,
         )
