@@ -132,15 +132,25 @@ class Form:
         if torch.isneginf(row.amax()):  # a model may rule out all that the grammar has left: then that is drawn from
             row.masked_fill_(~self._refused.to(row.device), 0.0)
 
+    def after(self, token: int) -> End | None:
+        """What ``end`` would be if this token were drawn. ``ready`` must have said that there is a mask."""
+        matcher = self._matcher.deep_copy()
+        if matcher.consume_token(token) and matcher.is_stopped():
+            return self._end(token)
+        return None
+
     def append(self, token: int) -> None:
         """Move on by a token that was drawn, and begin the next mask."""
         matcher = self._matcher
         if not matcher.consume_token(token):
             self._error = COMPLEX
         elif matcher.is_stopped():
-            self.end = "mark" if token in self._grammars.ends else "form"
+            self.end = self._end(token)
         else:
             self._making = self._grammars.pool.submit(self._mask)
+
+    def _end(self, token: int) -> End:
+        return "mark" if token in self._grammars.ends else "form"
 
     def _begin(self, grammar: str, written: list[int]) -> None:
         self._matcher = self._grammars.matcher(grammar)

@@ -72,6 +72,12 @@ class PagedKV:
             else:
                 arena.index_fill_(1, torch.tensor(pages, device=self.device), 0)
 
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy pages (from, to), one after the other: a page may be written by one and read by a later one."""
+        for source, target in copies:
+            for arena in self._arenas:
+                arena[:, target].copy_(arena[:, source])
+
     def places(self, layer: int, batch: Batch) -> torch.Tensor:
         """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""
         self._follow(batch)
