@@ -18,12 +18,15 @@ import logging
 from collections.abc import Callable
 from time import perf_counter
 
-from parley.core.beam import Beam, Move, Search, capacity
+from parley.core.beam import Search, capacity
 from parley.core.blocks import BlockPool, extend, root
 from parley.core.finish import allowance, verdict
+from parley.core.fork import branch
+from parley.core.lookup import Lookup
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Status, Step
+from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
 from parley.types import Cost, Finish, Output, Settings, Stats, Work
 
@@ -53,11 +56,21 @@ class Loop:
         self.pool = BlockPool(runner.blocks)
         self.context = runner.max_model_len
         self.scheduler: Scheduler | Whole
+        self.speculation: Speculation | None = None
         if runner.blocks:
             # A sequence that is alone can always go on: no context is longer than the pool.
             self.context = min(self.context, runner.blocks * BLOCK_SIZE)
+            proposer = runner.proposer or (Lookup() if settings.speculate == "ngram" else None)
+            if proposer is not None:
+                self.speculation = Speculation(proposer, settings.speculate_tokens, runner.vocab_size)
             self.scheduler = Scheduler(
-                self.pool, pace, settings.max_batch, self._admit, self._release, settings.prefix_cache
+                self.pool,
+                pace,
+                settings.max_batch,
+                self._admit,
+                self._release,
+                settings.prefix_cache,
+                self.speculation,
             )
         else:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
@@ -180,6 +193,7 @@ class Loop:
 
     def stats(self) -> Stats:
         tokens, prompt, rows, seconds = self._last
+        tried = self.speculation.tried if self.speculation is not None else Tried()
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -195,6 +209,9 @@ class Loop:
             step_prompt=prompt,
             step_rows=rows,
             step_seconds=seconds,
+            drafts=tried.rows,
+            draft_tokens=tried.tokens,
+            draft_accepted=list(tried.accepted),
         )
 
     def _refusal(self, work: Work) -> str | None:
@@ -231,6 +248,8 @@ class Loop:
         prompt = sum(row.count for row in step.rows if row.count > 1)
         self._last = (step.tokens, prompt, len(step.rows), seconds)
         self._pace.observe(seconds)
+        if self.speculation is not None and not prompt:
+            self.speculation.observe(step, seconds)
         return results
 
     def _finish(self, row: Row, result: Sampled) -> None:
@@ -239,8 +258,8 @@ class Loop:
         if sequence.status is Status.FINISHED:
             return  # with another beam of its search
         search = self._searches.get(sequence.id)
-        drawn = result.token if search is None else result.candidates or None
-        missing = (row.sample and drawn is None) or (row.pool and result.vector is None)
+        drawn = result.tokens if search is None else result.candidates
+        missing = (row.sample and not drawn) or (row.pool and result.vector is None)
         if result.error is not None or missing:
             for block in sequence.blocks:
                 self.pool.forget(block)  # whatever went wrong may be in there
@@ -260,43 +279,56 @@ class Loop:
             output.prompt_scores = sequence.prompt_scores or None
         output.vector = result.vector
         finish: Finish | None = "stop" if row.pool else "length"
-        if result.token is not None and row.sample:
-            sequence.tokens.append(result.token)
-            self._generated_tokens += 1
+        if row.sample:
+            sequence.tokens += result.tokens
+            self._generated_tokens += len(result.tokens)
             finish = verdict(sequence)
-            output.token_ids = [result.token]
-            if sequence.work.logprobs >= 0 and result.score is not None:
-                output.scores = [result.score]
+            output.token_ids = result.tokens
+            if sequence.work.logprobs >= 0:
+                output.scores = result.scores
             if sequence.work.costs:
-                output.costs = [self._cost(sequence)]
+                output.costs = self._costs(sequence, len(result.tokens))
             if finish == "stop" or result.end == "mark":
-                output.stop_id = result.token
+                output.stop_id = result.tokens[-1]
             if result.end is not None:
                 finish = "stop"
+            if row.drafts:
+                self._settle(row, len(result.tokens) - 1)
         output.finish = finish
         if finish is None:
             self._outputs.append(output)
         else:
             self._end(sequence, output)
 
-    def _cost(self, sequence: Sequence) -> Cost:
-        """What its newest token took; from here on the next one's time runs."""
+    def _settle(self, row: Row, accepted: int) -> None:
+        """So many drafts of the row were right."""
+        assert isinstance(self.scheduler, Scheduler) and self.speculation is not None
+        self.scheduler.settle(row)
+        self.speculation.learn(row, accepted)
+
+    def _costs(self, sequence: Sequence, count: int) -> list[Cost]:
+        """What each of its newest tokens took, their step in equal shares; from here on the next one's time runs."""
         _, _, rows, _ = self._last
         waited = max(0.0, self._ended - sequence.since - sequence.computing)
-        cost = Cost(rows, waited, sequence.computing)
+        cost = Cost(rows, waited / count, sequence.computing / count)
         sequence.since, sequence.computing = self._ended, 0.0
-        return cost
+        return [cost] * count
 
     def _search(self, search: Search) -> None:
         """Go on with a search if all of its beams have come as far, or give what it has found."""
         if not search.ready:
             return
         if search.work.costs:
-            costs = [self._cost(beam.sequence) for beam in search.beams]
-            search.costs.append(costs[0])
+            costs = [self._costs(beam.sequence, 1) for beam in search.beams]
+            search.costs += costs[0]
         moves = search.advance()
         if not search.over:
-            self._branch(search, moves)
+            assert isinstance(self.scheduler, Scheduler)
+            try:
+                branch(search, moves, self.scheduler, self.runner)
+            except Exception:
+                log.exception("beams could not fork")
+                self._abort(search, FAILED)
             return
         root = search.root
         for index in sorted(search.wanted):
@@ -318,49 +350,6 @@ class Loop:
             )
             self._generated_tokens += len(found.token_ids)
         self._drop(search)
-
-    def _branch(self, search: Search, moves: list[Move]) -> None:
-        """Give each beam of the next step its sequence: the first of a parent's has the parent's, others fork."""
-        assert isinstance(self.scheduler, Scheduler)
-        kept = {move.parent.sequence for move in moves}
-        spare = [member for member in search.members if member not in kept]
-        spare.sort(key=lambda member: member.status is not Status.RUNNING)  # those that run, and have slots, first
-        beams: list[Beam] = []
-        forks: list[tuple[Sequence, Sequence]] = []
-        grown: list[tuple[Sequence, int]] = []
-        for move in moves:
-            parent, token, score = move.parent.sequence, move.candidate.token, move.candidate.score
-            sequence = parent
-            if parent in kept:
-                kept.remove(parent)
-                grown.append((parent, token))
-            else:
-                sequence = spare.pop(0)
-                sequence.tokens = [*parent.tokens, token]
-                sequence.since, sequence.computing = parent.since, parent.computing
-            forks.append((sequence, parent))
-            scores = move.parent.scores if score is None else [*move.parent.scores, score]
-            beams.append(Beam(sequence, move.total, scores))
-        search.beams = beams
-        for sequence, token in grown:
-            sequence.tokens.append(token)
-        running = [fork for fork in forks if fork[0].status is Status.RUNNING]
-        for sequence, parent in running:
-            if sequence is not parent:
-                self.scheduler.fork(sequence, parent)
-        try:
-            self.runner.follow(running)
-        except Exception:
-            log.exception("beams could not be told what to follow")
-            self._abort(search, FAILED)
-            return
-        for member in spare:
-            if member.status is Status.RUNNING:
-                self.scheduler.remove(member)
-        for sequence, parent in forks:
-            if sequence.status is Status.FINISHED:
-                sequence.turn = search.root.turn + sequence.index
-                self.scheduler.spawn(sequence, parent)
 
     def _abort(self, search: Search, reason: str) -> None:
         """End all choices of a search with an error."""
@@ -389,6 +378,8 @@ class Loop:
     def _close(self, sequence: Sequence) -> None:
         """Take a choice out of all books."""
         self.scheduler.remove(sequence)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         choices = self._open[sequence.id]
         del choices[sequence.index]
         if not choices:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from parley.types import Score, Work
+
+if TYPE_CHECKING:
+    from parley.core.speculation import Proposer
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
@@ -78,6 +81,9 @@ class Row:
     """Compute tokens ``start .. start + count`` of a sequence. ``sample``: draw the next token after the last of them.
     ``pool``: make its vector, for the last of them is the sequence's last.
 
+    ``drafts`` are guesses at the tokens to be drawn, of a row that samples. They are computed behind the others, and as
+    long as each is what is drawn in its place, the token after it is drawn as well.
+
     ``score_from``: if not None, also give the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
     prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
     which is in this row.
@@ -89,6 +95,12 @@ class Row:
     sample: bool
     score_from: int | None = None
     pool: bool = False
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many tokens of the step are this row's."""
+        return self.count + len(self.drafts)
 
 
 @dataclass(slots=True)
@@ -106,7 +118,7 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        return sum(row.count for row in self.rows)
+        return sum(row.width for row in self.rows)
 
 
 @dataclass(slots=True)
@@ -122,7 +134,8 @@ class Candidate:
 
 @dataclass(slots=True)
 class Sampled:
-    """What a row gave: the drawn token (None if the row does not sample) and the scores that were asked for.
+    """What a row gave: the drawn tokens and the scores that were asked for. A row that samples gives one token, and one
+    more for each of its drafts that was right; the others none.
 
     ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
     example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian. ``end``: its
@@ -130,8 +143,8 @@ class Sampled:
     A row of a search has no token but ``candidates``, the likeliest first, at least as many as ``beam.reach`` says.
     """
 
-    token: int | None = None
-    score: Score | None = None
+    tokens: list[int] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     vector: bytes | None = None
     prompt_scores: list[Score] = field(default_factory=list)
     error: str | None = None
@@ -147,6 +160,7 @@ class Runner(Protocol):
     vocab_size: int
     generates: bool  # can it draw tokens?
     dimensions: int  # of the vectors it makes, 0: it makes none
+    proposer: Proposer | None  # a model beside it that guesses tokens
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence got ``sequence.slot``: write its sampling parameters (and token counts) into that row."""

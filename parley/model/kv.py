@@ -78,6 +78,15 @@ class PagedKV:
             for arena in self._arenas:
                 arena[:, target].copy_(arena[:, source])
 
+    def wipe(self, slots: torch.Tensor) -> None:
+        """Zero single tokens, at ``slots`` (page * BLOCK_SIZE + offset, int64 [T])."""
+        for layer, pool in zip(self.layers, self._pools, strict=True):
+            keys, values = (
+                torch.zeros(len(slots), layer.heads, dim, dtype=self.dtype, device=self.device)
+                for dim in (layer.dim, layer.value_dim)
+            )
+            native.write(keys, values, pool, native.places(slots, pool.format))
+
     def places(self, layer: int, batch: Batch) -> torch.Tensor:
         """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""
         self._follow(batch)

@@ -78,7 +78,7 @@ class Sampler:
             way = "cut"
         edit = Edit(sequence, self.vocab_size) if Edit.wanted(sequence.work) else None
         form = None
-        if sequence.work.grammar:
+        if Form.wanted(sequence.work):
             if self.grammars is None:
                 raise ValueError("there is nothing to read grammars with")
             form = self.grammars.begin(sequence)
@@ -177,6 +177,11 @@ class Sampler:
             if plan.form is not None:
                 plan.form.append(sequence.tokens[-1])
 
+    def stateful(self, slot: int) -> bool:
+        """Whether what is drawn for the slot depends on the tokens drawn before, beside seed, position and logits."""
+        plan = self._plan(slot)
+        return plan.edit is not None or plan.form is not None
+
     def _plan(self, slot: int) -> Plan:
         plan = self._plans[slot]
         assert plan is not None, f"slot {slot} samples without a sequence"
@@ -184,7 +189,7 @@ class Sampler:
 
     def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
         """The logits after grammar, bias, min_tokens and penalties; the same tensor when no row has any."""
-        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None]
+        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
             (row, plan.edit)
             for row, plan in enumerate(plans)

@@ -8,6 +8,7 @@ model do, so outputs can be compared between schedules.
 from __future__ import annotations
 
 from hashlib import sha256
+from random import Random
 
 import msgspec
 
@@ -46,6 +47,7 @@ class LedgerRunner:
     def __init__(self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, clears: bool = True):
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
+        self.proposer: Guesser | None = None
         self.pages: list[list[int | None]] = [[-1] * BLOCK_SIZE for _ in range(blocks)]  # dirty from the start
         self.slots: list[Sequence | None] = [None] * slots
         self.computed = 0  # tokens that went through the model
@@ -85,7 +87,7 @@ class LedgerRunner:
         for block in step.fresh:
             self.pages[block] = [None] * BLOCK_SIZE
         rows = step.rows[: len(step.rows) // 2] if failure == "midway" else step.rows
-        past = {id(row): histories(row.sequence.work.salt, row.sequence.tokens) for row in rows}
+        past = {id(row): histories(row.sequence.work.salt, [*row.sequence.tokens, *row.drafts]) for row in rows}
         for row in rows:
             self._write(row, past[id(row)])
         if failure:
@@ -96,9 +98,11 @@ class LedgerRunner:
         return [self._attend(row, past[id(row)]) for row in rows]
 
     def _write(self, row: Row, past: list[int]) -> None:
-        sequence, end = row.sequence, row.start + row.count
+        sequence, end = row.sequence, row.start + row.width
         require(self.slots[sequence.slot] is sequence, "a row without a slot")
-        require(row.count > 0 and end <= len(sequence.tokens), "a row beyond its sequence")
+        require(row.count > 0 and end - len(row.drafts) <= len(sequence.tokens), "a row beyond its sequence")
+        require(row.sample or not row.drafts, "drafts of what is not drawn")
+        require(all(0 <= token < VOCAB for token in row.drafts), "a draft that is no token")
         require(len(sequence.blocks) == -(-end // BLOCK_SIZE), "more or fewer pages than tokens need")
         for position in range(row.start, end):
             page = self.pages[sequence.blocks[position // BLOCK_SIZE]]
@@ -127,17 +131,53 @@ class LedgerRunner:
                     candidates=candidates(sequence.work, sequence.generated, past[end - 1]),
                     prompt_scores=result.prompt_scores,
                 )
-            result.token = draw(sequence, past[end - 1])
-            if sequence.work.logprobs >= 0:
-                result.score = score(past[end - 1], result.token)
+            self._try(row, past, result)
         return result
 
+    def _try(self, row: Row, past: list[int], result: Sampled) -> None:
+        """Draw as long as drafts are right. What was written for the others must be written again before it is read."""
+        sequence, last = row.sequence, row.start + row.count - 1
+        for ahead in range(len(row.drafts) + 1):
+            if (sequence.id, sequence.generated + ahead) in self.poison:
+                break
+            token = draw(sequence, past[last + ahead], ahead)
+            require(not result.tokens or result.tokens[-1] not in sequence.stops, "went on after the end")
+            result.tokens.append(token)
+            if sequence.work.logprobs >= 0:
+                result.scores.append(score(past[last + ahead], token))
+            if ahead == len(row.drafts) or token != row.drafts[ahead]:
+                break
+        for position in range(last + len(result.tokens), last + 1 + len(row.drafts)):
+            self.pages[sequence.blocks[position // BLOCK_SIZE]][position % BLOCK_SIZE] = None
 
-def draw(sequence: Sequence, state: int) -> int:
-    """The next token: a function of history, seed and position; stop ids are forbidden before ``min_tokens``."""
-    forbidden = sequence.work.stop_ids if sequence.generated < sequence.work.min_tokens else []
+
+def draw(sequence: Sequence, state: int, ahead: int = 0) -> int:
+    """The next token, or the one so far behind it: a function of history, seed and position. Stop ids are forbidden
+    before ``min_tokens``."""
+    forbidden = sequence.work.stop_ids if sequence.generated + ahead < sequence.work.min_tokens else []
     allowed = [token for token in range(VOCAB) if token not in forbidden]
-    return allowed[hash((state, sequence.seed, len(sequence.tokens))) % len(allowed)]
+    return allowed[hash((state, sequence.seed, len(sequence.tokens) + ahead)) % len(allowed)]
+
+
+class Guesser:
+    """A proposer that knows what will be drawn, and says it, or something else, as ``seed`` has it."""
+
+    def __init__(self, seed: int):
+        self.random = Random(seed)
+
+    def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self._guess(sequence, length) for sequence, length in asked]
+
+    def _guess(self, sequence: Sequence, length: int) -> list[int]:
+        guess: list[int] = []
+        for ahead in range(self.random.choice([0, length, length, length + 3])):
+            states = histories(sequence.work.salt, sequence.tokens + guess)
+            right = draw(sequence, states[-1], ahead)
+            guess.append(right if self.random.random() < 0.8 else self.random.choice([0, 1, 5, VOCAB, -1, 2**70]))
+        return guess
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
 
 
 def candidates(work: Work, generated: int, state: int) -> list[Candidate]:
@@ -213,13 +253,18 @@ class Bench:
         budgets: tuple[int, ...] = (64,),
         prefix_cache: bool = True,
         max_model_len: int = 10_000,
+        guesses: int | None = None,
     ):
         self.runner = LedgerRunner(blocks, slots, max_model_len)
+        if guesses is not None:
+            self.runner.proposer = Guesser(guesses)
         self.outputs: dict[tuple[str, int], list[Output]] = {}
         self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # choices with a row, of each step
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
         self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets))
+        if self.loop.speculation is not None:  # whether it pays or not
+            self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
 
     def _receive(self, outputs: list[Output], stats: Stats) -> None:
         for output in outputs:
@@ -257,7 +302,8 @@ class Bench:
         parts = self.outputs[id, index]
         assert [part.finish is not None for part in parts] == [False] * (len(parts) - 1) + [True]
         assert all(part.prompt_scores is None for part in parts[1:])
-        assert all(len(part.token_ids) == 1 for part in parts[:-1])  # what is searched for comes whole
+        if self.loop.speculation is None:
+            assert all(len(part.token_ids) == 1 for part in parts[:-1])  # what is searched for comes whole
         scores = [score for part in parts for score in part.scores or []]
         return Output(
             id,

@@ -60,6 +60,7 @@ class Plan:
     budgets: list[int]
     prefix_cache: bool
     works: list[Work]
+    guesses: int | None
     # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
     # ("reset", odd: also if some run)
     actions: list[tuple[str, int]]
@@ -86,13 +87,20 @@ def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
         budgets=draw(st.lists(st.sampled_from([1, 5, 16, 23, 32, 64, 500, 500]), min_size=1, max_size=4)),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
         works=requests,
+        guesses=draw(st.sampled_from([None, None, 1, 2, 3])),
         actions=actions,
     )
 
 
 def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
     """Run a plan to its end; returns the bench and the choices that were cancelled before their end."""
-    bench = Bench(blocks=plan.blocks, slots=plan.slots, budgets=tuple(plan.budgets), prefix_cache=plan.prefix_cache)
+    bench = Bench(
+        blocks=plan.blocks,
+        slots=plan.slots,
+        budgets=tuple(plan.budgets),
+        prefix_cache=plan.prefix_cache,
+        guesses=plan.guesses,
+    )
     cancelled: set[tuple[str, int]] = set()
     added: list[tuple[str, int]] = []
     for kind, value in plan.actions:
@@ -153,10 +161,11 @@ def check_costs(bench: Bench, works: list[Work]) -> None:
                 assert output.costs is None
                 continue
             assert output.costs is not None
-            (cost,) = output.costs
+            assert len(output.costs) == len(output.token_ids) and all(each == output.costs[0] for each in output.costs)
+            cost = output.costs[0]
             assert cost.rows == len(rows) and choice in rows
-            assert cost.computed == pytest.approx(own.pop(choice), abs=1e-9)
-            assert cost.waited >= others.get(choice, 0.0) - 1e-9
+            assert cost.computed * len(output.costs) == pytest.approx(own.pop(choice), abs=1e-9)
+            assert cost.waited * len(output.costs) >= others.get(choice, 0.0) - 1e-9
             others[choice] = 0.0
 
 

@@ -88,6 +88,12 @@ def test_what_may_not_be_drawn(read):
         assert str(refused(read, **{name: value}).field).startswith(name)
 
 
+def test_a_time_that_ends_an_answer(read):
+    request = read(max_time=1.5).request
+    assert (request.timeout, request.partial) == (1.5, True)
+    assert (read().request.timeout, read().request.partial) == (None, False)
+
+
 def test_a_header_speaks_louder_than_the_body(read):
     assert read(priority=-7).request.priority == -7
     for said, meant in ((b"3", 3), (b"-9223372036854775808", -(2**63))):
@@ -112,6 +118,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"repetition_detection": {"min_count": -1}}, "repetition_detection.min_count"),
     ({"stream_interval": 0}, "stream_interval"),
     ({"priority": "high"}, "priority"),
+    ({"max_time": 0}, "max_time"),
+    ({"max_time": "1s"}, "max_time"),
     ({"session_id": 5}, "session_id"),
     ({"request_id": ""}, "request_id"),
     ({"request_id": "a\nb"}, "request_id"),

@@ -71,6 +71,8 @@ class ChatReply(Reply):
             salt=more.salt,
             truncate=more.truncate,
             priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
             thinking_budget=more.budget,
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""

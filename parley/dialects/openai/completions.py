@@ -132,6 +132,8 @@ class CompletionReply(Reply):
             salt=more.salt,
             truncate=more.truncate,
             priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
         )
         id_names = body.boolean("return_tokens_as_token_ids", False)
         self._name = more.name or head.id

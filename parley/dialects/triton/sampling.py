@@ -29,6 +29,7 @@ from parley.types import Request, Sampling, Stop, Text, Want
 
 MAX_TEMPERATURE = 1000.0  # every token is equally likely long before
 DEFAULT_TOKENS = 16
+MICRO = 1_000_000  # of these in a second
 LEVEL = 5  # the priority of requests that say nothing, or 0
 
 # Other names for the same: TensorRT-LLM's of several ages.
@@ -50,8 +51,8 @@ ALIASES = {
     "sampling_param_return_perf_metrics": "return_perf_metrics",
 }
 WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
-         "end_id", "pad_id", "no_repeat_ngram_size", "priority"}  # fmt: skip
-OWN = frozenset({"priority"})  # the protocol's own parameters, which are no model's
+         "end_id", "pad_id", "no_repeat_ngram_size", "priority", "timeout"}  # fmt: skip
+OWN = frozenset({"priority", "timeout"})  # the protocol's own parameters, which are no model's
 REAL = {"temperature", "top_p", "min_p", "length_penalty", "repetition_penalty", "presence_penalty",
         "frequency_penalty"}  # fmt: skip
 FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
@@ -135,6 +136,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
         banned=_strings(body, "bad_words"),
         **_choices(body)._asdict(),
         priority=_priority(body),
+        timeout=body.integer("timeout", 0, 0) / MICRO or None,
     )
     return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)
 

@@ -90,6 +90,8 @@ class GenerateReply(Reply):
             stream=bool(stream),
             truncate=more.truncate,
             priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
         )
         self._manner = manner
         self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(wish.n)]
