@@ -1,6 +1,7 @@
 """One choice of an answer: the engine's token outputs become the events that a dialect renders.
 
-For each token, in one pass: count it, spell it, look for stop strings, tell the parts apart. Any division of the tokens
+For each token, in one pass: count it, spell it, look for stop strings, tell the parts apart. So stop strings are looked
+for in all that the model writes, reasoning and arguments of calls included. Any division of the tokens
 into outputs gives the same texts, tokens and usage. Knows no sockets and no engine: who drives it looks at ``ended``.
 """
 
