@@ -159,12 +159,13 @@ class Grammar(msgspec.Struct, frozen=True):
 
     By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
     "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
-    ``Tags``. ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
+    ``Tags``, "either" a list of grammars of other kinds, which are told apart by how a text begins.
+    ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
     ``closed``: objects have no members that their schema does not name, unless it says otherwise.
     ``field``: the member of the request that asked for it, for errors.
     """
 
-    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags"]
+    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "either"]
     value: Any
     whitespace: str | None = None
     closed: bool = False
@@ -261,6 +262,7 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Work(msgspec.Struct, array_like=True, gc=False):
     """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
 
+    With ``beam`` nothing is drawn: the choices are the n best that a search finds, given whole when it ends.
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
     their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
@@ -285,6 +287,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     thinking: Thinking | None = None
     priority: int = 0
     tenant: str = ""
+    beam: Beam | None = None
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
