@@ -1,8 +1,8 @@
 """Every feature with every other: the same answer as alone, in an engine without cache, drafts or other requests.
 
-Two servers with the built-in model. One gets every request alone: a batch of one, no prefix cache, no speculation. In the
-other everything happens at once: all requests together and again (so that prompts are in the cache), in few enough pages
-that they take them from each other, with drafts. Tokens, texts, calls, log-probabilities and reasons must be equal.
+Two servers with the built-in model. One gets every request alone: a batch of one, no prefix cache, no speculation. In
+the other everything happens at once: all requests together and again (so that prompts are in the cache), in few enough
+pages that they take them from each other, with drafts. Tokens, texts, calls, log-probabilities and reasons must be equal.
 ``PARLEY_NIGHTLY=1`` goes on with larger sets of features, drawn by a seed that a failure tells.
 """
 
@@ -29,7 +29,7 @@ Names = tuple[str, ...]
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
 PAIRS: list[Names] = [(), *((name,) for name in ASKED), *combinations(ASKED, 2)]
 ALONE = ("--max-batch", "1", "--no-prefix-cache", "--kv-memory", "32MiB")
-CROWD = ("--max-batch", "48", "--kv-memory", "2MiB")
+CROWD = ("--max-batch", "48", "--kv-memory", "2MiB", "--speculate", "ngram")
 
 
 def told(answer: dict[str, Any]) -> Any:
