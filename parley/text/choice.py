@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
+from .channels import reader
 from .detokenizer import Detokenizer
-from .families import PLAIN
+from .markup import PLAIN
 from .prompt import Prepared
-from .regions import Regions
 from .stops import Scanner, Stops
 from .tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class Choice:
         self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = Regions(markup, prepared.thinking, tools=prepared.tools) if markup else None
+        self._regions = reader(markup, prepared.thinking, prepared.tools) if markup else None
         keep = tokenizer.special_within(markup.marks) if markup else ()
         self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
         if stops is None and request.stop.strings:

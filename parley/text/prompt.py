@@ -6,7 +6,7 @@ Knows the tokenizer, the template and the neutral prompt; nothing of engines or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from parley.errors import ContextLength, Invalid, Unsupported, excerpt
 from parley.types import Chat, Message, Pooling, Prompt, Text
 
 from .calls import Tools
-from .families import PLAIN, Markup, begins_thinking, detect
+from .markup import PLAIN, Markup, begins_thinking, detect
 from .spelling import calls_grammar
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
@@ -109,7 +109,7 @@ class Language:
             if prompt.choice == "required":
                 raise Unsupported("Forcing a tool call is not available on this server.", field="tool_choice")
             text = self.template.render(prompt)
-            markup = self.markup if prompt.tools and prompt.choice != "none" else replace(self.markup, calls=())
+            markup = self.markup if prompt.tools and prompt.choice != "none" else self.markup.silent()
             thinking = begins_thinking(markup, text, prompt.continue_final)
             if first is not None:
                 return Prepared(self._encode_start(text, False, first))
