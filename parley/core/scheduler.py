@@ -24,6 +24,14 @@ also in the middle of their own prompts. The price is that a step that fails lea
 written: ``abandon`` takes them back. A sequence attaches only to pages in a step in which it has a row itself, so
 nobody outside of a failed step depends on them.
 
+**Beams.** Those of one search are sequences that fork from each other. One that waits for the others has no distance
+left and gets no row. Their turns follow one another, so nobody else stands between the first and the last of them; and
+a search is only begun if all its beams fit into pool and slots at their full length. So if the first in order waits,
+another one of its search is next.
+
+**Drafts.** A decode's row may carry guesses at the tokens that follow. They get pages only where nobody is preempted
+for it, and a page that they fill becomes findable when its tokens are certain: ``settle``.
+
 The file knows neither outputs nor why a sequence ends.
 """
 
@@ -38,6 +46,7 @@ from parley.core.blocks import BlockPool, extend, pages
 from parley.core.pace import Pace
 from parley.core.queue import Queue
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
+from parley.core.speculation import Speculation
 
 _rank = attrgetter("rank")
 
@@ -46,7 +55,8 @@ class Scheduler:
     """Sequences over a pool of pages, of which at most ``slots`` run at once.
 
     ``admit`` is called when a sequence has got a slot; False refuses it, and it is out. ``release`` is called before
-    a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable.
+    a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable. Drafts are those of
+    ``speculation``.
     """
 
     def __init__(
@@ -57,6 +67,7 @@ class Scheduler:
         admit: Callable[[Sequence], bool],
         release: Callable[[Sequence], None],
         prefix_cache: bool = True,
+        speculation: Speculation | None = None,
     ):
         self.pool = pool
         self.pace = pace
@@ -68,8 +79,10 @@ class Scheduler:
         self._turns = 0  # first admissions so far
         self._slots = list(reversed(range(slots)))
         self._filled = False  # the step at hand has a row of a prompt
+        self._copies: list[tuple[int, int]] = []  # of pages, before the next step
         self._admit = admit
         self._release = release
+        self.speculation = speculation
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
@@ -89,17 +102,24 @@ class Scheduler:
         """The next step. It has rows whenever there are sequences; ``computed`` is advanced as if it had been run."""
         step = Step([])
         self._filled = False
-        self.pace.begin(sum([len(sequence.tokens) - sequence.computed == 1 for sequence in self.running]))
+        decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
+        drafts: dict[Sequence, tuple[int, ...]] = {}
+        if self.speculation is not None:
+            drafts = self.speculation.drafts(decodes, busy=len(decodes) < len(self.running))
+        self.pace.begin(len(decodes) + sum(map(len, drafts.values())))
         admitting = True  # until one has to wait on
         for sequence in list(self.running):
             if admitting and self.waiting:
                 admitting = self._fill(step, sequence.work.priority)
             if sequence.status is not Status.RUNNING:
                 break  # one before it in order needed its pages, and before that those of all that follow
-            if len(sequence.tokens) - sequence.computed == 1:
+            distance = len(sequence.tokens) - sequence.computed
+            if distance == 1:
                 if self._reserve(step, sequence, 1):
-                    self._row(step, sequence, 1)
+                    self._row(step, sequence, 1, self._afford(step, sequence, drafts.get(sequence, ())))
                 continue
+            if not distance:
+                continue  # a beam that waits for others of its search
             found = self._find(sequence)
             count = self._room(sequence, found)
             if count:
@@ -108,7 +128,43 @@ class Scheduler:
                     self._chunk(step, sequence, count)
         if admitting:
             self._fill(step, inf)
+        if step.rows:
+            step.copies, self._copies = self._copies, []
         return step
+
+    def fork(self, sequence: Sequence, parent: Sequence) -> None:
+        """Let a running sequence go on from where another has come to; its tokens are set by the caller.
+
+        Whole pages are shared. The last one is copied; if no page is free for that, its tokens are computed again.
+        """
+        self.pool.drop(sequence.blocks)
+        whole, rest = divmod(parent.computed, BLOCK_SIZE)
+        sequence.blocks = parent.blocks[:whole]
+        for block in sequence.blocks:
+            self.pool.share(block)
+        sequence.hashes = list(parent.hashes)
+        sequence.computed = whole * BLOCK_SIZE
+        if rest and self.pool.free:
+            sequence.blocks.append(self.pool.take())
+            self._copies.append((parent.blocks[whole], sequence.blocks[whole]))
+            sequence.computed = parent.computed
+        sequence.reached = max(sequence.reached, sequence.computed)
+
+    def spawn(self, sequence: Sequence, parent: Sequence) -> None:
+        """As ``fork``, for a sequence that does not run: it has a turn, and takes a slot, from a later one if need be.
+
+        If there is none for it, it waits until it is its turn, and computes its tokens again.
+        """
+        sequence.blocks, sequence.computed = [], 0
+        if not self._first(sequence) or not (self._slots or self.running[-1].rank > sequence.rank):
+            sequence.hashes = list(parent.hashes)
+            sequence.status = Status.WAITING
+            self.waiting.add(sequence)
+            return
+        if not self._slots:
+            self.preempt()
+        if self._place(sequence):
+            self.fork(sequence, parent)
 
     def preempt(self) -> Sequence:
         """Send the last running sequence back to its turn in the queue, without slot and pages."""
@@ -125,6 +181,17 @@ class Scheduler:
         while running and self.running:
             self.preempt()
         return self.pool.clear()
+
+    def settle(self, row: Row) -> None:
+        """A row with drafts was computed, and what it gave appended: of the drafts, what was right is certain now."""
+        sequence = row.sequence
+        certain, sequence.computed = sequence.computed, len(sequence.tokens) - 1
+        self.waiting.serve(sequence, 2 * (sequence.computed - certain))  # computed and drawn
+        sequence.reached = max(sequence.reached, sequence.computed)
+        self._publish(sequence, certain)
+        surplus = sequence.blocks[pages(sequence.computed) :]
+        del sequence.blocks[pages(sequence.computed) :]
+        self.pool.drop(surplus)
 
     def abandon(self, step: Step) -> None:
         """The step was not computed: nobody may find its pages. Its sequences are to be removed by the caller."""
@@ -161,6 +228,13 @@ class Scheduler:
                 self._chunk(step, sequence, count)
         return True
 
+    def _first(self, sequence: Sequence) -> bool:
+        """Is it before all that wait and have run?"""
+        if not self.waiting:
+            return True
+        head = self.waiting.head
+        return head.work.priority >= sequence.work.priority and (head.turn < 0 or head.rank > sequence.rank)
+
     def _yields(self, sequence: Sequence) -> bool:
         """Is there somebody who has to leave if this one needs it?"""
         return bool(self.running) and self.running[-1].work.priority > sequence.work.priority
@@ -196,6 +270,14 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> bool:
         """Give the first that waits a slot."""
         self.waiting.pop()
+        if not self._place(sequence):
+            return False
+        if self.prefix_cache and not sequence.preemptions:
+            self.pool.queries += sequence.prompt_len
+        return True
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Let it run, in a free slot. False: it is refused."""
         sequence.status = Status.FINISHED  # if it is refused
         sequence.slot = self._slots.pop()
         if not self._admit(sequence):
@@ -205,10 +287,8 @@ class Scheduler:
         sequence.status = Status.RUNNING
         if sequence.turn < 0:
             sequence.turn = self._turns
-            self._turns += 1
+            self._turns += sequence.turns
         insort(self.running, sequence, key=_rank)
-        if self.prefix_cache and not sequence.preemptions:
-            self.pool.queries += sequence.prompt_len
         return True
 
     def _stop(self, sequence: Sequence) -> None:
@@ -258,25 +338,45 @@ class Scheduler:
         while self.pool.free < need:
             if self.preempt() is sequence:
                 return False
-        for _ in range(need):
+        self._take(step, sequence, need)
+        return True
+
+    def _take(self, step: Step, sequence: Sequence, count: int) -> None:
+        """So many more pages, which are free."""
+        for _ in range(count):
             block = self.pool.take()
             sequence.blocks.append(block)
             step.fresh.append(block)
-        return True
 
-    def _row(self, step: Step, sequence: Sequence, count: int) -> None:
-        """Put ``count`` tokens into the step and make the pages that they fill findable."""
+    def _afford(self, step: Step, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """As many drafts as there is room for behind one token, with pages: one is left for each that runs."""
+        if not drafts:
+            return ()
+        spare = max(0, self.pool.free - len(self.running))
+        drafts = drafts[: (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1]
+        self._take(step, sequence, pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks))
+        return drafts
+
+    def _row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
+        """Put ``count`` tokens into the step and make the pages that they fill findable; drafts behind them."""
         start = sequence.computed
         end = sequence.computed = start + count
         scored = len(sequence.prompt_scores)
         score = 0 < scored < sequence.prompt_len and scored <= end
         last = end == len(sequence.tokens)
         sample, pool = last and sequence.limit > 0, last and sequence.work.pooling is not None
-        step.rows.append(Row(sequence, start, count, sample, scored if score else None, pool))
+        step.rows.append(Row(sequence, start, count, sample, scored if score else None, pool, drafts))
         self.waiting.serve(sequence, max(0, end - max(start, sequence.reached)) + sample)
         sequence.reached = max(sequence.reached, end)
-        if self.prefix_cache and start // BLOCK_SIZE < end // BLOCK_SIZE:
-            extend(sequence.hashes, sequence.root, sequence.tokens, end // BLOCK_SIZE)
-            for page in range(start // BLOCK_SIZE, end // BLOCK_SIZE):
-                if self.pool.publish(sequence.blocks[page], sequence.hashes[page]):
-                    step.hashed.append(sequence.blocks[page])
+        step.hashed += self._publish(sequence, start)
+
+    def _publish(self, sequence: Sequence, start: int) -> list[int]:
+        """Make the pages findable that its computed tokens from ``start`` on fill. Gives those that nobody else had."""
+        first, end = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
+        if not self.prefix_cache or first == end:
+            return []
+        extend(sequence.hashes, sequence.root, sequence.tokens, end)
+        fresh = range(first, end)
+        return [
+            sequence.blocks[page] for page in fresh if self.pool.publish(sequence.blocks[page], sequence.hashes[page])
+        ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from parley.core.sequence import Sampled, Sequence, Step
+from parley.core.speculation import Proposer
 from parley.model.encoder import Encoder, Texts
 from parley.model.pooling import Recipe
 
@@ -21,6 +22,7 @@ class Reader:
 
     blocks = 0
     generates = False
+    proposer: Proposer | None = None
 
     def __init__(self, encoder: Encoder, recipe: Recipe, *, max_model_len: int):
         self.encoder = encoder
@@ -33,6 +35,9 @@ class Reader:
         """Nothing is kept of a sequence."""
 
     def release(self, sequence: Sequence) -> None:
+        """Nothing is kept of a sequence."""
+
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
         """Nothing is kept of a sequence."""
 
     @torch.inference_mode()

@@ -47,6 +47,11 @@ class Channels:
         self._call: int | None = None  # number of the call whose arguments come
         self._out: list[Region] = []
 
+    @property
+    def called(self) -> bool:
+        """Whether a call is complete."""
+        return self.calls > 1 or (self.calls == 1 and self._call is None)
+
     def push(self, piece: str) -> list[Region]:
         """What is certain now, in order."""
         self._out = []

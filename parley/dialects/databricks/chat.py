@@ -16,6 +16,7 @@ from parley.dialects.databricks.shared import Count, Rules, Words
 from parley.dialects.dialect import Head, Headers, Timings
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import chat
+from parley.dialects.openai import shared as openai
 from parley.errors import ParleyError
 from parley.types import Delta, Done, Event, Usage
 
@@ -30,6 +31,7 @@ def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
 
 class ChatReply(chat.ChatReply):
     ping: ClassVar[bytes] = b""  # MLflow's client takes nothing but data
+    rules: ClassVar[openai.Rules] = openai.Rules(fewest=0)
 
     def __init__(self, rules: Rules, body: Fields, head: Head):
         if rules.strict:

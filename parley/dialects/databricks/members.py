@@ -8,6 +8,7 @@ from __future__ import annotations
 from parley.dialects.databricks.shared import Rules, Tree, refuse_unknown
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared as openai
+from parley.dialects.parameters import MAX_N
 
 FREE: Tree = {}
 FUNCTION: Tree = {"name": FREE, "description": FREE, "parameters": FREE, "strict": FREE}
@@ -59,7 +60,7 @@ def drawing(body: Fields) -> None:
     """The documented ranges, where they are narrower than what the server takes, and ``n`` in a stream."""
     body.number("top_p", 1.0, 0, 1, open=True)
     body.integer("top_k", None, 1, openai.MAX_ID)
-    if body.integer("n", 1, 1, openai.MAX_N) > 1 and body.boolean("stream", False):
+    if body.integer("n", 1, 1, MAX_N) > 1 and body.boolean("stream", False):
         raise body.fail("n", "must be equal to 1 for streaming mode")
 
 

@@ -59,18 +59,21 @@ class ChatReply(Reply):
             sampling=shared.sampling(body),
             stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
-                logprobs=_logprobs(body),
-                prompt_logprobs=shared.prompt_logprobs(body, stream),
+                logprobs=_logprobs(body, self.rules),
+                prompt_logprobs=shared.prompt_logprobs(body, stream, self.rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
                 ids=self._ids or self._continuous,
             ),
-            n=shared.choices(body, 1, self.rules),
+            **shared.choices(body, 1, self.rules)._asdict(),
             stream=stream,
             banned=parameters.bad_words(body),
+            grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
             priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
             thinking_budget=more.budget,
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
@@ -293,9 +296,9 @@ def _max_tokens(body: Fields) -> int | None:
     return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
 
 
-def _logprobs(body: Fields) -> int | None:
+def _logprobs(body: Fields, rules: Rules) -> int | None:
     wanted = body.boolean("logprobs", False)
-    top = body.integer("top_logprobs", None, 0, shared.MAX_TOP)
+    top = shared.alternatives(body, "top_logprobs", rules)
     if top and not wanted:
         raise body.fail("top_logprobs", "needs 'logprobs' to be true.")
     return (top or 0) if wanted else None
