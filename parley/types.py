@@ -262,6 +262,7 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Work(msgspec.Struct, array_like=True, gc=False):
     """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
 
+    With ``beam`` nothing is drawn: the choices are the n best that a search finds, given whole when it ends.
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
     their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
@@ -286,6 +287,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     thinking: Thinking | None = None
     priority: int = 0
     tenant: str = ""
+    beam: Beam | None = None
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
