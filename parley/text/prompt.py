@@ -14,8 +14,8 @@ from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text, Thinking
 
 from . import answer
 from .calls import Tools
-from .families import PLAIN, Markup, begins_thinking, detect
 from .grammar import Compiler
+from .markup import PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
