@@ -85,11 +85,8 @@ class Choice:
                 return self._end("stop", self._scanner.matched)
             if self._called:
                 return self._end("stop", None)
-            if (
-                self._repeats is not None
-                and self._repeats.push(id)
-                and usage.completion_tokens >= self._stop.min_tokens
-            ):
+            repeats = self._repeats is not None and self._repeats.push(id)
+            if repeats and usage.completion_tokens >= self._stop.min_tokens:
                 return self._end("repetition", None)
         if output.finish is None:
             if usage.completion_tokens - self._told < self._interval:
