@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
@@ -96,10 +97,11 @@ class Generation:
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
         self._grammars = [await self._compile(prompt) for prompt in request.prompts]
         prepared = await off_loop(size, self._prepare)
+        strings = request.stop.strings
+        stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
         if self._error is not None:
             raise self._error
         model.require()  # it may have changed while a long prompt was read
-        stops = Stops(request.stop.strings) if request.stop.strings else None
         stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else model.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
