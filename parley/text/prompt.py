@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from parley.errors import ContextLength, Invalid, excerpt
 from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text, Thinking
@@ -128,7 +131,7 @@ class Language:
         """A conversation as the model reads it. Raises BadRequest."""
         if chat.choice == "required" and chat.tools and "tools" not in self.template.text:
             chat = answer.told(chat)
-        return self.template.render(chat)
+        return self.template.render(msgspec.structs.replace(chat, options=_switched(chat)))
 
     def found(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
         """What ``compile`` gives, if that takes no time; None if it does."""
@@ -237,6 +240,16 @@ class Language:
                 return ids[-count:]
             size *= PROBE
         return self.tokenizer.encode(text, special)[-count:]
+
+
+def _switched(chat: Chat) -> dict[str, Any]:
+    """The template's options with what is said of reasoning."""
+    said: dict[str, Any] = {}
+    if chat.effort is not None:
+        said = {"reasoning_effort": chat.effort, "enable_thinking": chat.effort != "none"}
+    if chat.thinking is not None:
+        said["enable_thinking"] = chat.thinking
+    return said | chat.options
 
 
 def _turn(prompt: Text) -> Chat:

@@ -135,17 +135,15 @@ def test_tools_are_shown_unless_forbidden():
 
 
 def test_template_options():
-    def options(**members):
-        return read(**members).request.prompts[0].options
+    def told(**members):
+        (chat,) = read(**members).request.prompts
+        return chat.thinking, chat.effort, chat.options
 
-    assert options(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
-    assert options(reasoning_effort="high") == {"reasoning_effort": "high", "enable_thinking": True}
-    assert options(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "k": 1}) == {
-        "reasoning_effort": "high",
-        "enable_thinking": False,
-        "k": 1,
-    }
-    assert options(enable_thinking=True) == {"enable_thinking": True}
+    assert told() == (None, None, {})
+    assert told(reasoning_effort="none") == (None, "none", {})
+    mixed = {"enable_thinking": False, "k": 1}
+    assert told(reasoning_effort="high", chat_template_kwargs=mixed) == (None, "high", mixed)
+    assert told(enable_thinking=True) == (True, None, {})
     for name in ("messages", "tokenize", "chat_template", "__class__", "add_generation_prompt"):
         assert refused(chat_template_kwargs={name: 1}).field == "chat_template_kwargs"
 

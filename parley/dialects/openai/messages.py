@@ -43,6 +43,8 @@ def conversation(
         only=wish.only,
         allowed=wish.allowed,
         parallel=wish.parallel,
+        thinking=body.boolean("enable_thinking", None),
+        effort=body.string("reasoning_effort", None, allowed=EFFORTS),
         options=_options(body),
         add_generation_prompt=generation_prompt,
         continue_final=continue_final,
@@ -59,14 +61,8 @@ def turns(body: Fields, joint: str, roles: tuple[str, ...]) -> list[Message]:
 
 
 def _options(body: Fields) -> dict[str, Any]:
-    """Names for the template. What ``chat_template_kwargs`` says wins over the members that imply an option."""
+    """Names for the template."""
     options: dict[str, Any] = {}
-    effort = body.string("reasoning_effort", None, allowed=EFFORTS)
-    if effort is not None:
-        options |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    thinking = body.boolean("enable_thinking", None)
-    if thinking is not None:
-        options["enable_thinking"] = thinking
     given = body.free("chat_template_kwargs")
     for key in given:
         if key in RESERVED or key.startswith("_"):
