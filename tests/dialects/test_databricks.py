@@ -305,7 +305,10 @@ def test_members_of_functions():
     assert "must have at most 15 keys in properties, but has 16" in refused(talk, tools=[tool(parameters=schema)])
     assert talk(shared.LENIENT, tools=[tool(parameters=schema)]).request
     keys.popitem()
-    assert talk(tools=[tool(parameters=schema, strict=True)]).request
+    assert talk(tools=[tool(parameters=schema)]).request
+    assert "additionalProperties" in refused(talk, tools=[tool(parameters=schema, strict=True)])
+    closed = schema | {"required": list(keys), "additionalProperties": False}
+    assert talk(tools=[tool(parameters=closed, strict=True)]).request.prompts[0].tools[0]["function"]["strict"]
     for name in ("name", "description"):
         told = refused(talk, tools=[tool(**{name: None})])
         assert told == f'Bad request: "{name}" is a required property for "function" object in parameter "tools"'

@@ -6,6 +6,7 @@ from typing import Any
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared, tools
+from parley.dialects.openai.shared import RULES, Rules
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.errors import Unsupported
 from parley.types import Chat, Message, ToolCall
@@ -20,16 +21,10 @@ RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_messag
             "documents", "conversation", "tokenizer", "self"}  # fmt: skip
 
 
-def conversation(
-    body: Fields, joint: str = "\n", roles: tuple[str, ...] = shared.ROLES, *, shown: bool = False
-) -> tuple[Chat, bool]:
-    """The conversation, and whether its tools came as the deprecated ``functions``.
-
-    ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
-    ``shown``: the model sees its tools although it must not call one.
-    """
-    messages = turns(body, joint, roles)
-    wish = tools.read(body, shown=shown)
+def conversation(body: Fields, rules: Rules = RULES) -> tuple[Chat, bool]:
+    """The conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest."""
+    messages = turns(body, "\n", rules.roles)
+    wish = tools.read(body, rules)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
     if continue_final and generation_prompt:
@@ -53,7 +48,10 @@ def conversation(
 
 
 def turns(body: Fields, joint: str, roles: tuple[str, ...]) -> list[Message]:
-    """The messages, at least one. Raises BadRequest."""
+    """The messages, at least one. Raises BadRequest.
+
+    ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
+    """
     messages = [_message(item, joint, roles) for item in body.objects("messages", cap=MAX_MESSAGES)]
     if not messages:
         raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
