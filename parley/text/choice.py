@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
+from .channels import Channels, reader
 from .detokenizer import Detokenizer
-from .families import PLAIN
+from .markup import PLAIN
 from .prompt import Prepared
 from .regions import Region, Regions
 from .stops import Scanner, Stops
@@ -46,7 +47,7 @@ class Choice:
         self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = Regions(markup, prepared.thinking, tools=prepared.tools) if markup else None
+        self._regions = reader(markup, prepared.thinking, prepared.tools) if markup else None
         self._single = prepared.single
         self._called = False  # the one call is complete: nothing more is said
         keep = tokenizer.special_within(markup.marks) if markup else ()
@@ -119,7 +120,7 @@ class Choice:
             return
         self._tell(self._regions.push(text), self._regions)
 
-    def _tell(self, found: list[Region], regions: Regions) -> None:
+    def _tell(self, found: list[Region], regions: Regions | Channels) -> None:
         if self._single and regions.called:
             self._called = True
             belong = (number for number, (_, _, call) in enumerate(found) if call is not None and call.index == 0)

@@ -14,7 +14,7 @@ from parley.text import Choice, Markup, Prepared, Tokenizer, scored
 from parley.text.families import HERMES
 from parley.types import CallDelta, Chat, Cost, Delta, Done, Message, Output, Request, Score, Stop, Want
 
-QWEN = Markup(("<think>", "</think>"), HERMES)
+QWEN = Markup(("<think>", "</think>"), (HERMES,))
 CHAT = Chat([Message("user", "hi")])
 
 
