@@ -110,6 +110,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     watermark: bool = False
 
 
+class Repetition(msgspec.Struct, frozen=True):
+    """A pattern of ``least`` to ``most`` tokens that comes ``count`` (2 or more) times in a row."""
+
+    least: int
+    most: int
+    count: int
+
+
 class Stop(msgspec.Struct, frozen=True):
     """When to stop. ``max_tokens`` None means "to the end of the context".
 
@@ -124,6 +132,7 @@ class Stop(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     include: bool = False  # keep the stop string (or stop token's text) in the output
     reserve: int | None = None
+    repetition: Repetition | None = None  # ends an output whose last tokens are that
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -140,6 +149,7 @@ class Want(msgspec.Struct, frozen=True):
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
     plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
     costs: bool = False  # what each token took, with the tokens behind each delta
+    interval: int = 1  # of a stream: how many new tokens of a choice are worth telling, but for its first and last ones
 
 
 class Tag(msgspec.Struct, frozen=True):
@@ -552,7 +562,7 @@ class Delta(msgspec.Struct):
     call: CallDelta | None = None
 
 
-Reason = Literal["stop", "length", "tool", "cancel", "error"]
+Reason = Literal["stop", "length", "tool", "repetition", "cancel", "error"]
 
 
 class Done(msgspec.Struct):
