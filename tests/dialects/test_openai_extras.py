@@ -35,7 +35,6 @@ def refused(read, **members) -> BadRequest:
 
 
 WISHES: list[dict[str, Any]] = [
-    {"use_beam_search": True},
     {"logits_processors": ["x"]},
     {"logprob_token_ids": [1]},
     {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 3}},
