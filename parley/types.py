@@ -107,6 +107,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     watermark: bool = False
 
 
+class Repetition(msgspec.Struct, frozen=True):
+    """A pattern of ``least`` to ``most`` tokens that comes ``count`` (2 or more) times in a row."""
+
+    least: int
+    most: int
+    count: int
+
+
 class Stop(msgspec.Struct, frozen=True):
     """When to stop. ``max_tokens`` None means "to the end of the context".
 
@@ -121,6 +129,7 @@ class Stop(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     include: bool = False  # keep the stop string (or stop token's text) in the output
     reserve: int | None = None
+    repetition: Repetition | None = None  # ends an output whose last tokens are that
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -137,6 +146,7 @@ class Want(msgspec.Struct, frozen=True):
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
     plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
     costs: bool = False  # what each token took, with the tokens behind each delta
+    interval: int = 1  # of a stream: how many new tokens of a choice are worth telling, but for its first and last ones
 
 
 class Tag(msgspec.Struct, frozen=True):
@@ -410,6 +420,8 @@ class Settings(msgspec.Struct, kw_only=True):
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    tool_parser: str = "auto"  # the family whose calls are read, for the API process
+    reasoning_parser: str = "auto"  # and that whose reasoning is
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
     speculate: str = "none"  # who guesses tokens ahead: none or ngram (what the text so far says)
@@ -549,7 +561,7 @@ class Delta(msgspec.Struct):
     call: CallDelta | None = None
 
 
-Reason = Literal["stop", "length", "tool", "cancel", "error"]
+Reason = Literal["stop", "length", "tool", "repetition", "cancel", "error"]
 
 
 class Done(msgspec.Struct):

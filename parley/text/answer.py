@@ -19,8 +19,8 @@ from parley.types import Chat, Grammar, Message
 
 from . import schema as schemas
 from .calls import Form
-from .families import Markup
 from .grammar import BUDGET
+from .markup import Markup
 from .spelling import calls_grammar
 
 Tool = dict[str, Any]

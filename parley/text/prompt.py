@@ -14,8 +14,8 @@ from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text, Thinking
 
 from . import answer
 from .calls import Tools
-from .families import PLAIN, Markup, begins_thinking, detect
 from .grammar import Compiler
+from .markup import AUTO, PLAIN, Markup, begins_thinking, detect
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
@@ -79,20 +79,25 @@ class Language:
         template: ChatTemplate,
         advice: dict[str, float] | None = None,
         customs: Customs | None = None,
+        markup: Markup | None = None,
     ):
         self.tokenizer = tokenizer
         self.advice = advice or {}
         self.customs = customs or Customs()
         self.template = template
-        self.markup = detect(template.text)
+        self.markup = detect(template.text) if markup is None else markup
         self.grammars = Compiler(tokenizer)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Language:
-        """From a model folder in Hugging Face format. Raises BadTokenizer."""
+    def load(cls, folder: str | Path, tools: str = AUTO, reasoning: str = AUTO) -> Language:
+        """From a model folder in Hugging Face format. Raises BadTokenizer.
+
+        ``tools`` and ``reasoning``: families by name (ValueError if there is none), where the template does not tell.
+        """
         tokenizer = Tokenizer.load(folder)
         template = ChatTemplate.load(folder, tokenizer)
-        return cls(tokenizer, template, _advice(Path(folder)), Customs.load(Path(folder)))
+        markup = detect(template.text, tools, reasoning)
+        return cls(tokenizer, template, _advice(Path(folder)), Customs.load(Path(folder)), markup)
 
     def prepare(
         self, prompt: Prompt, limit: int | None = None, cut: int | None = None, *, pooling: Pooling | None = None

@@ -117,6 +117,25 @@ def test_a_call_that_is_forced(client, stream, thinking):
     assert json.loads(answer.message.function_call.arguments) == {"city": "Rome"} and answer.finish_reason == "stop"
 
 
+@pytest.mark.parametrize(("stream", "thinking"), MODES)
+def test_an_answer_is_a_call_or_has_the_form(client, stream, thinking):
+    properties = {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}}
+    schema = {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
+    options = {"tools": [WEATHER], "response_format": form}
+    assert called(ask(client, BOTH, stream, thinking, **options)) == [
+        ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "London"})
+    ]  # fmt: skip
+    person = "Give me JSON for a person: Anna, 31 years old, from Paris."
+    answer = ask(client, person, stream, thinking, **options)
+    assert not answer.message.tool_calls and answer.finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.message.content), schema)
+    forced = ask(client, BOTH, stream, thinking, **options, tool_choice="required")
+    assert [name for name, _ in called(forced)] == ["get_weather", "get_weather"]
+
+
 def test_many_choices_have_their_own_calls_and_scores(client):
     answer = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": BOTH}], n=3, seed=1, temperature=0.8, logprobs=True,

@@ -63,6 +63,7 @@ class ChatReply(Reply):
                 prompt_logprobs=shared.prompt_logprobs(body, stream, self.rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
+                interval=shared.interval(body),
                 ids=self._ids or self._continuous,
             ),
             **shared.choices(body, 1, self.rules)._asdict(),
