@@ -80,14 +80,18 @@ def names(rows: tuple[Any, ...]) -> list[str]:
     return sorted({name for row in rows for name in (row.name, *row.aliases)})
 
 
+def plain(name: str) -> str:
+    """A name as names are compared: people write them with any hyphens and capitals."""
+    return name.lower().replace("-", "_")
+
+
 def _choose(rows: tuple[Any, ...], template: str, name: str) -> Any:
     if name == NONE:
         return None
     if name == AUTO:
         return next((row for row in rows if _fits(row.signs, template)), None)
-    wanted = name.lower().replace("-", "_")
     for row in rows:
-        if wanted in (known.lower().replace("-", "_") for known in (row.name, *row.aliases)):
+        if plain(name) in map(plain, (row.name, *row.aliases)):
             return row
     raise ValueError(f"There is no family {name!r}; there are {', '.join([AUTO, NONE, *names(rows)])}.")
 
