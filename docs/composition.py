@@ -1,4 +1,4 @@
-"""Writes docs/composition.md from the features that the tests compose: ``python docs/composition.py`` (``make docs``)."""
+"""Writes docs/composition.md from the features that the tests compose: ``python docs/composition.py``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ INTRODUCTION = """\
 <!-- Made by docs/composition.py from tests/system/features.py; change it there. -->
 
 Every feature with every other, at once and in one request. A dot means: the answer is, token by token and
-log-probability by log-probability, the one that the same request gets alone, from an engine without prefix cache, without
-drafts and with one request at a time. A number means that the two have no meaning together, and that the request is
+log-probability by log-probability, the one that the same request gets alone, from an engine without prefix cache
+and drafts. A number means that the two have no meaning together, and that the request is
 refused with a sentence that names both members.
 
 `tests/system/test_composition.py` asks for all these pairs over HTTP: all at the same time and twice, from a server whose

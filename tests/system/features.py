@@ -62,22 +62,22 @@ def in_the_form(body: Members, answer: Members) -> bool:
 FEATURES: dict[str, Feature] = {
     "n": Feature("several answers", {"n": 2}, lambda body, answer: len(choices(answer)) == body["n"]),
     "best_of": Feature("the best of more answers than are given", {"best_of": 3}),
-    "beam": Feature("beam search", {"use_beam_search": True}),
+    "beam": Feature("beam search, of `best_of` beams", {"use_beam_search": True, "best_of": 3}),
     "penalties": Feature(
         "repetition, presence and frequency",
         {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
     ),
     "typical_p": Feature("typical sampling", {"typical_p": 0.6}),
     "watermark": Feature("a mark in the text", {"watermark": True}),
-    "logit_bias": Feature("biases of tokens", {"logit_bias": {"300": 4.0, "301": -100.0, "1000": 3.0}}),
-    "bad_words": Feature("words not to be written", {"bad_words": ["weather", "The", "the"]}),
+    "logit_bias": Feature("biases of tokens", {"logit_bias": {str(id): 6.0 - id % 9 for id in range(300, 360)}}),
+    "bad_words": Feature("words not to be written", {"bad_words": ["get_weather", "<tool_call>", "The", "the", "is"]}),
     "logprobs": Feature("log-probabilities of the answer", {"logprobs": True, "top_logprobs": 3}, scored),
     "prompt_logprobs": Feature(
         "log-probabilities of the prompt",
         {"prompt_logprobs": 2},
         lambda body, answer: len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"],
     ),
-    "stop": Feature("stop strings", {"stop": ["on", "er", "}"]}),
+    "stop": Feature("stop strings", {"stop": ["ning", "er", "}", "et", "name"]}),
     "min_tokens": Feature(
         "so many tokens at least",
         {"min_tokens": 12},
@@ -102,7 +102,6 @@ FEATURES: dict[str, Feature] = {
 
 # Pairs without a meaning are refused with a sentence that names these two members.
 REFUSED: dict[frozenset[str], tuple[str, str]] = {
-    frozenset(("beam", "best_of")): ("use_beam_search", "best_of"),
     frozenset(("beam", "typical_p")): ("use_beam_search", "typical_p"),
     frozenset(("schema", "regex")): ("response_format", "structured_outputs"),
 }
