@@ -28,7 +28,7 @@ from parley.types import Score
 Way = Literal["greedy", "whole", "cut", "typical"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-GREEDY = 1e-5  # a temperature below this is 0: vLLM's bound
+GREEDY = 1e-6  # a temperature below this is 0. vLLM's bound is 1e-5: the same tokens, but for ties
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
@@ -72,7 +73,7 @@ class Generation:
         self._tally = tally
         self._tenant = tenant
         self._branches: list[Branch] = []
-        self._grammar = ""
+        self._grammars: list[str] = []  # what the answer to each prompt follows
         self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
         self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
         self._fresh: list[Event] = []  # made by begin, given by the first next
@@ -94,12 +95,13 @@ class Generation:
         check(request, model.info)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
-        self._grammar = await self._compile()
+        self._grammars = [await self._compile(prompt) for prompt in request.prompts]
         prepared = await off_loop(size, self._prepare)
+        strings = request.stop.strings
+        stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
         if self._error is not None:
             raise self._error
         model.require()  # it may have changed while a long prompt was read
-        stops = Stops(request.stop.strings) if request.stop.strings else None
         stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else model.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
@@ -206,15 +208,12 @@ class Generation:
 
     # -- before the engine
 
-    async def _compile(self) -> str:
-        """The request's grammar as the engine reads it. Raises Invalid."""
-        grammar = self._request.grammar
-        if grammar is None:
-            return ""
-        compiler = self._model.language.grammars
-        found = compiler.find(grammar)
+    async def _compile(self, prompt: Prompt) -> str:
+        """What the answer to a prompt has to follow, as the engine reads it. Raises Invalid."""
+        language, grammar = self._model.language, self._request.grammar
+        found = language.found(prompt, grammar)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(WORKERS, compiler.compile, grammar)
+            found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
         return found
 
     def _prepare(self) -> list[tuple[Prepared, int]]:
@@ -326,7 +325,7 @@ class Generation:
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
-            grammar=language.gate(self._grammar, ready, want.plain),
+            grammar=language.gate(self._grammars[number], ready, want.plain),
             thinking=None if budget is None else language.bound(ready, budget),
             priority=request.priority,
             tenant=self._tenant,

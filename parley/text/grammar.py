@@ -123,6 +123,11 @@ class Compiler:
             raise made
         return made
 
+    def get(self, grammar: Grammar) -> str:
+        """What was compiled before, or is now."""
+        found = self.find(grammar)
+        return self.compile(grammar) if found is None else found
+
     def spell(self, text: str) -> str:
         """A text as a sequence in Lark: the model's marks by their ids, what is between them as strings."""
         pieces = self._split.split(text) if self._split is not None else [text]
@@ -141,15 +146,14 @@ class Compiler:
             thought = "thought"
             lines.append(f"thought[lazy]: THOUGHT {closing}")
         lines.append(f"start: {thought} GAP @form" if inside else f"start: ({opening} {thought} GAP)? @form")
-        (form,) = json.loads(made)["grammars"]
-        return json.dumps({"grammars": [{"name": "answer", "lark_grammar": "\n".join(lines)}, form | {"name": "form"}]})
+        form, *parts = json.loads(made)["grammars"]
+        answer = {"name": "answer", "lark_grammar": "\n".join(lines)}
+        return json.dumps({"grammars": [answer, form | {"name": "form"}, *parts]})
 
     def _compile(self, grammar: Grammar) -> str:
         if not self._tokenizer.by_piece:
             raise _wrong(grammar, "this model's tokenizer spells a token differently from place to place")
         text = self._write(grammar)
-        if grammar.kind == "lark":
-            _check_inner(grammar)
         if len(text) > SIZE:
             raise _wrong(grammar, f"it has {len(text)} characters, and at most {SIZE} are allowed")
         limits = llguidance.LLParserLimits(**LIMITS)
@@ -164,23 +168,33 @@ class Compiler:
         return text
 
     def _write(self, grammar: Grammar) -> str:
+        parts = [self._part(grammar)]
+        if grammar.kind == "either":
+            parts += [{"name": f"form{number}"} | self._part(each) for number, each in enumerate(grammar.value)]
+        return json.dumps({"grammars": parts})
+
+    def _part(self, grammar: Grammar) -> dict[str, Any]:
+        """A grammar as one of llguidance's."""
         value = grammar.value
         match grammar.kind:
             case "json":
-                return _grammars(json_schema=self._schema(grammar))
+                return {"json_schema": self._schema(grammar)}
             case "regex":
-                return _grammars(lark_grammar=f"start: /{llguidance.regex_to_lark(value, 'd')}/")
+                return _lark(f"start: /{llguidance.regex_to_lark(value, 'd')}/")
             case "choice" if not value:
                 raise _wrong(grammar, "there is nothing to choose from")
             case "choice":
-                return _grammars(lark_grammar="start: " + " | ".join(map(_string, value)))
+                return _lark("start: " + " | ".join(map(_string, value)))
+            case "either":
+                return _lark("start: " + " | ".join(f"@form{number}" for number in range(len(value))))
             case "lark":
-                return _grammars(lark_grammar=value)
+                _check_inner(grammar)
+                return _lark(value)
             case "ebnf":
                 if len(value) > SIZE_GBNF:
                     raise _wrong(grammar, f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
                 try:
-                    return _grammars(lark_grammar=gbnf_to_lark(value))
+                    return _lark(gbnf_to_lark(value))
                 except RecursionError:
                     raise _wrong(grammar, DEEP) from None
                 except IndexError:
@@ -188,7 +202,7 @@ class Compiler:
                 except Exception as error:  # what its parser says is a bare ValueError, or worse
                     raise _wrong(grammar, _reason(str(error))) from None
             case "tags":
-                return _grammars(lark_grammar=self._tags(grammar))
+                return _lark(self._tags(grammar))
 
     def _schema(self, grammar: Grammar, value: Any = None) -> dict[str, Any]:
         """A schema with the options that llguidance reads in it."""
@@ -262,8 +276,8 @@ def _key(grammar: Grammar) -> bytes:
         raise _wrong(grammar, DEEP) from None
 
 
-def _grammars(**first: Any) -> str:
-    return json.dumps({"grammars": [first]})
+def _lark(text: str) -> dict[str, Any]:
+    return {"lark_grammar": text}
 
 
 def _string(text: str) -> str:

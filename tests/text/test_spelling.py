@@ -14,6 +14,7 @@ from parley.errors import Invalid
 from parley.text import Language, Markup, Regions
 from parley.text.calls import Tools
 from parley.text.families import CALLS, Calls
+from parley.text.spelling import calls_grammar
 
 CITY = {
     "type": "object",
@@ -52,8 +53,8 @@ def vocabulary(language: Language) -> LLTokenizer:
 
 
 def spell(language: Language, row: Calls, parallel: bool, required: bool, only: str | None = None) -> str:
-    language.markup = Markup(None, row.forms, row.short)
-    return language.calls_grammar(TOOLS, parallel=parallel, required=required, only=only)
+    markup, special = Markup(None, row.forms, row.short), language.tokenizer.marks
+    return calls_grammar(markup, TOOLS, parallel=parallel, required=required, only=only, special=special)
 
 
 def walk(language: Language, vocabulary: LLTokenizer, grammar: str, seed: int, start: str = "") -> str:
@@ -127,6 +128,5 @@ def test_a_call_that_begins_in_free_text_becomes_one(language: Language, vocabul
 def test_what_cannot_be_called(language: Language) -> None:
     with pytest.raises(Invalid, match="not among the tools"):
         spell(language, CALLS[-1], True, True, "absent")
-    language.markup = Markup()
     with pytest.raises(Invalid, match="no form of tool calls"):
-        language.calls_grammar(TOOLS, parallel=True, required=True)
+        calls_grammar(Markup(), TOOLS, parallel=True, required=True, special={})

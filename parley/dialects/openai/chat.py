@@ -68,6 +68,7 @@ class ChatReply(Reply):
             **shared.choices(body, 1, self.rules)._asdict(),
             stream=stream,
             banned=parameters.bad_words(body),
+            grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
             priority=more.priority,

@@ -129,6 +129,7 @@ class CompletionReply(Reply):
             **wish._asdict(),
             stream=stream,
             banned=parameters.bad_words(body),
+            grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
             priority=more.priority,
