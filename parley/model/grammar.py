@@ -184,6 +184,13 @@ class Form:
             if torch.isneginf(row.amax()):  # a model may rule out all that is left: then one of that is drawn
                 row.masked_fill_(~refused, 0.0)
 
+    def after(self, token: int) -> End | None:
+        """What ``end`` would be if this token were drawn. ``ready`` must have said that there is a mask."""
+        if self._matcher is None:
+            return None
+        matcher = self._matcher.deep_copy()
+        return self._end(token) if matcher.consume_token(token) and matcher.is_stopped() else None
+
     def append(self, token: int) -> None:
         """Move on by a token that was drawn, and begin the next mask."""
         self._forced = self._refused = None
@@ -196,9 +203,12 @@ class Form:
         if not matcher.consume_token(token):
             self._error = COMPLEX
         elif matcher.is_stopped():
-            self.end = "mark" if token in self._grammars.ends else "form"
+            self.end = self._end(token)
         elif self._forced is None:
             self._making = self._grammars.pool.submit(self._mask, matcher)
+
+    def _end(self, token: int) -> End:
+        return "mark" if token in self._grammars.ends else "form"
 
     def _begin(self, work: Work, written: list[int]) -> None:
         if work.thinking is not None:

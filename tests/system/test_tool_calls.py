@@ -85,7 +85,8 @@ def test_a_loop_of_three_rounds(client, stream, thinking):
 @pytest.mark.parametrize(("stream", "thinking"), MODES)
 def test_calls_at_once_and_one_at_a_time(client, stream, thinking):
     paris, london = ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "London"})
-    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    parameters = WEATHER["function"]["parameters"] | {"additionalProperties": False}
+    strict = {"type": "function", "function": WEATHER["function"] | {"parameters": parameters, "strict": True}}
     for tool, more in ((WEATHER, {}), (strict, {}), (WEATHER, {"tool_choice": "required"})):
         answer = ask(client, BOTH, stream, thinking, tools=[tool], **more)
         assert (called(answer), answer.finish_reason) == ([paris, london], "tool_calls")
@@ -115,6 +116,25 @@ def test_a_call_that_is_forced(client, stream, thinking):
     old = {"functions": [WEATHER["function"]], "function_call": {"name": "get_weather"}}
     answer = ask(client, "What is the weather in Rome?", stream, thinking, **old)
     assert json.loads(answer.message.function_call.arguments) == {"city": "Rome"} and answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("stream", "thinking"), MODES)
+def test_an_answer_is_a_call_or_has_the_form(client, stream, thinking):
+    properties = {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}}
+    schema = {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
+    options = {"tools": [WEATHER], "response_format": form}
+    assert called(ask(client, BOTH, stream, thinking, **options)) == [
+        ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "London"})
+    ]  # fmt: skip
+    person = "Give me JSON for a person: Anna, 31 years old, from Paris."
+    answer = ask(client, person, stream, thinking, **options)
+    assert not answer.message.tool_calls and answer.finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.message.content), schema)
+    forced = ask(client, BOTH, stream, thinking, **options, tool_choice="required")
+    assert [name for name, _ in called(forced)] == ["get_weather", "get_weather"]
 
 
 def test_many_choices_have_their_own_calls_and_scores(client):
