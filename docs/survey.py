@@ -66,6 +66,8 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         {"type": "json_object", "value": {"properties": {}}},
         {"type": "text"},
     ],
+    "structured_outputs": [{"json": {}}],
+    "guided_decoding": [{"json": {}}],
     "grammar": [{"type": "json", "value": {"properties": {}}}],
     "value": [{"schema": {"properties": {}}}],
     "stream_options": [{"include_usage": True}],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from parley.kinds import choice, duration, endpoint, integer, named, number, pattern, size, switch, text
+from parley.kinds import choice, duration, endpoint, family, integer, named, number, pattern, size, switch, text
 from parley.options import Option
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 OWN = (
     "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-dtype", "max-batch", "step-ms", "step-tokens",
     "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens",
+    "tool-parser", "reasoning-parser",
 )  # fmt: skip
 
 SERVE: list[Option] = [
@@ -76,6 +77,22 @@ SERVE: list[Option] = [
         "Longest prompt plus output, in tokens.",
         section="model",
         unset="from the model",
+        variable=True,
+    ),
+    Option(
+        "tool-parser",
+        family("CALLS"),
+        "Family whose tool calls are read and written; auto: by the chat template, none: calls stay text.",
+        "auto",
+        section="model",
+        variable=True,
+    ),
+    Option(
+        "reasoning-parser",
+        family("THOUGHTS"),
+        "Family whose marks tell reasoning from the answer; auto: by the chat template, none: it stays text.",
+        "auto",
+        section="model",
         variable=True,
     ),
     Option(
@@ -225,7 +242,7 @@ SERVE: list[Option] = [
     Option(
         "max-queue",
         integer(0),
-        "Requests that may wait before others are turned away with 429.",
+        "Requests that may wait before others are turned away with 429; keys with less than their share still get in.",
         1024,
         section="server",
         variable=True,
@@ -333,6 +350,8 @@ def settings(config: Mapping[str, Any], folder: str) -> Settings:
         prefix_cache=config["prefix-cache"],
         threads=config["threads"],
         lowering=config["lowering"],
+        tool_parser=config["tool-parser"],
+        reasoning_parser=config["reasoning-parser"],
         pack_cache=config["pack-cache"],
         quantization=config["quantization"],
         speculate=config["speculate"],

@@ -159,12 +159,13 @@ class Grammar(msgspec.Struct, frozen=True):
 
     By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
     "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
-    ``Tags``. ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
+    ``Tags``, "either" a list of grammars of other kinds, which are told apart by how a text begins.
+    ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
     ``closed``: objects have no members that their schema does not name, unless it says otherwise.
     ``field``: the member of the request that asked for it, for errors.
     """
 
-    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags"]
+    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "either"]
     value: Any
     whitespace: str | None = None
     closed: bool = False
@@ -222,6 +223,7 @@ class Request(msgspec.Struct, kw_only=True):
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
+    partial: bool = False  # when its time is over, what there is is the answer, cut off; else that is an error
     priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
@@ -243,12 +245,28 @@ class Request(msgspec.Struct, kw_only=True):
 # --------------------------------------------------------------------------------------------------------------
 
 
+class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Reasoning that may have ``budget`` tokens between its marks, the texts ``opening`` and ``closing``.
+
+    After so many, the tokens of ``close`` follow, which end it. ``inside``: the output begins in it; otherwise it may
+    begin with it, by the mark.
+    """
+
+    opening: str
+    closing: str
+    inside: bool
+    budget: int
+    close: list[int]
+
+
 class Work(msgspec.Struct, array_like=True, gc=False):
     """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
 
+    With ``beam`` nothing is drawn: the choices are the n best that a search finds, given whole when it ends.
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
     their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
+    ``thinking``: a limit to its reasoning.
     ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal shares.
     """
 
@@ -266,8 +284,10 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     costs: bool = False
     pooling: Pooling | None = None
     grammar: str = ""
+    thinking: Thinking | None = None
     priority: int = 0
     tenant: str = ""
+    beam: Beam | None = None
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
@@ -388,6 +408,8 @@ class Settings(msgspec.Struct, kw_only=True):
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    tool_parser: str = "auto"  # the family whose calls are read, for the API process
+    reasoning_parser: str = "auto"  # and that whose reasoning is
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
     speculate: str = "none"  # who guesses tokens ahead: none or ngram (what the text so far says)

@@ -18,12 +18,14 @@ import logging
 from collections.abc import Callable
 from time import perf_counter
 
+from parley.core.beam import Search, capacity
 from parley.core.blocks import BlockPool, extend, root
 from parley.core.finish import allowance, verdict
+from parley.core.fork import branch
 from parley.core.lookup import Lookup
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
-from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Step
+from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Status, Step
 from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
 from parley.types import Cost, Finish, Output, Settings, Stats, Work
@@ -75,6 +77,8 @@ class Loop:
         self._emit = emit
         self._pace = pace
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
+        self._searches: dict[str, Search] = {}  # works whose choices are searched for
+        self._broken: list[Search] = []  # of which a sequence could not be admitted
         self._outputs: list[Output] = []
         self._changed = False  # something happened that no emit has told of
         self._arrivals = 0
@@ -87,11 +91,11 @@ class Loop:
     @property
     def idle(self) -> bool:
         """Whether ``step`` has nothing to do until more is added."""
-        return not (self._open or self._changed)
+        return not (self._open or self._searches or self._changed)
 
     def add(self, work: Work) -> None:
         """Queue all choices of a work. What is wrong with it is told by outputs of the next step."""
-        if work.id in self._open:
+        if work.id in self._open or work.id in self._searches:
             log.error("a work was submitted twice under one id; the second is ignored")
             return
         self._changed = True
@@ -105,9 +109,13 @@ class Loop:
             extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
         stops = frozenset(work.stop_ids)
         limit = allowance(work, self.context)
+        width = 0
+        if work.beam is not None and limit:
+            width = work.beam.width
+            limit = min(limit, capacity(self.pool.size, width) - len(work.token_ids))
         choices: dict[int, Sequence] = {}
         now = perf_counter()
-        for index in range(work.n):
+        for index in range(width or work.n):
             sequence = Sequence(
                 id=work.id,
                 index=index,
@@ -124,16 +132,28 @@ class Loop:
                 root=start,
                 added=now,
                 since=now,
+                turns=max(1, width),
             )
             self._arrivals += 1
             choices[index] = sequence
-            self.scheduler.add(sequence)
-        if choices:
+            if width and index:
+                sequence.status = Status.FINISHED  # until another beam forks
+            else:
+                self.scheduler.add(sequence)
+        if width:
+            self._searches[work.id] = Search(work, list(choices.values()))
+        elif choices:
             self._open[work.id] = choices
         self._prompt_tokens += len(work.token_ids)
 
     def cancel(self, id: str, index: int = -1) -> None:
         """Forget one choice of a work, or (-1) all: pages are free at once and no output follows. Unknown: ignored."""
+        search = self._searches.get(id)
+        if search is not None:
+            search.wanted = search.wanted - {index} if index >= 0 else set()
+            if not search.wanted:
+                self._drop(search)
+                self._changed = True
         for sequence in list(self._open.get(id, {}).values()):
             if index < 0 or sequence.index == index:
                 self._close(sequence)
@@ -157,10 +177,15 @@ class Loop:
             if results is None:
                 self.scheduler.abandon(step)
                 for row in step.rows:
-                    self._fail(row.sequence, FAILED)
+                    if row.sequence.status is not Status.FINISHED:
+                        self._fail(row.sequence, FAILED)
             else:
                 for row, result in zip(step.rows, results, strict=True):
                     self._finish(row, result)
+                for id in dict.fromkeys(row.sequence.id for row in step.rows if row.sequence.id in self._searches):
+                    self._search(self._searches[id])
+        while self._broken:
+            self._abort(self._broken.pop(), FAILED)
         outputs, self._outputs = self._outputs, []
         self._changed = False
         self._emit(outputs, self.stats())
@@ -197,6 +222,10 @@ class Loop:
             return f"The prompt has {len(work.token_ids)} tokens, but only {self.context} fit."
         if work.pooling is None and not self.runner.generates:
             return "The model makes vectors only."
+        if work.beam is not None:
+            beams, room = work.beam.width, capacity(self.pool.size, work.beam.width)
+            if beams > self.settings.max_batch or (work.max_tokens and len(work.token_ids) >= room):
+                return f"{beams} beams do not fit: at most {self.settings.max_batch} of {room} tokens each do."
         if work.pooling is not None and (work.pooling.dimensions or 1) > self.runner.dimensions:
             return f"The model makes vectors of {self.runner.dimensions} dimensions."
         ids, size = work.token_ids, self.runner.vocab_size
@@ -226,7 +255,11 @@ class Loop:
     def _finish(self, row: Row, result: Sampled) -> None:
         """Append what a row gave and end the choice if that was its last."""
         sequence = row.sequence
-        missing = (row.sample and not result.tokens) or (row.pool and result.vector is None)
+        if sequence.status is Status.FINISHED:
+            return  # with another beam of its search
+        search = self._searches.get(sequence.id)
+        drawn = result.tokens if search is None else result.candidates
+        missing = (row.sample and not drawn) or (row.pool and result.vector is None)
         if result.error is not None or missing:
             for block in sequence.blocks:
                 self.pool.forget(block)  # whatever went wrong may be in there
@@ -236,6 +269,9 @@ class Loop:
         if sequence.work.costs:
             sequence.computing += self._last[3]
         if row.start + row.count < len(sequence.tokens):
+            return
+        if search is not None:
+            search.report(sequence, result.candidates)
             return
         output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
         if sequence.generated == 0:
@@ -278,7 +314,61 @@ class Loop:
         sequence.since, sequence.computing = self._ended, 0.0
         return [cost] * count
 
+    def _search(self, search: Search) -> None:
+        """Go on with a search if all of its beams have come as far, or give what it has found."""
+        if not search.ready:
+            return
+        if search.work.costs:
+            costs = [self._costs(beam.sequence, 1) for beam in search.beams]
+            search.costs += costs[0]
+        moves = search.advance()
+        if not search.over:
+            assert isinstance(self.scheduler, Scheduler)
+            try:
+                branch(search, moves, self.scheduler, self.runner)
+            except Exception:
+                log.exception("beams could not fork")
+                self._abort(search, FAILED)
+            return
+        root = search.root
+        for index in sorted(search.wanted):
+            found = search.output(index)
+            self._outputs.append(
+                Output(
+                    root.id,
+                    index,
+                    found.token_ids,
+                    found.scores or None,
+                    found.finish,
+                    found.stop_id,
+                    cached_tokens=root.cached,
+                    prompt_scores=(root.prompt_scores or None) if index == 0 else None,
+                    waited=root.waited,
+                    preemptions=search.preemptions,
+                    costs=search.costs[: len(found.token_ids)] if search.work.costs else None,
+                )
+            )
+            self._generated_tokens += len(found.token_ids)
+        self._drop(search)
+
+    def _abort(self, search: Search, reason: str) -> None:
+        """End all choices of a search with an error."""
+        if self._searches.get(search.root.id) is search:
+            for index in sorted(search.wanted):
+                self._outputs.append(Output(search.root.id, index, finish="error", error=reason))
+            self._drop(search)
+
+    def _drop(self, search: Search) -> None:
+        """Take a search out of all books."""
+        for member in search.members:
+            self.scheduler.remove(member)
+        del self._searches[search.root.id]
+
     def _fail(self, sequence: Sequence, reason: str) -> None:
+        search = self._searches.get(sequence.id)
+        if search is not None:
+            self._abort(search, reason)
+            return
         self._end(sequence, Output(sequence.id, sequence.index, finish="error", error=reason))
 
     def _end(self, sequence: Sequence, output: Output) -> None:
@@ -302,7 +392,11 @@ class Loop:
             self.runner.admit(sequence)
         except Exception:
             log.exception("a sequence could not be admitted")
-            self._fail(sequence, FAILED)
+            search = self._searches.get(sequence.id)
+            if search is None:
+                self._fail(sequence, FAILED)
+            else:
+                self._broken.append(search)  # others of its beams may have rows in this step
             return False
         return True
 

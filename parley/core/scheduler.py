@@ -24,6 +24,11 @@ also in the middle of their own prompts. The price is that a step that fails lea
 written: ``abandon`` takes them back. A sequence attaches only to pages in a step in which it has a row itself, so
 nobody outside of a failed step depends on them.
 
+**Beams.** Those of one search are sequences that fork from each other. One that waits for the others has no distance
+left and gets no row. Their turns follow one another, so nobody else stands between the first and the last of them; and
+a search is only begun if all its beams fit into pool and slots at their full length. So if the first in order waits,
+another one of its search is next.
+
 **Drafts.** A decode's row may carry guesses at the tokens that follow. They get pages only where nobody is preempted
 for it, and a page that they fill becomes findable when its tokens are certain: ``settle``.
 
@@ -74,6 +79,7 @@ class Scheduler:
         self._turns = 0  # first admissions so far
         self._slots = list(reversed(range(slots)))
         self._filled = False  # the step at hand has a row of a prompt
+        self._copies: list[tuple[int, int]] = []  # of pages, before the next step
         self._admit = admit
         self._release = release
         self.speculation = speculation
@@ -107,10 +113,13 @@ class Scheduler:
                 admitting = self._fill(step, sequence.work.priority)
             if sequence.status is not Status.RUNNING:
                 break  # one before it in order needed its pages, and before that those of all that follow
-            if len(sequence.tokens) - sequence.computed == 1:
+            distance = len(sequence.tokens) - sequence.computed
+            if distance == 1:
                 if self._reserve(step, sequence, 1):
                     self._row(step, sequence, 1, self._afford(step, sequence, drafts.get(sequence, ())))
                 continue
+            if not distance:
+                continue  # a beam that waits for others of its search
             found = self._find(sequence)
             count = self._room(sequence, found)
             if count:
@@ -119,7 +128,43 @@ class Scheduler:
                     self._chunk(step, sequence, count)
         if admitting:
             self._fill(step, inf)
+        if step.rows:
+            step.copies, self._copies = self._copies, []
         return step
+
+    def fork(self, sequence: Sequence, parent: Sequence) -> None:
+        """Let a running sequence go on from where another has come to; its tokens are set by the caller.
+
+        Whole pages are shared. The last one is copied; if no page is free for that, its tokens are computed again.
+        """
+        self.pool.drop(sequence.blocks)
+        whole, rest = divmod(parent.computed, BLOCK_SIZE)
+        sequence.blocks = parent.blocks[:whole]
+        for block in sequence.blocks:
+            self.pool.share(block)
+        sequence.hashes = list(parent.hashes)
+        sequence.computed = whole * BLOCK_SIZE
+        if rest and self.pool.free:
+            sequence.blocks.append(self.pool.take())
+            self._copies.append((parent.blocks[whole], sequence.blocks[whole]))
+            sequence.computed = parent.computed
+        sequence.reached = max(sequence.reached, sequence.computed)
+
+    def spawn(self, sequence: Sequence, parent: Sequence) -> None:
+        """As ``fork``, for a sequence that does not run: it has a turn, and takes a slot, from a later one if need be.
+
+        If there is none for it, it waits until it is its turn, and computes its tokens again.
+        """
+        sequence.blocks, sequence.computed = [], 0
+        if not self._first(sequence) or not (self._slots or self.running[-1].rank > sequence.rank):
+            sequence.hashes = list(parent.hashes)
+            sequence.status = Status.WAITING
+            self.waiting.add(sequence)
+            return
+        if not self._slots:
+            self.preempt()
+        if self._place(sequence):
+            self.fork(sequence, parent)
 
     def preempt(self) -> Sequence:
         """Send the last running sequence back to its turn in the queue, without slot and pages."""
@@ -183,6 +228,13 @@ class Scheduler:
                 self._chunk(step, sequence, count)
         return True
 
+    def _first(self, sequence: Sequence) -> bool:
+        """Is it before all that wait and have run?"""
+        if not self.waiting:
+            return True
+        head = self.waiting.head
+        return head.work.priority >= sequence.work.priority and (head.turn < 0 or head.rank > sequence.rank)
+
     def _yields(self, sequence: Sequence) -> bool:
         """Is there somebody who has to leave if this one needs it?"""
         return bool(self.running) and self.running[-1].work.priority > sequence.work.priority
@@ -218,6 +270,14 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> bool:
         """Give the first that waits a slot."""
         self.waiting.pop()
+        if not self._place(sequence):
+            return False
+        if self.prefix_cache and not sequence.preemptions:
+            self.pool.queries += sequence.prompt_len
+        return True
+
+    def _place(self, sequence: Sequence) -> bool:
+        """Let it run, in a free slot. False: it is refused."""
         sequence.status = Status.FINISHED  # if it is refused
         sequence.slot = self._slots.pop()
         if not self._admit(sequence):
@@ -227,10 +287,8 @@ class Scheduler:
         sequence.status = Status.RUNNING
         if sequence.turn < 0:
             sequence.turn = self._turns
-            self._turns += 1
+            self._turns += sequence.turns
         insort(self.running, sequence, key=_rank)
-        if self.prefix_cache and not sequence.preemptions:
-            self.pool.queries += sequence.prompt_len
         return True
 
     def _stop(self, sequence: Sequence) -> None:

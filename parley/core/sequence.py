@@ -44,6 +44,7 @@ class Sequence:
     seed: int
     order: int  # arrival number; smaller is older
     turn: int = -1  # number of its first admission, which it keeps; -1: it has not run yet
+    turns: int = 1  # how many numbers it takes up: those that fork from it have the next ones
     reached: int = 0  # how many of its tokens were ever computed or found
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -106,16 +107,29 @@ class Row:
 class Step:
     """One forward pass. ``fresh`` are pages handed out since the last step: the runner clears them first.
 
+    ``copies``: (from, to) are pages to be copied before that, one after the other.
     ``hashed`` are pages that became findable with this step, which writes their last token; no concern of the runner's.
     """
 
     rows: list[Row]
+    copies: list[tuple[int, int]] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     hashed: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
         return sum(row.width for row in self.rows)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A token that may follow in a search, its log-probability after the edits of the logits, and the score of the raw
+    ones if scores are wanted. ``end``: as in ``Sampled``, if it is the token that follows."""
+
+    token: int
+    logprob: float
+    score: Score | None = None
+    end: Literal["form", "mark"] | None = None
 
 
 @dataclass(slots=True)
@@ -126,6 +140,7 @@ class Sampled:
     ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
     example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian. ``end``: its
     grammar lets nothing follow the token, which is text like others ("form") or a mark that only ends it ("mark").
+    A row of a search has no token but ``candidates``, the likeliest first, at least as many as ``beam.reach`` says.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -134,6 +149,7 @@ class Sampled:
     prompt_scores: list[Score] = field(default_factory=list)
     error: str | None = None
     end: Literal["form", "mark"] | None = None
+    candidates: list[Candidate] = field(default_factory=list)
 
 
 class Runner(Protocol):
@@ -151,6 +167,10 @@ class Runner(Protocol):
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot (finished or preempted)."""
+
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Of a search: each of these sequences, all of which have slots, goes on as a copy of the one beside it, which
+        may be itself, and has its new last token already. Who goes on as another has nobody going on as it."""
 
     def run(self, step: Step) -> list[Sampled]:
         """Compute the step. One result per row, in order. An exception means that the whole step failed."""

@@ -101,7 +101,7 @@ class Speculation:
         for sequence in decodes:
             # The first token of an output comes with its prompt; the last one follows no draft.
             length = min(self.length(sequence), sequence.limit - sequence.generated - 1, left)
-            if length > 0 and sequence.generated:
+            if length > 0 and sequence.generated and sequence.work.beam is None:
                 asked.append((sequence, length))
                 left -= length
         if not asked:

@@ -72,6 +72,12 @@ class PagedKV:
             else:
                 arena.index_fill_(1, torch.tensor(pages, device=self.device), 0)
 
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy pages (from, to), one after the other: a page may be written by one and read by a later one."""
+        for source, target in copies:
+            for arena in self._arenas:
+                arena[:, target].copy_(arena[:, source])
+
     def wipe(self, slots: torch.Tensor) -> None:
         """Zero single tokens, at ``slots`` (page * BLOCK_SIZE + offset, int64 [T])."""
         for layer, pool in zip(self.layers, self._pools, strict=True):

@@ -37,6 +37,9 @@ class Reader:
     def release(self, sequence: Sequence) -> None:
         """Nothing is kept of a sequence."""
 
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Nothing is kept of a sequence."""
+
     @torch.inference_mode()
     def warm(self) -> None:
         """One forward pass: libraries set up here what they set up once."""

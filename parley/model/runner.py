@@ -79,8 +79,14 @@ class Runner:
         self.sampler.release(sequence.slot)
 
     @torch.inference_mode()
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Let slots go on as others."""
+        self.sampler.follow(forks)
+
+    @torch.inference_mode()
     def run(self, step: Step) -> list[Sampled]:
         """Compute the step: one result per row, in order. A row whose logits are not finite gets ``error``."""
+        self.pages.copy(step.copies)
         self.pages.clear(step.fresh)
         results = [Sampled() for _ in step.rows]
         if not step.rows:
@@ -91,6 +97,7 @@ class Runner:
             if row.score_from is not None:
                 self._score(row, hidden[span.first : span.first + span.count], result)
         self._sample(step.rows, batch, hidden, results)
+        self._search(step.rows, batch.spans, hidden, results)
         self._pool(step.rows, batch.spans, hidden, results)
         return results
 
@@ -119,7 +126,9 @@ class Runner:
         return Batch(whole[0], whole[1], whole[2], spans)
 
     def _sample(self, rows: list[Row], batch: Batch, hidden: torch.Tensor, results: list[Sampled]) -> None:
-        drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]
+        drawn = [
+            i for i, row in enumerate(rows) if row.sample and results[i].error is None and not row.sequence.work.beam
+        ]
         for i, problem in zip(drawn, self.sampler.ready([rows[i].sequence.slot for i in drawn]), strict=True):
             results[i].error = problem
         drawn = [i for i in drawn if results[i].error is None]
@@ -159,6 +168,25 @@ class Runner:
                 if drawn_score is not None:
                     results[i].scores.append(drawn_score)
                 results[i].end = self.sampler.end(rows[i].sequence.slot)
+
+    def _search(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
+        """What may follow the rows of beams."""
+        beams = [i for i, row in enumerate(rows) if row.sample and row.sequence.work.beam and results[i].error is None]
+        if not beams:
+            return
+        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in beams], device=self.device)
+        logits = self.network.logits(hidden.index_select(0, last))
+        peaks = native.argmax(logits)[0].tolist()
+        problems = self.sampler.ready([rows[i].sequence.slot for i in beams])
+        for i, peak, problem in zip(beams, peaks, problems, strict=True):
+            results[i].error = problem if math.isfinite(peak) else BROKEN
+        good = [place for place, i in enumerate(beams) if results[i].error is None]
+        if good:
+            sequences = [rows[beams[place]].sequence for place in good]
+            slots, positions = [each.slot for each in sequences], [each.generated for each in sequences]
+            found = self.sampler.search(logits[torch.tensor(good, device=self.device)], slots, positions)
+            for place, candidates in zip(good, found, strict=True):
+                results[beams[place]].candidates = candidates
 
     def _pool(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
         pooled = [i for i, row in enumerate(rows) if row.pool]

@@ -12,23 +12,25 @@ runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 
 from parley import native
-from parley.core.sequence import Sequence
+from parley.core.beam import reach
+from parley.core.sequence import Candidate, Sequence
 from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
 from parley.model.grammar import End, Form, Grammars
-from parley.model.score import score
+from parley.model.score import alternatives, listing, normaliser, score
 from parley.types import Score
 
 Way = Literal["greedy", "whole", "cut", "typical"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-GREEDY = 1e-5  # a temperature below this is 0: vLLM's bound
+GREEDY = 1e-6  # a temperature below this is 0. vLLM's bound is 1e-5: the same tokens, but for ties
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Plan:
     logprobs: int
     edit: Edit | None
     form: Form | None = None
+    reach: int = 0  # how many candidates a search looks at; 0: the slot's tokens are drawn
 
 
 class Sampler:
@@ -75,11 +78,12 @@ class Sampler:
             way = "cut"
         edit = Edit(sequence, self.vocab_size) if Edit.wanted(sequence.work) else None
         form = None
-        if sequence.work.grammar:
+        if Form.wanted(sequence.work):
             if self.grammars is None:
                 raise ValueError("there is nothing to read grammars with")
             form = self.grammars.begin(sequence)
-        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form)
+        candidates = reach(sequence.work) if sequence.work.beam is not None else 0
+        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form, candidates)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
@@ -135,6 +139,44 @@ class Sampler:
                 plan.form.append(token)
         return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
 
+    def search(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> list[list[Candidate]]:
+        """What may follow each row of a search, the likeliest first. Arguments as of ``sample``.
+
+        Edits change log-probabilities here rather than logits: what they take from some tokens does not go to others,
+        so that the beams remain comparable (as in Transformers' beam search).
+        """
+        plans = [self._plan(slot) for slot in slots]
+        norms = torch.tensor(normaliser(logits), dtype=torch.float64, device=self.device)
+        edited = self._edit((logits - norms[:, None]).float(), plans, positions)
+        found: list[list[Candidate]] = []
+        for row, plan in enumerate(plans):
+            (ids,), (values,) = listing(edited[row : row + 1], plan.reach)
+            chosen = [Candidate(id, value) for id, value in zip(ids, values, strict=True) if value > -math.inf]
+            if plan.logprobs >= 0:
+                scores = alternatives(logits[row], [each.token for each in chosen], plan.logprobs)
+                for each, told in zip(chosen, scores, strict=True):
+                    each.score = told
+            if plan.form is not None:
+                for each in chosen:
+                    each.end = plan.form.after(each.token)
+            found.append(chosen)
+        return found
+
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """As ``core.sequence.Runner`` says: slots go on with the edits and the form of others."""
+        plans = [self._plan(parent.slot) for _, parent in forks]
+        for (sequence, parent), plan in zip(forks, plans, strict=True):
+            if sequence is not parent:
+                edit = None if plan.edit is None else plan.edit.copy(sequence)
+                form = None if plan.form is None else plan.form.copy()
+                self._plans[sequence.slot] = replace(plan, edit=edit, form=form)
+        for sequence, _ in forks:
+            plan = self._plan(sequence.slot)
+            if plan.edit is not None:
+                plan.edit.append(sequence.tokens[-1])
+            if plan.form is not None:
+                plan.form.append(sequence.tokens[-1])
+
     def stateful(self, slot: int) -> bool:
         """Whether what is drawn for the slot depends on the tokens drawn before, beside seed, position and logits."""
         plan = self._plan(slot)
@@ -147,7 +189,7 @@ class Sampler:
 
     def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
         """The logits after grammar, bias, min_tokens and penalties; the same tensor when no row has any."""
-        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None]
+        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
             (row, plan.edit)
             for row, plan in enumerate(plans)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,7 @@ from parley.errors import (
     ContextLength,
     EngineDied,
     EngineError,
+    Expired,
     InUse,
     Invalid,
     NoTokens,
@@ -34,7 +36,7 @@ from parley.server.tally import Tally
 from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
 from parley.text.grammar import WORKERS
-from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
+from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Reason, Request, Score, Scored, Text, Usage, Work
 
 MAX_LISTED = 1 << 21  # log-probabilities of one request that wants those of the whole vocabulary
 UNANSWERED = "The engine ended this request without an answer."
@@ -57,29 +59,30 @@ class Branch:
 
 
 class Generation:
-    """One request from its admission to its last event."""
+    """One request from its admission to its last event. ``tenant``: on whose behalf it is."""
 
-    def __init__(self, model: Model, request: Request, tally: Tally):
+    def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = ""):
         request.model = tally.note.model = model.called(request.model)
         if request.sole and model.labelled(request.sole):
             raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
-        model.hold(request.places)
+        model.hold(request.places, tenant)
         model.open[self] = None
         self.usage = Usage()
         self._model = model
         self._request = request
         self._tally = tally
+        self._tenant = tenant
         self._branches: list[Branch] = []
-        self._grammar = ""
+        self._grammars: list[str] = []  # what the answer to each prompt follows
         self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
         self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
         self._fresh: list[Event] = []  # made by begin, given by the first next
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
         self._closed = False
-        self._stopped = False
+        self._stopped: Reason | None = None  # how it was, if it was from outside
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
-        self._clock = Clock(*limits, self.abort) if any(limits) else None
+        self._clock = Clock(*limits, self._expire) if any(limits) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -92,17 +95,18 @@ class Generation:
         check(request, model.info)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
-        self._grammar = await self._compile()
+        self._grammars = [await self._compile(prompt) for prompt in request.prompts]
         prepared = await off_loop(size, self._prepare)
+        strings = request.stop.strings
+        stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
         if self._error is not None:
             raise self._error
         model.require()  # it may have changed while a long prompt was read
-        stops = Stops(request.stop.strings) if request.stop.strings else None
         stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else model.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
         if self._stopped:
-            self.stop()
+            self.stop(self._stopped)
         self._tally.submit(request, self.usage)
         if len(self._branches) > 1:
             self._queue = asyncio.Queue()
@@ -164,16 +168,22 @@ class Generation:
         for branch in self._branches:
             branch.stream.cancel()
 
-    def stop(self) -> None:
+    def stop(self, reason: Reason = "cancel") -> None:
         """End it from outside as if it had been finished: what comes next are the last events of every choice."""
-        self._stopped = True
+        self._stopped = reason
         if self._request.pooling is not None:
             return  # a vector is there whole, or not at all
         for branch in self._branches:
             branch.stream.cancel()
             for index, choice in enumerate(branch.choices):
                 assert isinstance(choice, Choice)
-                self._fresh += self._give(branch, index, choice.close("cancel"))
+                self._fresh += self._give(branch, index, choice.close(reason))
+
+    def _expire(self, error: Expired) -> None:
+        if self._request.partial:
+            self.stop("length")
+        else:
+            self.abort(error)
 
     @property
     def timings(self) -> Timings:
@@ -190,7 +200,7 @@ class Generation:
             task.cancel()
         for branch in self._branches:
             branch.stream.cancel()
-        self._model.held -= self._request.places
+        self._model.free(self._request.places, self._tenant)
         self._model.open.pop(self, None)
         given = [branch.ranking.best if branch.ranking else branch.choices for branch in self._branches]
         delivered = [choice.usage.completion_tokens for choices in given for choice in choices]
@@ -198,15 +208,12 @@ class Generation:
 
     # -- before the engine
 
-    async def _compile(self) -> str:
-        """The request's grammar as the engine reads it. Raises Invalid."""
-        grammar = self._request.grammar
-        if grammar is None:
-            return ""
-        compiler = self._model.language.grammars
-        found = compiler.find(grammar)
+    async def _compile(self, prompt: Prompt) -> str:
+        """What the answer to a prompt has to follow, as the engine reads it. Raises Invalid."""
+        language, grammar = self._model.language, self._request.grammar
+        found = language.found(prompt, grammar)
         if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(WORKERS, compiler.compile, grammar)
+            found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
         return found
 
     def _prepare(self) -> list[tuple[Prepared, int]]:
@@ -301,7 +308,8 @@ class Generation:
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, model = self._request, self._model
-        sampling, want = request.sampling, request.want
+        sampling, want, budget = request.sampling, request.want, request.thinking_budget
+        language = model.language
         seed = sampling.seed if sampling.seed is not None else int.from_bytes(draw()) >> 65
         work = Work(
             id=f"{request.id}-{number}",
@@ -317,8 +325,10 @@ class Generation:
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
-            grammar=self._grammar,
+            grammar=language.gate(self._grammars[number], ready, want.plain),
+            thinking=None if budget is None else language.bound(ready, budget),
             priority=request.priority,
+            tenant=self._tenant,
         )
         first = number * request.n
         tokenizer = model.language.tokenizer

@@ -1,6 +1,7 @@
 """One choice of an answer: the engine's token outputs become the events that a dialect renders.
 
-For each token, in one pass: count it, spell it, look for stop strings, tell the parts apart. Any division of the tokens
+For each token, in one pass: count it, spell it, look for stop strings, tell the parts apart. So stop strings are looked
+for in all that the model writes, reasoning and arguments of calls included. Any division of the tokens
 into outputs gives the same texts, tokens and usage. Knows no sockets and no engine: who drives it looks at ``ended``.
 """
 
@@ -10,10 +11,11 @@ from collections.abc import Sequence
 
 from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
+from .channels import Channels, reader
 from .detokenizer import Detokenizer
-from .families import PLAIN
+from .markup import PLAIN
 from .prompt import Prepared
-from .regions import Regions
+from .regions import Region, Regions
 from .stops import Scanner, Stops
 from .tokenizer import Tokenizer
 
@@ -45,7 +47,9 @@ class Choice:
         self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = Regions(markup, prepared.thinking, tools=prepared.tools) if markup else None
+        self._regions = reader(markup, prepared.thinking, prepared.tools) if markup else None
+        self._single = prepared.single
+        self._called = False  # the one call is complete: nothing more is said
         keep = tokenizer.special_within(markup.marks) if markup else ()
         self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
         if stops is None and request.stop.strings:
@@ -74,6 +78,8 @@ class Choice:
             self._add(id, score, output.costs[number] if output.costs else None, number == silent)
             if self._scanner is not None and self._scanner.matched is not None:
                 return self._end("stop", self._scanner.matched)
+            if self._called:
+                return self._end("stop", None)
         if output.finish is None:
             return list(self._deltas)
         stop = output.stop_id if output.stop_id in self._stop.ids else None
@@ -107,12 +113,19 @@ class Choice:
             self.usage.reasoning_tokens += 1
 
     def _say(self, text: str) -> None:
-        if not text:
+        if not text or self._called:
             return
         if self._regions is None:
             self._emit("content", text)
             return
-        for part, piece, call in self._regions.push(text):
+        self._tell(self._regions.push(text), self._regions)
+
+    def _tell(self, found: list[Region], regions: Regions | Channels) -> None:
+        if self._single and regions.called:
+            self._called = True
+            belong = (number for number, (_, _, call) in enumerate(found) if call is not None and call.index == 0)
+            found = found[: max(belong, default=-1) + 1]
+        for part, piece, call in found:
             self._emit(part, piece, call)
 
     def _emit(self, part: Part, text: str, call: CallDelta | None = None) -> None:
@@ -140,8 +153,8 @@ class Choice:
             self._say(self._scanner.flush())
         called = False
         if self._regions is not None:
-            for part, piece, call in self._regions.flush():
-                self._emit(part, piece, call)
+            if not self._called:
+                self._tell(self._regions.flush(), self._regions)
             called = self._regions.calls > 0
         if self._tokens:
             self._emit(self._deltas[-1].part if self._deltas else "content", "")

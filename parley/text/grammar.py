@@ -72,8 +72,7 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer):
         self._alphabet: llguidance.LLTokenizer | None = None
         self._tokenizer = tokenizer
-        added = tokenizer.backend.get_added_tokens_decoder()
-        self._marks = {token.content: id for id, token in added.items() if token.special or _marked(token.content)}
+        self._marks = tokenizer.marks
         longest = sorted(map(re.escape, self._marks), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(longest)})") if longest else None
         self._made: OrderedDict[bytes, str | Invalid] = OrderedDict()
@@ -117,10 +116,32 @@ class Compiler:
             raise made
         return made
 
+    def get(self, grammar: Grammar) -> str:
+        """What was compiled before, or is now."""
+        found = self.find(grammar)
+        return self.compile(grammar) if found is None else found
+
     def spell(self, text: str) -> str:
         """A text as a sequence in Lark: the model's marks by their ids, what is between them as strings."""
         pieces = self._split.split(text) if self._split is not None else [text]
         return " ".join(_literal(piece, self._marks) for piece in pieces if piece) or '""'
+
+    def behind(self, made: str, think: tuple[str, str], inside: bool) -> str:
+        """A compiled grammar for what follows the reasoning, which stands between the marks of ``think``.
+
+        ``inside``: the answer begins in the reasoning. Otherwise it may begin with it.
+        """
+        opening, closing = self.spell(think[0]), self.spell(think[1])
+        lines = ["THOUGHT: " + TEXT, r"GAP: /\n{0,2}/"]
+        if think[1] in self._marks:
+            thought = f"THOUGHT {closing}"
+        else:
+            thought = "thought"
+            lines.append(f"thought[lazy]: THOUGHT {closing}")
+        lines.append(f"start: {thought} GAP @form" if inside else f"start: ({opening} {thought} GAP)? @form")
+        form, *parts = json.loads(made)["grammars"]
+        answer = {"name": "answer", "lark_grammar": "\n".join(lines)}
+        return json.dumps({"grammars": [answer, form | {"name": "form"}, *parts]})
 
     def _compile(self, grammar: Grammar) -> str:
         text = self._write(grammar)
@@ -135,25 +156,34 @@ class Compiler:
         return text
 
     def _write(self, grammar: Grammar) -> str:
+        parts = [self._part(grammar)]
+        if grammar.kind == "either":
+            parts += [{"name": f"form{number}"} | self._part(each) for number, each in enumerate(grammar.value)]
+        return json.dumps({"grammars": parts})
+
+    def _part(self, grammar: Grammar) -> dict[str, Any]:
+        """A grammar as one of llguidance's."""
         value = grammar.value
         match grammar.kind:
             case "json":
-                return _grammars(json_schema=self._schema(grammar))
+                return {"json_schema": self._schema(grammar)}
             case "regex":
-                return _grammars(lark_grammar=f"start: /{llguidance.regex_to_lark(value, 'd')}/")
+                return _lark(f"start: /{llguidance.regex_to_lark(value, 'd')}/")
             case "choice":
-                return _grammars(lark_grammar="start: " + " | ".join(map(_string, value)))
+                return _lark("start: " + " | ".join(map(_string, value)))
+            case "either":
+                return _lark("start: " + " | ".join(f"@form{number}" for number in range(len(value))))
             case "lark":
-                return _grammars(lark_grammar=value)
+                return _lark(value)
             case "ebnf":
                 if len(value) > SIZE_GBNF:
                     raise _wrong(grammar, f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
                 try:
-                    return _grammars(lark_grammar=gbnf_to_lark(value))
+                    return _lark(gbnf_to_lark(value))
                 except Exception as error:  # whatever its parser meets
                     raise _wrong(grammar, _reason(str(error))) from None
             case "tags":
-                return _grammars(lark_grammar=self._tags(grammar))
+                return _lark(self._tags(grammar))
 
     def _schema(self, grammar: Grammar, value: Any = None) -> dict[str, Any]:
         """A schema with the options that llguidance reads in it."""
@@ -217,11 +247,6 @@ class _Letters:
         return [self.first + byte for byte in text]
 
 
-def _marked(token: str) -> bool:
-    """llguidance takes added tokens of this look for marks, whatever the tokenizer says of them."""
-    return token.startswith("<") and token.endswith(">")
-
-
 def _key(grammar: Grammar) -> bytes:
     content = [grammar.kind, grammar.value, grammar.whitespace, grammar.closed]
     try:
@@ -230,8 +255,8 @@ def _key(grammar: Grammar) -> bytes:
         raise _wrong(grammar, DEEP) from None
 
 
-def _grammars(**first: Any) -> str:
-    return json.dumps({"grammars": [first]})
+def _lark(text: str) -> dict[str, Any]:
+    return {"lark_grammar": text}
 
 
 def _string(text: str) -> str:

@@ -10,10 +10,13 @@ from __future__ import annotations
 from hashlib import sha256
 from random import Random
 
+import msgspec
+
+from parley.core.beam import reach
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
-from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
-from parley.types import Output, Score, Settings, Stats, Work
+from parley.core.sequence import BLOCK_SIZE, Candidate, Row, Sampled, Sequence, Step
+from parley.types import Finish, Output, Score, Settings, Stats, Work
 
 VOCAB = 50
 
@@ -64,10 +67,21 @@ class LedgerRunner:
         require(self.slots[sequence.slot] is sequence, "a sequence left a slot that it did not have")
         self.slots[sequence.slot] = None
 
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        for sequence, parent in forks:
+            require(
+                self.slots[sequence.slot] is sequence and self.slots[parent.slot] is parent, "a fork without a slot"
+            )
+            require(sequence.tokens[:-1] == parent.tokens[: len(sequence) - 1], "a fork with other tokens")
+        forked = [sequence for sequence, parent in forks if sequence is not parent]
+        require(not {id(parent) for _, parent in forks} & set(map(id, forked)), "who goes on as another is a parent")
+
     def run(self, step: Step) -> list[Sampled]:
         failure, self.fail_next = self.fail_next, None
         if failure == "before":
             raise Broken("step")
+        for source, target in step.copies:
+            self.pages[target] = list(self.pages[source])
         require(len(set(step.fresh)) == len(step.fresh), "a page was handed out twice in a step")
         require(len({id(row.sequence) for row in step.rows}) == len(step.rows), "a sequence has two rows")
         for block in step.fresh:
@@ -112,6 +126,11 @@ class LedgerRunner:
             require(end == len(sequence.tokens), "sampled before the end")
             if (sequence.id, sequence.generated) in self.poison:
                 return Sampled(error="This row is not a number.")
+            if sequence.work.beam is not None:
+                return Sampled(
+                    candidates=candidates(sequence.work, sequence.generated, past[end - 1]),
+                    prompt_scores=result.prompt_scores,
+                )
             self._try(row, past, result)
         return result
 
@@ -159,6 +178,51 @@ class Guesser:
 
     def forget(self, sequence: Sequence) -> None:
         pass
+
+
+def candidates(work: Work, generated: int, state: int) -> list[Candidate]:
+    """What may follow a beam, the likeliest first. Few tokens have any probability, sometimes fewer than beams."""
+    forbidden = work.stop_ids if generated < work.min_tokens else []
+    chances = {token: score(state, token) for token in range(VOCAB) if token not in forbidden}
+    likely = [token for token in chances if hash((state, token)) % 7 == 0] or [min(chances)]
+    likely.sort(key=lambda token: (-chances[token].logprob, token))
+    scores = [chances[token] if work.logprobs >= 0 else None for token in likely]
+    made = [Candidate(token, chances[token].logprob, told) for token, told in zip(likely, scores, strict=True)]
+    return made[: reach(work)]
+
+
+def searched(work: Work, limit: int) -> list[tuple[list[int], list[Score | None], bool]]:
+    """Beam search with nothing but lists: tokens and scores of what it finds, the best first, and if a stop ends it."""
+    beam = work.beam
+    assert beam is not None
+    running: list[tuple[float, list[int], list[Score | None]]] = [(0.0, [], [])]
+    found: list[tuple[float, list[int], list[Score | None], bool]] = []
+    while True:
+        length = len(running[0][1]) + 1
+        options = []
+        for rank, (total, tokens, scores) in enumerate(running):
+            state = histories(work.salt, work.token_ids + tokens)[-1]
+            for each in candidates(work, len(tokens), state):
+                key = (-(total + each.logprob), rank, each.token)
+                options.append((key, [*tokens, each.token], [*scores, each.score]))
+        options.sort(key=lambda option: option[0])
+        options = options[: reach(work)]
+        running = []
+        for place, ((loss, _, token), tokens, scores) in enumerate(options):
+            stopped = token in work.stop_ids and length > work.min_tokens
+            if stopped or length == limit:
+                if place < beam.width:
+                    found.append((-loss / length**beam.length_penalty, tokens, scores, stopped))
+            elif len(running) < beam.width:
+                running.append((-loss, tokens, scores))
+        found.sort(key=lambda each: -each[0])
+        del found[beam.width :]
+        ahead = limit if beam.early_stopping == "never" and beam.length_penalty > 0 else length
+        if not running or (
+            len(found) == beam.width
+            and (beam.early_stopping is True or running[0][0] / ahead**beam.length_penalty <= found[-1][0])
+        ):
+            return [each[1:] for each in found]
 
 
 def score(state: int, token: int) -> Score:
@@ -222,7 +286,8 @@ class Bench:
     def _first(self) -> Sequence | None:
         """Who has to have a row in the next step: the best priority, and of that who runs before who waits."""
         running, waiting = self.loop.scheduler.running, self.loop.scheduler.waiting
-        ahead = [*running[:1], *([waiting.head] if waiting else [])]
+        going = [sequence for sequence in running if sequence.computed < len(sequence)]  # not a waiting beam
+        ahead = [*going[:1], *([waiting.head] if waiting else [])]
         return min(ahead, key=lambda sequence: sequence.work.priority, default=None)
 
     def drain(self, limit: int = 20_000) -> None:
@@ -239,7 +304,7 @@ class Bench:
         assert [part.finish is not None for part in parts] == [False] * (len(parts) - 1) + [True]
         assert all(part.prompt_scores is None for part in parts[1:])
         if self.loop.speculation is None:
-            assert all(len(part.token_ids) == 1 for part in parts[:-1])
+            assert all(len(part.token_ids) == 1 for part in parts[:-1])  # what is searched for comes whole
         scores = [score for part in parts for score in part.scores or []]
         return Output(
             id,
@@ -257,6 +322,16 @@ class Bench:
 
 def alone(work: Work, index: int = 0, max_model_len: int = 10_000) -> Output:
     """What one choice gives with nobody else there, in one chunk, without prefix cache, in a pool with room."""
+    if work.beam is not None and work.max_tokens:
+        limit = min(work.max_tokens, max_model_len - len(work.token_ids))
+        found = searched(work, limit)
+        tokens, scores, stopped = found[index % len(found)]
+        prompt = alone(msgspec.structs.replace(work, beam=None, max_tokens=0), index).prompt_scores
+        told = [score for score in scores if score is not None]
+        finish: Finish = "stop" if stopped else "length"
+        return Output(
+            work.id, index, tokens, told or None, finish, tokens[-1] if stopped else None, prompt_scores=prompt
+        )
     single = Work(
         id=work.id,
         token_ids=work.token_ids,

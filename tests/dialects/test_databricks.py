@@ -28,6 +28,7 @@ from parley.types import (
     Chat,
     Delta,
     Done,
+    Grammar,
     Message,
     Sampling,
     Scored,
@@ -328,9 +329,12 @@ def test_a_choice_of_tools_needs_tools():
     assert 'parameter "tool_choice.function.name"' in refused(talk, tools=[TOOL], tool_choice=named)
 
 
-def test_forms_of_the_output_are_checked_and_refused_by_name():
-    for form in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}):
-        assert "not available" in refused(talk, response_format=form)
+def test_forms_of_the_output():
+    assert talk(response_format={"type": "json_object"}).request.grammar == Grammar("json", {"type": "object"})
+    schema = {"name": "n", "schema": {"type": "array"}, "description": "d"}
+    form = {"type": "json_schema", "json_schema": schema}
+    assert talk(response_format=form).request.grammar == Grammar("json", {"type": "array"})
+    assert "'type: \"object\"', got" in refused(talk, response_format=form | {"json_schema": schema | {"strict": True}})
     for gone in ("name", "schema"):
         schema = {name: value for name, value in (("name", "n"), ("schema", {})) if name != gone}
         told = refused(talk, response_format={"type": "json_schema", "json_schema": schema})

@@ -16,6 +16,7 @@ from parley.types import (
     Cost,
     Delta,
     Done,
+    Grammar,
     Message,
     Scored,
     Text,
@@ -251,9 +252,6 @@ def schema(given: Any) -> dict[str, Any]:
          "Invalid json_schema: 'items' at 'schema.properties.x' must be an object"),
         (schema({"items": {"required": 5}}), "Invalid json_schema: 'required' at 'schema.items' must be an array"),
         (schema({"required": [5]}), "Invalid json_schema: elements of 'required' at 'schema' must be strings"),
-        (schema({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}),
-         f"{FORMAT} is not available on this server."),
-        ({"type": "json_object"}, f"{FORMAT} is not available on this server."),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_format(given, text):
@@ -261,9 +259,15 @@ def test_what_is_said_of_a_format(given, text):
     assert ask(Rules(vllm=False), response_format=given).request  # that flavour does not know it
 
 
-def test_text_is_no_format():
+def test_formats_reach_the_request():
+    wanted = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}
     for read in (ask, complete):
-        assert read(response_format={"type": "text"}).request and read(response_format=None).request
+        for nothing in ({"type": "text"}, None):
+            assert read(response_format=nothing).request.grammar is None
+        assert read(response_format={"type": "json_object"}).request.grammar == Grammar("json", {"type": "object"})
+        assert read(response_format=schema(wanted)).request.grammar == Grammar("json", wanted)
+    assert ask(Rules(vllm=False), response_format=schema(wanted)).request.grammar is None
+    assert ask(Rules("extended", vllm=False), response_format=schema(wanted)).request.grammar is not None
 
 
 def test_what_completions_are_asked():

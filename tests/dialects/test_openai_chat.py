@@ -271,13 +271,6 @@ def test_what_is_wrong_is_named(members, field, code):
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"guided_json": {"type": "object"}}, "guided_json"),
-    ({"guided_regex": "a+"}, "guided_regex"),
-    ({"guided_choice": ["a"]}, "guided_choice"),
-    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
-     "response_format.type"),
     ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"logits_processors": ["x"]}, "logits_processors"),

@@ -14,6 +14,7 @@ from parley.types import (
     Chat,
     Delta,
     Done,
+    Grammar,
     Message,
     Sampling,
     Stop,
@@ -183,12 +184,19 @@ FAULTS = [
     ({"top_logprobs": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
     ({"max_tokens": 0}, "`max_new_tokens` must be strictly positive"),
     ({"stop": list("abcde")}, "`stop` supports up to 4 stop sequences. Given: 5"),
-    ({"response_format": {"type": "json", "value": {"properties": {}}}}, "grammar is not supported"),
+    ({"response_format": {"type": "json", "value": 5}}, "grammar is not supported"),
     (
         {"response_format": {"type": "json", "value": {}}},
         "grammar is not valid: Grammar must have a 'properties' field",
     ),
 ]  # fmt: skip
+
+
+def test_a_grammar_reaches_the_request():
+    request = talk(response_format={"type": "json_object", "value": {"properties": {}}}).request
+    grammar = Grammar("json", {"type": "object", "properties": {}}, closed=True, field="grammar")
+    assert request.grammar == grammar
+    assert talk(stream=True, response_format={"type": "regex", "value": "a"}).request.grammar.value == "a"
 
 
 @pytest.mark.parametrize(("members", "text"), FAULTS, ids=str)

@@ -14,7 +14,7 @@ from parley.text import Choice, Markup, Prepared, Tokenizer, scored
 from parley.text.families import HERMES
 from parley.types import CallDelta, Chat, Cost, Delta, Done, Message, Output, Request, Score, Stop, Want
 
-QWEN = Markup(("<think>", "</think>"), HERMES)
+QWEN = Markup(("<think>", "</think>"), (HERMES,))
 CHAT = Chat([Message("user", "hi")])
 
 
@@ -181,6 +181,9 @@ def test_a_stop_string_wins_over_the_parts() -> None:
     result = answer(encode(text), stop=Stop(strings=["END"]))
     assert result.calls == [["f", '{"x": "']]
     assert result.done is not None and result.done.reason == "stop"
+    thought = answer(encode("<think>a END of</think>b"), stop=Stop(strings=["END"]))
+    assert thought.text == {"content": "", "reasoning": "a ", "tool": ""}
+    assert thought.done is not None and (thought.done.reason, thought.done.stop) == ("stop", "END")
 
 
 @pytest.mark.parametrize("include", [False, True])

@@ -56,6 +56,7 @@ class CompletionReply(Reply):
             want=Want(echo=body.boolean("echo", False), ids=True, plain=True),
             n=n,
             stream=stream,
+            partial=behavior == "truncate",
         )
         self._suffix = body.string("suffix", "", cap=MAX_SUFFIX)
         self._usage = shared.told_usage(body, stream)

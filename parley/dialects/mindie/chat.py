@@ -36,8 +36,7 @@ class ChatReply(OpenAIReply):
         interface = (parameters.CHAT if rules.vllm else parameters.NATIVE_CHAT).under(rules)
         values = parameters.read(body, interface)
         wish = choices.count(body, values, interface, rules)
-        if rules.vllm or not rules.strict:
-            constraints.refuse(body)
+        grammar = constraints.read(body) if rules.vllm or not rules.strict else None
         super().__init__(rules, head, messages.CHAT, wish.n)
         self.unknown = "Model not found" if rules.vllm else "Got model {}, but not found in server"
         top, stream = values["top_logprobs"], bool(values["stream"])
@@ -59,6 +58,7 @@ class ChatReply(OpenAIReply):
                 costs=rules.figures,
             ),
             **wish._asdict(),
+            grammar=grammar,
             stream=stream,
             thinking_budget=budget,
         )

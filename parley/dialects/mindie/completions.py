@@ -39,7 +39,7 @@ class CompletionReply(OpenAIReply):
         interface = parameters.COMPLETIONS.under(rules)
         values = parameters.read(body, interface)
         wish = choices.count(body, values, interface, rules)
-        constraints.refuse(body)
+        grammar = constraints.read(body)
         echo = False
         if not rules.strict:
             echo = body.boolean("echo", False)
@@ -63,6 +63,7 @@ class CompletionReply(OpenAIReply):
                 costs=rules.figures,
             ),
             **wish._asdict(),
+            grammar=grammar,
             stream=bool(values["stream"]),
         )
 

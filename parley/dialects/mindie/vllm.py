@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import choices, inputs, parameters
+from parley.dialects.mindie import choices, constraints, inputs, parameters
 from parley.dialects.mindie.answers import MindieReply, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import NEITHER, Words, encode
@@ -45,6 +45,7 @@ class RecordReply(MindieReply):
             model="",
             prompts=[Text("".join(parts))],
             sampling=parameters.sampling(values, rules),
+            grammar=None if rules.strict else constraints.read(body),
             stop=Stop(
                 strings=values["stop"],
                 ids=values["stop_token_ids"],

@@ -68,9 +68,12 @@ class ChatReply(Reply):
             **shared.choices(body, 1, self.rules)._asdict(),
             stream=stream,
             banned=parameters.bad_words(body),
+            grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
             priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
             thinking_budget=more.budget,
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""

@@ -129,9 +129,12 @@ class CompletionReply(Reply):
             **wish._asdict(),
             stream=stream,
             banned=parameters.bad_words(body),
+            grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
             priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
         )
         id_names = body.boolean("return_tokens_as_token_ids", False)
         self._name = more.name or head.id

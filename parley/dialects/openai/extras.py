@@ -17,8 +17,10 @@ from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.parameters import MAX_ID, MAX_LIST, MAX_WORDS
 from parley.errors import Invalid
+from parley.types import Grammar
 
 MAX_NAME = 256
+MAX_SECONDS = 1e9
 SALT = 128  # characters
 PRIORITY = b"x-vllm-priority"  # a header
 NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
@@ -85,24 +87,28 @@ FEATURES: dict[str, tuple[str, Read]] = {
 class Extras:
     """``name``: what the client calls the request. ``truncate``: of a longer prompt only the last so many tokens.
 
-    ``priority``: lower is sooner, here as there. ``budget``: how many tokens of reasoning there may be.
+    ``priority``: lower is sooner, here as there. ``grammar``: the form that the answer is to have. ``seconds``: after
+    so many the answer ends with what there is. ``budget``: how many tokens of reasoning there may be.
     """
 
     name: str | None
     salt: str
     truncate: int | None
     priority: int
+    grammar: Grammar | None = None
+    seconds: float | None = None
     budget: int | None = None
 
 
 def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
     """Raises BadRequest."""
     _check(body)
-    constraints.refuse(body)
+    grammar = constraints.read(body)
     truncate = _truncate(body, head.context, max_tokens)
     budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
     priority = _priority(body, head.headers)
-    return Extras(_name(body), _salt(body), truncate, priority, budget if budget >= 0 else None)
+    seconds = body.number("max_time", None, 0, MAX_SECONDS, open=True)
+    return Extras(_name(body), _salt(body), truncate, priority, grammar, seconds, budget if budget >= 0 else None)
 
 
 def pooling(body: Fields, head: Head) -> Extras:

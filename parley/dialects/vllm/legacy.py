@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from parley.dialects import parameters
+from parley.dialects import forms, parameters
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import extras
@@ -20,7 +20,7 @@ from parley.dialects.parameters import MAX_TOP, Choices
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import WORDS
 from parley.errors import BadRequest, ParleyError
-from parley.types import Delta, Done, Event, Prompt, Request, Scored, Text, Tokens, Usage, Want
+from parley.types import Delta, Done, Event, Grammar, Prompt, Request, Scored, Text, Tokens, Usage, Want
 
 DEFAULT_TOKENS = 16
 HOTTEST = 3.4028234663852886e38
@@ -87,9 +87,12 @@ class GenerateReply(Reply):
             ),
             banned=parameters.bad_words(body),
             **wish._asdict(),
+            grammar=forms.one(more.grammar, _guided(body)),
             stream=bool(stream),
             truncate=more.truncate,
             priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
         )
         self._manner = manner
         self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(wish.n)]
@@ -165,5 +168,9 @@ def _check(body: Fields) -> None:
     body.integer("prompt_logprobs", None, -1, MAX_TOP)
     if not body.boolean("detokenize", True):
         raise unsupported(body, "detokenize", "An answer without text is")
-    if body.free("guided_decoding"):
-        raise unsupported(body, "guided_decoding", "Constrained output is")
+
+
+def _guided(body: Fields) -> Grammar | None:
+    """What ``structured_outputs`` was called before."""
+    wish = body.object("guided_decoding")
+    return forms.structured(wish) if wish is not None and wish.names else None

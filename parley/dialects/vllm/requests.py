@@ -12,7 +12,7 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
-from parley.dialects.openai.constraints import KINDS
+from parley.dialects.forms import KINDS
 from parley.dialects.openai.shared import MAX_TOKENS, Rules
 from parley.dialects.parameters import MAX_N
 from parley.dialects.vllm import shared
