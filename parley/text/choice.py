@@ -16,6 +16,7 @@ from .detokenizer import Detokenizer
 from .markup import PLAIN
 from .prompt import Prepared
 from .regions import Region, Regions
+from .repeats import Repeats
 from .stops import Scanner, Stops
 from .tokenizer import Tokenizer
 
@@ -56,9 +57,13 @@ class Choice:
             stops = Stops(request.stop.strings)
         self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
         unread = self._regions is None and self._scanner is None
-        self._plain = unread and not self._details and request.best_of is None
+        self._repeats = Repeats(request.stop.repetition) if request.stop.repetition is not None else None
+        self._interval = want.interval
+        self._told = -want.interval  # tokens whose events were given
+        special = self._details or self._repeats is not None or request.best_of is not None or want.interval > 1
+        self._plain = unread and not special
         self._tokens: list[Token] = []  # not attached to a delta yet
-        self._deltas: list[Delta] = []
+        self._deltas: list[Delta] = []  # not given yet, or just so
 
     def push(self, output: Output) -> list[Event]:
         """The events of one output: deltas, and Done when it is the last or completes a stop string."""
@@ -71,7 +76,7 @@ class Choice:
             text = "".join(map(self._text.one, output.token_ids))
             usage.completion_tokens += len(output.token_ids)
             return [Delta(self.index, text)] if text else []
-        self._deltas = []
+        self._begin()
         silent = self._silent(output)
         for number, id in enumerate(output.token_ids):
             score = output.scores[number] if output.scores else None
@@ -80,7 +85,13 @@ class Choice:
                 return self._end("stop", self._scanner.matched)
             if self._called:
                 return self._end("stop", None)
+            repeats = self._repeats is not None and self._repeats.push(id)
+            if repeats and usage.completion_tokens >= self._stop.min_tokens:
+                return self._end("repetition", None)
         if output.finish is None:
+            if usage.completion_tokens - self._told < self._interval:
+                return []
+            self._told = usage.completion_tokens
             return list(self._deltas)
         stop = output.stop_id if output.stop_id in self._stop.ids else None
         return self._end(output.finish, stop)
@@ -89,8 +100,13 @@ class Choice:
         """End the choice from outside, giving out what was held back. Nothing if it has ended already."""
         if self.ended:
             return []
-        self._deltas = []
+        self._begin()
         return self._end(reason, None)
+
+    def _begin(self) -> None:
+        """New deltas, if those that there are were given."""
+        if self._told == self.usage.completion_tokens:
+            self._deltas = []
 
     def _silent(self, output: Output) -> int:
         """Position of the token whose text is not shown, -1 for none: it ended the choice."""

@@ -415,6 +415,8 @@ def test_a_named_call():
 
 
 def test_the_choice_of_a_tool():
+    loose = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+    assert talk(tools=[loose]).request.prompts[0].tools == [loose]
     (chat_,) = talk(tools=[TOOL], tool_choice="none").request.prompts
     assert (chat_.choice, len(chat_.tools)) == ("none", 1)  # it sees them all the same
     other = {"type": "function", "function": {"name": "g"}}

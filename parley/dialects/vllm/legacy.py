@@ -15,7 +15,7 @@ from parley.dialects import forms, parameters
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import extras
-from parley.dialects.openai.shared import MAX_TOKENS, RULES, Rules, stop, unsupported
+from parley.dialects.openai.shared import MAX_TOKENS, RULES, Rules, interval, stop, unsupported
 from parley.dialects.parameters import MAX_TOP, Choices
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import WORDS
@@ -84,6 +84,7 @@ class GenerateReply(Reply):
             want=Want(
                 echo=isinstance(prompt, Tokens),
                 skip_special=body.boolean("skip_special_tokens", True),
+                interval=interval(body),
             ),
             banned=parameters.bad_words(body),
             **wish._asdict(),
