@@ -278,7 +278,7 @@ CALLS = (
         (Form("keyed", open=("<|tools_prefix|>", "["), between=", ", close=("]", "<|tools_suffix|>")),),
         (("<|tools_prefix|>",),),
     ),
-    Calls("gigachat3", (Form(open=("function call<|role_sep|>\n",)),), (("function call<|role_sep|>",),)),
+    Calls("gigachat3", (Form(open=("function call<|role_sep|>\n",), alone=True),), (("function call<|role_sep|>",),)),
     Calls(
         "llama3_json",
         (
