@@ -62,8 +62,9 @@ class Chat(msgspec.Struct, frozen=True):
     ``tools`` are those that the model is shown, in OpenAI's form; the arguments of one whose function is ``strict``
     follow its ``parameters``. By ``choice`` the answer may, must not or must call: with "required" it is nothing but
     calls, of the tool that ``only`` names if it does. ``allowed``: names of those that it may call; empty: any.
-    ``parallel``: there may be several calls. ``options`` are extra names the template may read (``enable_thinking``);
-    ``continue_final`` leaves the last turn open so that the model goes on writing it.
+    ``parallel``: there may be several calls. ``thinking`` switches reasoning on or off, ``effort`` says how much of it
+    ("none" to "max"); None is the model's default. ``options`` are extra names that the template may read, and win over
+    these. ``continue_final`` leaves the last turn open so that the model goes on writing it.
     """
 
     messages: list[Message]
@@ -72,6 +73,8 @@ class Chat(msgspec.Struct, frozen=True):
     only: str | None = None
     allowed: list[str] = []
     parallel: bool = True
+    thinking: bool | None = None
+    effort: str | None = None
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final: bool = False
@@ -187,12 +190,14 @@ class Beam(msgspec.Struct, frozen=True):
 
     An output's score is the sum of its tokens' log-probabilities divided by its length ** ``length_penalty``.
     ``early_stopping``: when the search ends. True: with ``width`` finished outputs. False: when the best beam, ended as
-    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers.
+    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers. What says how
+    tokens are drawn has no part in it. ``field``: the member of the request that asked for it, for errors.
     """
 
     width: int
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    field: str = "use_beam_search"
 
 
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,13 +9,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from parley.errors import ContextLength, Invalid, excerpt
 from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text, Thinking
 
 from . import answer
 from .calls import Tools
 from .grammar import Compiler
-from .markup import AUTO, PLAIN, Markup, begins_thinking, detect
+from .markup import AUTO, PLAIN, Markup, begins_thinking, detect, switch
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
@@ -133,7 +135,9 @@ class Language:
         """A conversation as the model reads it. Raises BadRequest."""
         if chat.choice == "required" and chat.tools and "tools" not in self.template.text:
             chat = answer.told(chat)
-        return self.template.render(chat)
+        thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
+        options = switch(self.template.variables, chat.options, thinking, chat.effort)
+        return self.template.render(msgspec.structs.replace(chat, options=options))
 
     def found(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
         """What ``compile`` gives, if that takes no time; None if it does."""

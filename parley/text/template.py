@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -170,7 +170,8 @@ def _environment() -> _Environment:
 class ChatTemplate:
     """The chat templates of one model: "default", and "tool_use" where tools have one of their own.
 
-    ``names`` are the special tokens that templates refer to. Raises BadTokenizer when a template is not valid Jinja.
+    ``names`` are the special tokens that templates refer to; ``variables``: all names that they read. Raises
+    BadTokenizer when a template is not valid Jinja.
     """
 
     def __init__(self, sources: dict[str, str], names: dict[str, str] | None = None):
@@ -179,6 +180,8 @@ class ChatTemplate:
         self._environment = _environment()
         try:
             self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
+            read = (meta.find_undeclared_variables(self._environment.parse(each)) for each in sources.values())
+            self.variables = frozenset[str]().union(*read)
         except jinja2.TemplateError as error:
             raise BadTokenizer(f"The model's chat template is not valid: {error}") from error
 

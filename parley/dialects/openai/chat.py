@@ -45,7 +45,7 @@ class ChatReply(Reply):
     rules: ClassVar[Rules] = RULES
 
     def __init__(self, body: Fields, head: Head):
-        chat, self._legacy = conversation(body, roles=self.rules.roles, shown=self.rules.shown)
+        chat, self._legacy = conversation(body, self.rules)
         max_tokens = _max_tokens(body)
         more = extras.read(body, head, max_tokens=max_tokens)
         _refuse_media(body)

@@ -40,6 +40,7 @@ class Rules:
     ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
     behind the prompt; None: all. ``best_of``: is it a member? ``fewest`` alternatives that may be asked for; -1 is all
     of the vocabulary. ``shown``: with ``tool_choice`` none the model sees its tools all the same.
+    ``schemas``: a ``strict`` tool has one of the schemas that OpenAI's API takes.
     """
 
     roles: tuple[str, ...] = ROLES
@@ -47,6 +48,7 @@ class Rules:
     best_of: bool = True
     fewest: int = -1
     shown: bool = False
+    schemas: bool = True
 
 
 RULES = Rules()
