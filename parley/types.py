@@ -190,12 +190,14 @@ class Beam(msgspec.Struct, frozen=True):
 
     An output's score is the sum of its tokens' log-probabilities divided by its length ** ``length_penalty``.
     ``early_stopping``: when the search ends. True: with ``width`` finished outputs. False: when the best beam, ended as
-    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers.
+    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers. What says how
+    tokens are drawn has no part in it. ``field``: the member of the request that asked for it, for errors.
     """
 
     width: int
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    field: str = "use_beam_search"
 
 
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -57,6 +57,8 @@ REASONS = (
     ("NoExtension", "no text has this form"),
     ("oneOf constraints", "oneOf is supported only where its alternatives exclude one another"),
     ("min/maxProperties only", "minProperties and maxProperties are supported only where all properties are required"),
+    ("anyOf is empty", "enum or anyOf has nothing to choose from"),
+    ("invalid multiple of", "multipleOf must be greater than 0"),
     ("too large", "it is too large"),
     ("too big", "it is too large"),
     ("fuel", "it is too complex"),

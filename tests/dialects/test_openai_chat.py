@@ -269,11 +269,9 @@ def test_what_is_wrong_is_named(members, field, code):
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"use_beam_search": True}, "use_beam_search"),
     ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"logits_processors": ["x"]}, "logits_processors"),
-    ({"use_beam_search": True}, "use_beam_search"),
     ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
     ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities"),

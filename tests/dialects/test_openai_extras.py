@@ -35,7 +35,6 @@ def refused(read, **members) -> BadRequest:
 
 
 WISHES: list[dict[str, Any]] = [
-    {"use_beam_search": True},
     {"logits_processors": ["x"]},
     {"logprob_token_ids": [1]},
     {"return_token_offsets": True},

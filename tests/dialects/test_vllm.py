@@ -79,6 +79,8 @@ def test_defaults_are_those_of_the_models_makers(read):
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0, 20, 0.9, 0.1)
     assert sampling.repetition_penalty == 1.05 and request.stop.max_tokens == 64
     assert read(head, max_tokens=5).request.stop.max_tokens == 5
+    wide = read(head, n=2, best_of=5, use_beam_search=True).request
+    assert (wide.beam.width, wide.sampling.top_k, wide.sampling.top_p, wide.sampling.min_p) == (2, 0, 1.0, 0.0)
     assert read(head).request.stop.max_tokens == (64 if read is talk else 16)
 
 

@@ -49,14 +49,11 @@ def _raw(body: Fields, name: str) -> Any:
 HARMLESS: dict[str, Read] = {
     "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME),
     "spaces_between_special_tokens": _boolean,
-    "length_penalty": lambda body, name: body.number(name, 1.0),
-    "early_stopping": lambda body, name: body.raw(name) == "never" or body.boolean(name, False),
     "vllm_xargs": lambda body, name: _arguments(body, name),
 }
 
 # Members that ask for a feature which is not there, and what to call it.
 FEATURES: dict[str, tuple[str, Read]] = {
-    "use_beam_search": ("Beam search is", _boolean),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
     "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
     "return_token_offsets": ("Places of tokens in the text are", _boolean),

@@ -155,8 +155,8 @@ def _prompt(body: Fields) -> Prompt:
 
 def _choices(body: Fields) -> Choices:
     wish = parameters.choices(body)
-    if body.boolean("use_beam_search", False):
-        if (wish.best_of or wish.n) < 2:
+    if wish.beam is not None:
+        if wish.beam.width < 2:
             raise body.fail("best_of", "must be greater than 1 when using beam search.")
         if body.number("temperature", 1.0) != 0:
             raise body.fail("temperature", "must be 0 when using beam search.")
