@@ -148,9 +148,9 @@ SERVE: list[Option] = [
     Option("lowering", switch(), "Run known layers on the fused decoder.", True, section="engine", variable=True),
     Option(
         "speculate",
-        choice("none", "ngram"),
-        "Guess several tokens ahead from what stands in the text already, and compute them in one step. Answers are "
-        "the same, sooner where guesses are right.",
+        pattern(r"none|ngram|draft=.+", "none|ngram|draft=FOLDER", "none, ngram or draft=FOLDER"),
+        "Guess several tokens ahead and compute them in one step: from what stands in the text already, or by a small "
+        "model with the same tokenizer. Answers are the same, sooner where guesses are right.",
         "none",
         section="engine",
         variable=True,

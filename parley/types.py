@@ -427,7 +427,7 @@ class Settings(msgspec.Struct, kw_only=True):
     reasoning_parser: str = "auto"  # and that whose reasoning is
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
-    speculate: str = "none"  # who guesses tokens ahead: none or ngram (what the text so far says)
+    speculate: str = "none"  # who guesses tokens: none, ngram (what the text so far says) or draft=FOLDER (a model)
     speculate_tokens: int = 7  # how many at most
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from parley import native
@@ -102,28 +101,13 @@ class Runner:
         return results
 
     def _pack(self, rows: list[Row]) -> Batch:
-        spans: list[Span] = []
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        for row in rows:
-            width, table = row.width, row.sequence.blocks
-            start, end = row.start, row.start + width
-            spans.append(Span(len(token_ids), width, end, table))
-            if width == 1:
-                token_ids.append(row.sequence.tokens[start])
-                positions.append(start)
-                slots.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
-                continue
-            token_ids += row.sequence.tokens[start : start + row.count]
-            token_ids += row.drafts
-            positions += range(start, end)
-            for page in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
-                first = page * BLOCK_SIZE
-                shift = table[page] * BLOCK_SIZE - first
-                slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
-        whole = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(self.device)
-        return Batch(whole[0], whole[1], whole[2], spans)
+        return Batch.pack(
+            (
+                ([*row.sequence.tokens[row.start : row.start + row.count], *row.drafts], row.start, row.sequence.blocks)
+                for row in rows
+            ),
+            self.device,
+        )
 
     def _sample(self, rows: list[Row], batch: Batch, hidden: torch.Tensor, results: list[Sampled]) -> None:
         drawn = [
