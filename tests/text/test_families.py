@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,6 +232,7 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("[f(s='a', n=", "", [("f", '{"s": "a", "n": ')]),
         (r"""[f(s='it\'s "\u00e9\ud83d\ude00\n\q')]""", "", [("f", r'{"s": "it'"'"r's \"é\ud83d\ude00\n\\q"}')]),
     ],
+    "llama4_json": [('{"name": "f", "parameters": {"s": "a"}}', "", [F]), ('[f(s="a")]', "", [F])],
     "pythonic": [("Ok\n```tool_code\nf(s='a')\n```", "Ok", [F])],
     "gemma4": [
         (
@@ -441,6 +444,11 @@ SIGNS = [
 @pytest.mark.parametrize(("template", "tools", "reasoning"), SIGNS)
 def test_families_are_told_by_their_templates(template: str, tools: str, reasoning: str) -> None:
     assert detect(template) == detect("", tools, reasoning)
+
+
+def test_the_page_of_families_is_made_from_the_tables() -> None:
+    script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "families.py"))
+    assert script["PAGE"].read_text("utf-8") == script["page"](), "docs/families.md is old: make docs"
 
 
 def test_prompts_that_begin_reasoning() -> None:
