@@ -16,8 +16,8 @@ INTRODUCTION = """\
 
 Models write reasoning and tool calls in ways of their own. parley reads each of these while it arrives and gives it
 out in the form of whatever API is spoken: reasoning apart from content, calls with names and JSON arguments, piece by
-piece. It writes them as well: where a call is forced, or a tool is `strict`, a grammar in the model's own form holds the
-model to it.
+piece. It writes them as well: where a call is forced, or a tool is `strict`, a grammar in the model's own form holds
+the model to it.
 
 Which family a model belongs to is told by its chat template: the first row of each table whose signs stand in it. Where
 that is not enough, `--tool-parser` and `--reasoning-parser` take any name below; `none` leaves everything as text. A
