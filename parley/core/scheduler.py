@@ -105,7 +105,8 @@ class Scheduler:
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.speculation is not None:
-            drafts = self.speculation.drafts(decodes, busy=len(decodes) < len(self.running))
+            busy = any(len(sequence.tokens) - sequence.computed > 1 for sequence in self.running)
+            drafts = self.speculation.drafts(decodes, busy=busy)
         self.pace.begin(len(decodes) + sum(map(len, drafts.values())))
         waiting = self.waiting.priority  # of who is next, inf once one has to wait on
         for sequence in list(self.running):

@@ -329,7 +329,8 @@ THOUGHTS = (
     Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
     Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
     Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),
-    Thoughts("ernie45", THINK, (("<think>", "<response>\\n"),), around=("<response>", "</response>")),
+    Thoughts("ernie45", THINK, (("<think>", "<response>\\n"), ("<think>", "<response></response>")),
+             aliases=("granite33",), around=("<response>", "</response>")),
     Thoughts(
         "qwen3",
         THINK,
