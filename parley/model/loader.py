@@ -151,7 +151,14 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
     with _memory("a KV cache of this size"):
         pages = PagedKV(network.layers, blocks, dtype, device, int8=int8)
         recipe = _recipe(folder)
-        runner = Runner(network, pages, max_model_len=length, slots=settings.max_batch, recipe=recipe)
+        runner = Runner(
+            network,
+            pages,
+            max_model_len=length,
+            slots=settings.max_batch,
+            recipe=recipe,
+            highest=settings.max_rank,
+        )
         progress("warming up", 0.96)
         runner.warm()
     progress("ready", 1.0)

@@ -7,12 +7,14 @@ without padding, new pages are cleared first, and logits are made only for posit
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
+from parley.model import lora
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
 from parley.model.pooling import Recipe
@@ -29,13 +31,20 @@ BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 class Runner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
-    ``recipe``: how vectors are made, of the last token alone; None: they are not.
+    ``recipe``: how vectors are made, of the last token alone; None: they are not. ``highest``: rank of adapters.
     """
 
     generates = True
 
     def __init__(
-        self, network: Network, pages: PagedKV, *, max_model_len: int, slots: int, recipe: Recipe | None = None
+        self,
+        network: Network,
+        pages: PagedKV,
+        *,
+        max_model_len: int,
+        slots: int,
+        recipe: Recipe | None = None,
+        highest: int = lora.HIGHEST,
     ):
         assert recipe is None or recipe.last, "pages keep no hidden states"
         self.network = network
@@ -46,6 +55,7 @@ class Runner:
         self.max_model_len = max_model_len
         self.vocab_size = network.vocab_size
         self.device = pages.device
+        self.highest = highest
         self.sampler = Sampler(network.vocab_size, slots, self.device)
 
     @torch.inference_mode()
@@ -57,6 +67,11 @@ class Runner:
         hidden = self.network.hidden(batch, self.pages)
         self.network.logits(hidden[-1:])
         self.dimensions = hidden.shape[-1] if self.recipe else 0
+
+    @torch.inference_mode()
+    def fetch(self, folder: str) -> lora.Adapter:
+        """Read an adapter; in any thread. Raises LoadError."""
+        return lora.read(Path(folder), self.network.linears, self.highest, self.pages.dtype, self.device)
 
     def admit(self, sequence: Sequence) -> None:
         """Write the sequence's sampling parameters and token counts into its slot."""
@@ -84,12 +99,17 @@ class Runner:
 
     def _pack(self, rows: list[Row]) -> Batch:
         spans: list[Span] = []
+        adapted: dict[lora.Adapter, list[int]] = {}
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         for row in rows:
             start, end, table = row.start, row.start + row.count, row.sequence.blocks
-            spans.append(Span(len(token_ids), row.count, end, table))
+            at = len(token_ids)
+            spans.append(Span(at, row.count, end, table))
+            if (adapter := row.sequence.adapter) is not None:
+                assert isinstance(adapter, lora.Adapter)
+                adapted.setdefault(adapter, []).extend(range(at, at + row.count))
             if row.count == 1:
                 token_ids.append(row.sequence.tokens[start])
                 positions.append(start)
@@ -102,7 +122,11 @@ class Runner:
                 shift = table[page] * BLOCK_SIZE - first
                 slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
         whole = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(self.device)
-        return Batch(whole[0], whole[1], whole[2], spans)
+        batch = Batch(whole[0], whole[1], whole[2], spans)
+        if adapted:
+            groups = [(adapter.weights, rows) for adapter, rows in adapted.items()]
+            batch.adapted = native.adapted(groups, self.device)
+        return batch
 
     def _sample(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
         drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]
