@@ -21,7 +21,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 # Options of the engine, which one of several models may have for itself.
 OWN = (
     "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-dtype", "max-batch", "step-ms", "step-tokens",
-    "threads", "prefix-cache", "pack-cache", "lowering",
+    "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens",
 )  # fmt: skip
 
 SERVE: list[Option] = [
@@ -130,6 +130,23 @@ SERVE: list[Option] = [
     ),
     Option("lowering", switch(), "Run known layers on the fused decoder.", True, section="engine", variable=True),
     Option(
+        "speculate",
+        choice("none", "ngram"),
+        "Guess several tokens ahead from what stands in the text already, and compute them in one step. Answers are "
+        "the same, sooner where guesses are right.",
+        "none",
+        section="engine",
+        variable=True,
+    ),
+    Option(
+        "speculate-tokens",
+        integer(1, 64),
+        "Tokens guessed at a time, at most; fewer where guesses turn out wrong or the batch is large.",
+        7,
+        section="engine",
+        variable=True,
+    ),
+    Option(
         "in-process",
         switch(),
         "Run the engine inside the server's process.",
@@ -208,7 +225,7 @@ SERVE: list[Option] = [
     Option(
         "max-queue",
         integer(0),
-        "Requests that may wait before others are turned away with 429.",
+        "Requests that may wait before others are turned away with 429; keys with less than their share still get in.",
         1024,
         section="server",
         variable=True,
@@ -318,4 +335,6 @@ def settings(config: Mapping[str, Any], folder: str) -> Settings:
         lowering=config["lowering"],
         pack_cache=config["pack-cache"],
         quantization=config["quantization"],
+        speculate=config["speculate"],
+        speculate_tokens=config["speculate-tokens"],
     )

@@ -25,7 +25,7 @@ ParleyError                      500
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
 │   └── Stopping                 503  it will not be ready any more
-├── Expired                      504  it took too long; ``limit`` says by whose wish, or that a token did
+├── Expired                  504/408  it took too long by the wish that ``limit`` names (408: the client's)
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
 
@@ -197,6 +197,7 @@ class Expired(ParleyError):
     def __init__(self, message: str, *, limit: Limit):
         super().__init__(message)
         self.limit = limit
+        self.status = 408 if limit == "client" else 504
 
 
 class EngineError(ParleyError):

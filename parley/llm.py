@@ -27,13 +27,13 @@ from parley.dialects.openai.embeddings import EmbeddingReply
 from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
-from parley.errors import Invalid
+from parley.errors import Invalid, WrongType
 from parley.hub import resolve, served_name
 from parley.server.generation import Generation
 from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.tally import Note, Tally
-from parley.types import Delta, Done, Event, Reason, Request, Scored, Settings, Token, ToolCall, Usage, Vector
+from parley.types import Delta, Done, Event, Grammar, Reason, Request, Scored, Settings, Token, ToolCall, Usage, Vector
 
 T = TypeVar("T")
 Input = str | list[int]  # text or token ids
@@ -77,7 +77,8 @@ class LLM:
 
     Options of the generating methods are the members of the OpenAI API's bodies with vLLM's extras, as the server
     reads them: ``temperature``, ``top_p``, ``seed``, ``max_tokens``, ``stop``, ``n``, ``logprobs``, ``tools``, … Wrong
-    ones raise ``errors.BadRequest``.
+    ones raise ``errors.BadRequest``. Two are its own: ``schema``, a JSON schema that the answer follows, and
+    ``grammar``, any other form of it: a ``parley.types.Grammar``, or text in llguidance's Lark.
     """
 
     def __init__(self, model: str | None = None, *, in_process: bool = True, **settings: Any):
@@ -254,6 +255,27 @@ class _Members(dict[str, Any]):
 
 def _request(prompt: Any, options: dict[str, Any]) -> Request:
     """A Request for text, token ids or a conversation. Raises BadRequest for a wrong option or value."""
+    grammar = _form(options)
+    options = {name: value for name, value in options.items() if name not in ("schema", "grammar")}
+    request = _body(prompt, options)
+    if grammar is not None:
+        request.grammar = grammar
+    return request
+
+
+def _form(options: dict[str, Any]) -> Grammar | None:
+    """What ``schema`` or ``grammar`` say of the answer. Raises Invalid, WrongType."""
+    schema, grammar = options.get("schema"), options.get("grammar")
+    if schema is not None and grammar is not None:
+        raise Invalid("schema and grammar cannot both be given.", field="grammar")
+    if isinstance(grammar, str):
+        return Grammar("lark", grammar, field="grammar")
+    if isinstance(grammar, Grammar | None):
+        return grammar if schema is None else Grammar("json", schema, field="schema")
+    raise WrongType("grammar must be text or a parley.types.Grammar.", field="grammar")
+
+
+def _body(prompt: Any, options: dict[str, Any]) -> Request:
     talk = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], dict)
     if talk:
         return _read(ChatReply, {**options, "messages": prompt})

@@ -59,12 +59,19 @@ class Message(msgspec.Struct, frozen=True):
 class Chat(msgspec.Struct, frozen=True):
     """A conversation that the model's chat template turns into text.
 
-    ``options`` are extra names the template may read (``enable_thinking``); ``continue_final`` leaves the last
-    turn open so that the model goes on writing it.
+    ``tools`` are those that the model is shown, in OpenAI's form; the arguments of one whose function is ``strict``
+    follow its ``parameters``. By ``choice`` the answer may, must not or must call: with "required" it is nothing but
+    calls, of the tool that ``only`` names if it does. ``allowed``: names of those that it may call; empty: any.
+    ``parallel``: there may be several calls. ``options`` are extra names the template may read (``enable_thinking``);
+    ``continue_final`` leaves the last turn open so that the model goes on writing it.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] = []
+    choice: Literal["auto", "none", "required"] = "auto"
+    only: str | None = None
+    allowed: list[str] = []
+    parallel: bool = True
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final: bool = False
@@ -80,8 +87,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     ``allowed``: of other tokens none is drawn; empty: any may be. ``banned``: token sequences that the output never
     contains; ``no_repeat_ngram``: so many tokens in a row never come twice; 0 is off. What would leave no token at all
     does not count. ``watermark``: the text gets a mark that ``parley watermark`` finds.
-    Order of operations: bias, watermark -> forbid (allowed, banned, min_tokens) -> penalties -> temperature -> min_p
-    -> top_k -> top_p -> typical_p -> draw.
+    Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, min_tokens) -> penalties -> temperature
+    -> min_p -> top_k -> top_p -> typical_p -> draw.
     """
 
     temperature: float = 1.0
@@ -117,7 +124,10 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Want(msgspec.Struct, frozen=True):
-    """What the client wants back beside the text. Numbers are how many alternatives; None means no log-probs."""
+    """What the client wants back beside the text.
+
+    Numbers are how many alternatives, -1 all of the vocabulary; None means no log-probs.
+    """
 
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -149,16 +159,30 @@ class Grammar(msgspec.Struct, frozen=True):
 
     By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
     "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
-    ``Tags``. ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
+    ``Tags``, "either" a list of grammars of other kinds, which are told apart by how a text begins.
+    ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
     ``closed``: objects have no members that their schema does not name, unless it says otherwise.
     ``field``: the member of the request that asked for it, for errors.
     """
 
-    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags"]
+    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "either"]
     value: Any
     whitespace: str | None = None
     closed: bool = False
     field: str = "response_format"
+
+
+class Beam(msgspec.Struct, frozen=True):
+    """Beam search: not drawn but searched for, the likeliest outputs among those that ``width`` beams come across.
+
+    An output's score is the sum of its tokens' log-probabilities divided by its length ** ``length_penalty``.
+    ``early_stopping``: when the search ends. True: with ``width`` finished outputs. False: when the best beam, ended as
+    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
 
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -177,6 +201,8 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Request(msgspec.Struct, kw_only=True):
     """One request of any API. With several prompts, choice index = prompt number * n + k.
 
+    ``best_of``: so many choices are made, and the n likeliest by the mean log-probability of their tokens are given,
+    the likeliest first. With ``beam`` the n best that the search finds are, the best first.
     With ``pooling`` each prompt gets a vector and no text: ``n`` is 1, and what is said of sampling has no meaning.
     """
 
@@ -188,16 +214,31 @@ class Request(msgspec.Struct, kw_only=True):
     want: Want = Want()
     banned: list[str] = []  # words that are not to be written; as tokens they are in ``sampling``
     grammar: Grammar | None = None
+    thinking_budget: int | None = None  # tokens of reasoning, after which it is closed; None: any number
     n: int = 1
+    best_of: int | None = None
+    beam: Beam | None = None
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
     adapter: str | None = None  # by name; None: what ``model`` says, which may be the name of one
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
+    partial: bool = False  # when its time is over, what there is is the answer, cut off; else that is an error
+    priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
     sole: str = ""  # one of them that no other open request to the model may have
+
+    @property
+    def made(self) -> int:
+        """How many choices the engine gives for each prompt."""
+        return self.best_of or self.n
+
+    @property
+    def places(self) -> int:
+        """How many sequences it computes for all prompts."""
+        return len(self.prompts) * (self.beam.width if self.beam is not None else self.made)
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -205,12 +246,30 @@ class Request(msgspec.Struct, kw_only=True):
 # --------------------------------------------------------------------------------------------------------------
 
 
+class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Reasoning that may have ``budget`` tokens between its marks, the texts ``opening`` and ``closing``.
+
+    After so many, the tokens of ``close`` follow, which end it. ``inside``: the output begins in it; otherwise it may
+    begin with it, by the mark.
+    """
+
+    opening: str
+    closing: str
+    inside: bool
+    budget: int
+    close: list[int]
+
+
 class Work(msgspec.Struct, array_like=True, gc=False):
     """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
 
+    With ``beam`` nothing is drawn: the choices are the n best that a search finds, given whole when it ends.
     ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
     ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
-    their tokens took. ``adapter``: the name of one that is computed with; empty: none is.
+    their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
+    ``thinking``: a limit to its reasoning.
+    ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal shares.
+    ``adapter``: the name of one that is computed with; empty: none is.
     """
 
     id: str
@@ -226,6 +285,11 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     salt: str = ""
     costs: bool = False
     pooling: Pooling | None = None
+    grammar: str = ""
+    thinking: Thinking | None = None
+    priority: int = 0
+    tenant: str = ""
+    beam: Beam | None = None
     adapter: str = ""
 
 
@@ -260,10 +324,11 @@ Finish = Literal["stop", "length", "cancel", "error"]
 class Output(msgspec.Struct, array_like=True, gc=False):
     """What one step gave one choice. The last output of a choice has ``finish``; exactly one does.
 
-    ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``). ``prompt_scores`` arrives once, with
-    the first output of choice 0; its first entry is None, for nothing precedes the first token. ``waited``: seconds in
-    the engine's queue, told with the first output of a choice. ``preemptions``: how often it had to give up its place
-    until now. ``vector``: float32, little endian; of a work with ``pooling``, with its only output.
+    ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``); None with "stop" where its grammar
+    has come to its end. ``prompt_scores`` arrives once, with the first output of choice 0; its first entry is None, for
+    nothing precedes the first token. ``waited``: seconds in the engine's queue, told with the first output of a choice.
+    ``preemptions``: how often it had to give up its place until now. ``vector``: float32, little endian; of a work with
+    ``pooling``, with its only output.
     """
 
     id: str
@@ -299,6 +364,10 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     step_prompt: int = 0  # of those, tokens of prompts
     step_rows: int = 0
     step_seconds: float = 0.0
+    # of speculation
+    drafts: int = 0
+    draft_tokens: int = 0  # of all drafts
+    draft_accepted: list[int] = []  # how many were right as a draft's first token, as its second …
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -344,6 +413,8 @@ class Settings(msgspec.Struct, kw_only=True):
     lowering: bool = True
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
+    speculate: str = "none"  # who guesses tokens ahead: none or ngram (what the text so far says)
+    speculate_tokens: int = 7  # how many at most
     adapters: dict[str, str] = {}  # folders of adapters, by name; they are read when they are wanted
     max_adapters: int = 8  # that are in memory at once
     max_rank: int = 256  # of an adapter

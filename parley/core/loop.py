@@ -19,12 +19,16 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
+from parley.core.beam import Search, capacity
 from parley.core.blocks import BlockPool, extend, root
 from parley.core.finish import allowance, verdict
+from parley.core.fork import branch
+from parley.core.lookup import Lookup
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
-from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Step
+from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Status, Step
 from parley.core.shelf import Entry, Fetch, Fetched, Shelf
+from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
 from parley.types import Cost, Finish, Output, Settings, Stats, Work
 
@@ -56,11 +60,21 @@ class Loop:
         self.pool = BlockPool(runner.blocks)
         self.context = runner.max_model_len
         self.scheduler: Scheduler | Whole
+        self.speculation: Speculation | None = None
         if runner.blocks:
             # A sequence that is alone can always go on: no context is longer than the pool.
             self.context = min(self.context, runner.blocks * BLOCK_SIZE)
+            proposer = runner.proposer or (Lookup() if settings.speculate == "ngram" else None)
+            if proposer is not None:
+                self.speculation = Speculation(proposer, settings.speculate_tokens, runner.vocab_size)
             self.scheduler = Scheduler(
-                self.pool, pace, settings.max_batch, self._admit, self._release, settings.prefix_cache
+                self.pool,
+                pace,
+                settings.max_batch,
+                self._admit,
+                self._release,
+                settings.prefix_cache,
+                self.speculation,
             )
         else:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
@@ -70,6 +84,8 @@ class Loop:
         self._emit = emit
         self._pace = pace
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
+        self._searches: dict[str, Search] = {}  # works whose choices are searched for
+        self._broken: list[Search] = []  # of which a sequence could not be admitted
         self._outputs: list[Output] = []
         self._changed = False  # something happened that no emit has told of
         self._arrivals = 0
@@ -82,11 +98,11 @@ class Loop:
     @property
     def idle(self) -> bool:
         """Whether ``step`` has nothing to do until more is added."""
-        return not (self._open or self._changed)
+        return not (self._open or self._searches or self._changed)
 
     def add(self, work: Work) -> None:
         """Queue all choices of a work. What is wrong with it is told by outputs of the next step."""
-        if work.id in self._open or work.id in self._apart:
+        if work.id in self._open or work.id in self._searches or work.id in self._apart:
             log.error("a work was submitted twice under one id; the second is ignored")
             return
         self._changed = True
@@ -132,8 +148,12 @@ class Loop:
             extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
         stops = frozenset(work.stop_ids)
         limit = allowance(work, self.context)
+        width = 0
+        if work.beam is not None and limit:
+            width = work.beam.width
+            limit = min(limit, capacity(self.pool.size, width) - len(work.token_ids))
         choices: dict[int, Sequence] = {}
-        for index in range(work.n):
+        for index in range(width or work.n):
             sequence = Sequence(
                 id=work.id,
                 index=index,
@@ -151,11 +171,17 @@ class Loop:
                 added=added,
                 since=added,
                 adapter=adapter,
+                turns=max(1, width),
             )
             self._arrivals += 1
             choices[index] = sequence
-            self.scheduler.add(sequence)
-        if choices:
+            if width and index:
+                sequence.status = Status.FINISHED  # until another beam forks
+            else:
+                self.scheduler.add(sequence)
+        if width:
+            self._searches[work.id] = Search(work, list(choices.values()))
+        elif choices:
             self._open[work.id] = choices
         self._prompt_tokens += len(work.token_ids)
 
@@ -166,6 +192,12 @@ class Loop:
             if not self._apart[id]:
                 del self._apart[id]
                 self.shelf.cancel(id)
+        search = self._searches.get(id)
+        if search is not None:
+            search.wanted = search.wanted - {index} if index >= 0 else set()
+            if not search.wanted:
+                self._drop(search)
+                self._changed = True
         for sequence in list(self._open.get(id, {}).values()):
             if index < 0 or sequence.index == index:
                 self._close(sequence)
@@ -189,10 +221,15 @@ class Loop:
             if results is None:
                 self.scheduler.abandon(step)
                 for row in step.rows:
-                    self._fail(row.sequence, FAILED)
+                    if row.sequence.status is not Status.FINISHED:
+                        self._fail(row.sequence, FAILED)
             else:
                 for row, result in zip(step.rows, results, strict=True):
                     self._finish(row, result)
+                for id in dict.fromkeys(row.sequence.id for row in step.rows if row.sequence.id in self._searches):
+                    self._search(self._searches[id])
+        while self._broken:
+            self._abort(self._broken.pop(), FAILED)
         outputs, self._outputs = self._outputs, []
         self._changed = False
         self._emit(outputs, self.stats())
@@ -200,6 +237,7 @@ class Loop:
 
     def stats(self) -> Stats:
         tokens, prompt, rows, seconds = self._last
+        tried = self.speculation.tried if self.speculation is not None else Tried()
         return Stats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + self.shelf.waiting,
@@ -215,6 +253,9 @@ class Loop:
             step_prompt=prompt,
             step_rows=rows,
             step_seconds=seconds,
+            drafts=tried.rows,
+            draft_tokens=tried.tokens,
+            draft_accepted=list(tried.accepted),
         )
 
     def _refusal(self, work: Work) -> str | None:
@@ -225,6 +266,10 @@ class Loop:
             return f"The prompt has {len(work.token_ids)} tokens, but only {self.context} fit."
         if work.pooling is None and not self.runner.generates:
             return "The model makes vectors only."
+        if work.beam is not None:
+            beams, room = work.beam.width, capacity(self.pool.size, work.beam.width)
+            if beams > self.settings.max_batch or (work.max_tokens and len(work.token_ids) >= room):
+                return f"{beams} beams do not fit: at most {self.settings.max_batch} of {room} tokens each do."
         if work.pooling is not None and (work.pooling.dimensions or 1) > self.runner.dimensions:
             return f"The model makes vectors of {self.runner.dimensions} dimensions."
         ids, size = work.token_ids, self.runner.vocab_size
@@ -247,12 +292,18 @@ class Loop:
         prompt = sum(row.count for row in step.rows if row.count > 1)
         self._last = (step.tokens, prompt, len(step.rows), seconds)
         self._pace.observe(seconds)
+        if self.speculation is not None and not prompt:
+            self.speculation.observe(step, seconds)
         return results
 
     def _finish(self, row: Row, result: Sampled) -> None:
         """Append what a row gave and end the choice if that was its last."""
         sequence = row.sequence
-        missing = (row.sample and result.token is None) or (row.pool and result.vector is None)
+        if sequence.status is Status.FINISHED:
+            return  # with another beam of its search
+        search = self._searches.get(sequence.id)
+        drawn = result.tokens if search is None else result.candidates
+        missing = (row.sample and not drawn) or (row.pool and result.vector is None)
         if result.error is not None or missing:
             for block in sequence.blocks:
                 self.pool.forget(block)  # whatever went wrong may be in there
@@ -263,38 +314,106 @@ class Loop:
             sequence.computing += self._last[3]
         if row.start + row.count < len(sequence.tokens):
             return
+        if search is not None:
+            search.report(sequence, result.candidates)
+            return
         output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
         if sequence.generated == 0:
             output.waited = sequence.waited
             output.prompt_scores = sequence.prompt_scores or None
         output.vector = result.vector
         finish: Finish | None = "stop" if row.pool else "length"
-        if result.token is not None and row.sample:
-            sequence.tokens.append(result.token)
-            self._generated_tokens += 1
+        if row.sample:
+            sequence.tokens += result.tokens
+            self._generated_tokens += len(result.tokens)
             finish = verdict(sequence)
-            output.token_ids = [result.token]
-            if sequence.work.logprobs >= 0 and result.score is not None:
-                output.scores = [result.score]
+            output.token_ids = result.tokens
+            if sequence.work.logprobs >= 0:
+                output.scores = result.scores
             if sequence.work.costs:
-                output.costs = [self._cost(sequence)]
-            if finish == "stop":
-                output.stop_id = result.token
+                output.costs = self._costs(sequence, len(result.tokens))
+            if finish == "stop" or result.end == "mark":
+                output.stop_id = result.tokens[-1]
+            if result.end is not None:
+                finish = "stop"
+            if row.drafts:
+                self._settle(row, len(result.tokens) - 1)
         output.finish = finish
         if finish is None:
             self._outputs.append(output)
         else:
             self._end(sequence, output)
 
-    def _cost(self, sequence: Sequence) -> Cost:
-        """What its newest token took; from here on the next one's time runs."""
+    def _settle(self, row: Row, accepted: int) -> None:
+        """So many drafts of the row were right."""
+        assert isinstance(self.scheduler, Scheduler) and self.speculation is not None
+        self.scheduler.settle(row)
+        self.speculation.learn(row, accepted)
+
+    def _costs(self, sequence: Sequence, count: int) -> list[Cost]:
+        """What each of its newest tokens took, their step in equal shares; from here on the next one's time runs."""
         _, _, rows, _ = self._last
         waited = max(0.0, self._ended - sequence.since - sequence.computing)
-        cost = Cost(rows, waited, sequence.computing)
+        cost = Cost(rows, waited / count, sequence.computing / count)
         sequence.since, sequence.computing = self._ended, 0.0
-        return cost
+        return [cost] * count
+
+    def _search(self, search: Search) -> None:
+        """Go on with a search if all of its beams have come as far, or give what it has found."""
+        if not search.ready:
+            return
+        if search.work.costs:
+            costs = [self._costs(beam.sequence, 1) for beam in search.beams]
+            search.costs += costs[0]
+        moves = search.advance()
+        if not search.over:
+            assert isinstance(self.scheduler, Scheduler)
+            try:
+                branch(search, moves, self.scheduler, self.runner)
+            except Exception:
+                log.exception("beams could not fork")
+                self._abort(search, FAILED)
+            return
+        root = search.root
+        for index in sorted(search.wanted):
+            found = search.output(index)
+            self._outputs.append(
+                Output(
+                    root.id,
+                    index,
+                    found.token_ids,
+                    found.scores or None,
+                    found.finish,
+                    found.stop_id,
+                    cached_tokens=root.cached,
+                    prompt_scores=(root.prompt_scores or None) if index == 0 else None,
+                    waited=root.waited,
+                    preemptions=search.preemptions,
+                    costs=search.costs[: len(found.token_ids)] if search.work.costs else None,
+                )
+            )
+            self._generated_tokens += len(found.token_ids)
+        self._drop(search)
+
+    def _abort(self, search: Search, reason: str) -> None:
+        """End all choices of a search with an error."""
+        if self._searches.get(search.root.id) is search:
+            for index in sorted(search.wanted):
+                self._outputs.append(Output(search.root.id, index, finish="error", error=reason))
+            self._drop(search)
+
+    def _drop(self, search: Search) -> None:
+        """Take a search out of all books."""
+        for member in search.members:
+            self.scheduler.remove(member)
+        del self._searches[search.root.id]
+        self._give_back(search.root.id)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
+        search = self._searches.get(sequence.id)
+        if search is not None:
+            self._abort(search, reason)
+            return
         self._end(sequence, Output(sequence.id, sequence.index, finish="error", error=reason))
 
     def _end(self, sequence: Sequence, output: Output) -> None:
@@ -304,12 +423,18 @@ class Loop:
     def _close(self, sequence: Sequence) -> None:
         """Take a choice out of all books."""
         self.scheduler.remove(sequence)
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         choices = self._open[sequence.id]
         del choices[sequence.index]
         if not choices:
             del self._open[sequence.id]
-            if (entry := self._entries.pop(sequence.id, None)) is not None:
-                self.shelf.give(entry)
+            self._give_back(sequence.id)
+
+    def _give_back(self, id: str) -> None:
+        """A work has ended: others may have its adapter's place."""
+        if (entry := self._entries.pop(id, None)) is not None:
+            self.shelf.give(entry)
 
     def _admit(self, sequence: Sequence) -> bool:
         if not sequence.preemptions:
@@ -318,7 +443,11 @@ class Loop:
             self.runner.admit(sequence)
         except Exception:
             log.exception("a sequence could not be admitted")
-            self._fail(sequence, FAILED)
+            search = self._searches.get(sequence.id)
+            if search is None:
+                self._fail(sequence, FAILED)
+            else:
+                self._broken.append(search)  # others of its beams may have rows in this step
             return False
         return True
 

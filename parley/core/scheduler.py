@@ -4,15 +4,16 @@ There are no prefill and decode phases. Every sequence has ``len(tokens)`` token
 cache, and a step lets ``computed`` catch up. A decode is a distance of one token; a new prompt, the rest of a long one,
 what a prefix hit left over and a preempted sequence are longer distances, cut into chunks.
 
-**Order.** Arrival decides everything. Running sequences go first, oldest first, then waiting ones are admitted, oldest
-first. Every running sequence is older than every waiting one: whoever has to leave is the youngest running sequence and
-goes to the *front* of the queue. So the oldest sequence gets a row in every step, and nothing can starve or livelock.
+**Order.** Priority decides, then who was admitted first; ``queue`` says who of those that wait is next. Rows are given
+in this order, running and waiting sequences together, and whoever has to leave is the last one that runs. It goes back
+to its turn, before all of its priority that have not run yet. So the first in order gets a row in every step, and there
+is no livelock. One that waits takes slot and pages from those of worse priority, the last first; from its equals never.
 
 **Budget.** Decodes are few tokens and people watch them: each running sequence that is one token behind gets its row in
 every step. The pace says how many further tokens, of prompts, the step may have.
 
 **Pages.** A sequence gets pages for the chunk that is scheduled, never for tokens it may once produce. When none is
-free, the youngest running sequence is preempted: it gives back all pages and will compute its tokens again. What makes
+free, the last running sequence is preempted: it gives back all pages and will compute its tokens again. What makes
 this cheap is the prefix cache, in which it finds whatever has not been overwritten meanwhile. Admission leaves one
 spare page for each running sequence, so that it does not cause the next preemption itself.
 
@@ -23,24 +24,39 @@ also in the middle of their own prompts. The price is that a step that fails lea
 written: ``abandon`` takes them back. A sequence attaches only to pages in a step in which it has a row itself, so
 nobody outside of a failed step depends on them.
 
+**Beams.** Those of one search are sequences that fork from each other. One that waits for the others has no distance
+left and gets no row. Their turns follow one another, so nobody else stands between the first and the last of them; and
+a search is only begun if all its beams fit into pool and slots at their full length. So if the first in order waits,
+another one of its search is next.
+
+**Drafts.** A decode's row may carry guesses at the tokens that follow. They get pages only where nobody is preempted
+for it, and a page that they fill becomes findable when its tokens are certain: ``settle``.
+
 The file knows neither outputs nor why a sequence ends.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sized
+from math import inf
+from operator import attrgetter
 
 from parley.core.blocks import BlockPool, extend, pages
 from parley.core.pace import Pace
+from parley.core.queue import Queue
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
+from parley.core.speculation import Speculation
+
+_rank = attrgetter("rank")
 
 
 class Scheduler:
     """Sequences over a pool of pages, of which at most ``slots`` run at once.
 
     ``admit`` is called when a sequence has got a slot; False refuses it, and it is out. ``release`` is called before
-    a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable.
+    a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable. Drafts are those of
+    ``speculation``.
     """
 
     def __init__(
@@ -51,74 +67,113 @@ class Scheduler:
         admit: Callable[[Sequence], bool],
         release: Callable[[Sequence], None],
         prefix_cache: bool = True,
+        speculation: Speculation | None = None,
     ):
         self.pool = pool
         self.pace = pace
         self.slots = slots
         self.prefix_cache = prefix_cache
         self.preemptions = 0
-        # Ordered sets, by arrival: a sequence may leave at any place, and joins at either end.
-        self.running: OrderedDict[Sequence, None] = OrderedDict()
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self.running: list[Sequence] = []  # by rank
+        self.waiting = Queue()
+        self._turns = 0  # first admissions so far
         self._slots = list(reversed(range(slots)))
         self._filled = False  # the step at hand has a row of a prompt
+        self._copies: list[tuple[int, int]] = []  # of pages, before the next step
         self._admit = admit
         self._release = release
+        self.speculation = speculation
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
         if pages(len(sequence)) > self.pool.size:
             raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.size} pages")
-        self.waiting[sequence] = None
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, whatever it is doing. Its pages are free at once, and stay findable."""
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
-        else:
-            self.waiting.pop(sequence, None)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
 
     def schedule(self) -> Step:
         """The next step. It has rows whenever there are sequences; ``computed`` is advanced as if it had been run."""
         step = Step([])
         self._filled = False
-        self.pace.begin(sum([len(sequence.tokens) - sequence.computed == 1 for sequence in self.running]))
+        decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
+        drafts: dict[Sequence, tuple[int, ...]] = {}
+        if self.speculation is not None:
+            drafts = self.speculation.drafts(decodes, busy=len(decodes) < len(self.running))
+        self.pace.begin(len(decodes) + sum(map(len, drafts.values())))
+        admitting = True  # until one has to wait on
         for sequence in list(self.running):
+            if admitting and self.waiting:
+                admitting = self._fill(step, sequence.work.priority)
             if sequence.status is not Status.RUNNING:
-                break  # an older one needed its pages, and before that those of all that follow
-            if len(sequence.tokens) - sequence.computed == 1:
+                break  # one before it in order needed its pages, and before that those of all that follow
+            distance = len(sequence.tokens) - sequence.computed
+            if distance == 1:
                 if self._reserve(step, sequence, 1):
-                    self._row(step, sequence, 1)
+                    self._row(step, sequence, 1, self._afford(step, sequence, drafts.get(sequence, ())))
                 continue
+            if not distance:
+                continue  # a beam that waits for others of its search
             found = self._find(sequence)
             count = self._room(sequence, found)
             if count:
                 self._attach(sequence, found)
                 if self._reserve(step, sequence, count):
                     self._chunk(step, sequence, count)
-        while self.waiting and self._slots:
-            sequence = next(iter(self.waiting))
-            found = self._find(sequence)
-            count = self._room(sequence, found)
-            need = pages(len(found) * BLOCK_SIZE + count) - len(found) + self.pool.idle(found)
-            if not count or need + len(self.running) > self.pool.free:
-                break
-            if self._start(sequence):
-                self._attach(sequence, found)
-                self._reserve(step, sequence, count)
-                self._chunk(step, sequence, count)
+        if admitting:
+            self._fill(step, inf)
+        if step.rows:
+            step.copies, self._copies = self._copies, []
         return step
 
+    def fork(self, sequence: Sequence, parent: Sequence) -> None:
+        """Let a running sequence go on from where another has come to; its tokens are set by the caller.
+
+        Whole pages are shared. The last one is copied; if no page is free for that, its tokens are computed again.
+        """
+        self.pool.drop(sequence.blocks)
+        whole, rest = divmod(parent.computed, BLOCK_SIZE)
+        sequence.blocks = parent.blocks[:whole]
+        for block in sequence.blocks:
+            self.pool.share(block)
+        sequence.hashes = list(parent.hashes)
+        sequence.computed = whole * BLOCK_SIZE
+        if rest and self.pool.free:
+            sequence.blocks.append(self.pool.take())
+            self._copies.append((parent.blocks[whole], sequence.blocks[whole]))
+            sequence.computed = parent.computed
+        sequence.reached = max(sequence.reached, sequence.computed)
+
+    def spawn(self, sequence: Sequence, parent: Sequence) -> None:
+        """As ``fork``, for a sequence that does not run: it has a turn, and takes a slot, from a later one if need be.
+
+        If there is none for it, it waits until it is its turn, and computes its tokens again.
+        """
+        sequence.blocks, sequence.computed = [], 0
+        if not self._first(sequence) or not (self._slots or self.running[-1].rank > sequence.rank):
+            sequence.hashes = list(parent.hashes)
+            sequence.status = Status.WAITING
+            self.waiting.add(sequence)
+            return
+        if not self._slots:
+            self.preempt()
+        if self._place(sequence):
+            self.fork(sequence, parent)
+
     def preempt(self) -> Sequence:
-        """Send the youngest running sequence back to the front of the queue, without slot and pages."""
-        sequence = next(reversed(self.running))
+        """Send the last running sequence back to its turn in the queue, without slot and pages."""
+        sequence = self.running[-1]
         self._stop(sequence)
         sequence.status = Status.WAITING
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting[sequence] = None
-        self.waiting.move_to_end(sequence, last=False)
+        self.waiting.add(sequence)
         return sequence
 
     def reset(self, *, running: bool) -> bool:
@@ -126,6 +181,17 @@ class Scheduler:
         while running and self.running:
             self.preempt()
         return self.pool.clear()
+
+    def settle(self, row: Row) -> None:
+        """A row with drafts was computed, and what it gave appended: of the drafts, what was right is certain now."""
+        sequence = row.sequence
+        certain, sequence.computed = sequence.computed, len(sequence.tokens) - 1
+        self.waiting.serve(sequence, 2 * (sequence.computed - certain))  # computed and drawn
+        sequence.reached = max(sequence.reached, sequence.computed)
+        self._publish(sequence, certain)
+        surplus = sequence.blocks[pages(sequence.computed) :]
+        del sequence.blocks[pages(sequence.computed) :]
+        self.pool.drop(surplus)
 
     def abandon(self, step: Step) -> None:
         """The step was not computed: nobody may find its pages. Its sequences are to be removed by the caller."""
@@ -137,9 +203,50 @@ class Scheduler:
         self.pool.check(sequence.blocks for sequence in self.running)
         taken = [sequence.slot for sequence in self.running]
         assert sorted(taken + self._slots) == list(range(self.slots)), "slots in use + free slots != all"
-        assert all(sequence.slot == -1 and not sequence.blocks for sequence in self.waiting)
-        order = [sequence.order for sequence in (*self.running, *self.waiting)]
-        assert order == sorted(order), "a younger sequence runs or waits before an older one"
+        waiting = list(self.waiting)
+        assert len(waiting) == len(self.waiting)
+        assert all(sequence.slot == -1 and not sequence.blocks for sequence in waiting)
+        ranks = [sequence.rank for sequence in (*self.running, *waiting) if sequence.turn >= 0]
+        assert ranks == sorted(ranks), "one that ran waits before another that runs, or they are not in order"
+        lines: dict[tuple[int, str], list[int]] = {}
+        for sequence in (*self.running, *waiting):
+            lines.setdefault((sequence.work.priority, sequence.work.tenant), []).append(sequence.order)
+        assert all(line == sorted(line) for line in lines.values()), "a younger equal of one tenant is before an older"
+
+    def _fill(self, step: Step, before: float) -> bool:
+        """Admit sequences of better priority than ``before``, in order, each with a row. False: one cannot be."""
+        while self.waiting and (sequence := self.waiting.head).work.priority < before:
+            if not self._slots and not self._yields(sequence):
+                return False
+            found = self._find(sequence)
+            count = self._room(sequence, found)
+            if not count or not self._clear(sequence, found, count):
+                return False
+            if self._start(sequence):
+                self._attach(sequence, found)
+                self._reserve(step, sequence, count)
+                self._chunk(step, sequence, count)
+        return True
+
+    def _first(self, sequence: Sequence) -> bool:
+        """Is it before all that wait and have run?"""
+        if not self.waiting:
+            return True
+        head = self.waiting.head
+        return head.work.priority >= sequence.work.priority and (head.turn < 0 or head.rank > sequence.rank)
+
+    def _yields(self, sequence: Sequence) -> bool:
+        """Is there somebody who has to leave if this one needs it?"""
+        return bool(self.running) and self.running[-1].work.priority > sequence.work.priority
+
+    def _clear(self, sequence: Sequence, found: list[int], count: int) -> bool:
+        """A slot, and pages for ``count`` tokens behind those that were found, for one that waits. False: too few."""
+        need = pages(len(found) * BLOCK_SIZE + count) - len(found)
+        while not self._slots or need + self.pool.idle(found) + len(self.running) > self.pool.free:
+            if not self._yields(sequence):
+                return False
+            self.preempt()
+        return True
 
     def _room(self, sequence: Sequence, found: Sized) -> int:
         """How many tokens of it this step computes, behind pages that were found: all, or up to a page's end; or none.
@@ -161,23 +268,32 @@ class Scheduler:
         self._row(step, sequence, count)
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give a waiting sequence a slot."""
-        del self.waiting[sequence]
-        sequence.slot = self._slots.pop()
-        if not self._admit(sequence):
-            self._slots.append(sequence.slot)
-            sequence.slot = -1
-            sequence.status = Status.FINISHED
+        """Give the first that waits a slot."""
+        self.waiting.pop()
+        if not self._place(sequence):
             return False
-        sequence.status = Status.RUNNING
-        self.running[sequence] = None
         if self.prefix_cache and not sequence.preemptions:
             self.pool.queries += sequence.prompt_len
         return True
 
+    def _place(self, sequence: Sequence) -> bool:
+        """Let it run, in a free slot. False: it is refused."""
+        sequence.status = Status.FINISHED  # if it is refused
+        sequence.slot = self._slots.pop()
+        if not self._admit(sequence):
+            self._slots.append(sequence.slot)
+            sequence.slot = -1
+            return False
+        sequence.status = Status.RUNNING
+        if sequence.turn < 0:
+            sequence.turn = self._turns
+            self._turns += sequence.turns
+        insort(self.running, sequence, key=_rank)
+        return True
+
     def _stop(self, sequence: Sequence) -> None:
         """Take slot and pages from a running sequence."""
-        del self.running[sequence]
+        del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
         self._release(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
@@ -214,31 +330,53 @@ class Scheduler:
             self.pool.hits += len(found) * BLOCK_SIZE
 
     def _reserve(self, step: Step, sequence: Sequence, count: int) -> bool:
-        """Pages for ``count`` more tokens, taken from younger sequences if need be. False: it was preempted itself.
+        """Pages for ``count`` more tokens, taken from later sequences if need be. False: it was preempted itself.
 
-        The youngest has no row in this step yet, since rows are given oldest first.
+        The last one has no row in this step yet, since rows are given in order.
         """
         need = pages(sequence.computed + count) - len(sequence.blocks)
         while self.pool.free < need:
             if self.preempt() is sequence:
                 return False
-        for _ in range(need):
+        self._take(step, sequence, need)
+        return True
+
+    def _take(self, step: Step, sequence: Sequence, count: int) -> None:
+        """So many more pages, which are free."""
+        for _ in range(count):
             block = self.pool.take()
             sequence.blocks.append(block)
             step.fresh.append(block)
-        return True
 
-    def _row(self, step: Step, sequence: Sequence, count: int) -> None:
-        """Put ``count`` tokens into the step and make the pages that they fill findable."""
+    def _afford(self, step: Step, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """As many drafts as there is room for behind one token, with pages: one is left for each that runs."""
+        if not drafts:
+            return ()
+        spare = max(0, self.pool.free - len(self.running))
+        drafts = drafts[: (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1]
+        self._take(step, sequence, pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks))
+        return drafts
+
+    def _row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
+        """Put ``count`` tokens into the step and make the pages that they fill findable; drafts behind them."""
         start = sequence.computed
         end = sequence.computed = start + count
         scored = len(sequence.prompt_scores)
         score = 0 < scored < sequence.prompt_len and scored <= end
         last = end == len(sequence.tokens)
         sample, pool = last and sequence.limit > 0, last and sequence.work.pooling is not None
-        step.rows.append(Row(sequence, start, count, sample, scored if score else None, pool))
-        if self.prefix_cache and start // BLOCK_SIZE < end // BLOCK_SIZE:
-            extend(sequence.hashes, sequence.root, sequence.tokens, end // BLOCK_SIZE)
-            for page in range(start // BLOCK_SIZE, end // BLOCK_SIZE):
-                if self.pool.publish(sequence.blocks[page], sequence.hashes[page]):
-                    step.hashed.append(sequence.blocks[page])
+        step.rows.append(Row(sequence, start, count, sample, scored if score else None, pool, drafts))
+        self.waiting.serve(sequence, max(0, end - max(start, sequence.reached)) + sample)
+        sequence.reached = max(sequence.reached, end)
+        step.hashed += self._publish(sequence, start)
+
+    def _publish(self, sequence: Sequence, start: int) -> list[int]:
+        """Make the pages findable that its computed tokens from ``start`` on fill. Gives those that nobody else had."""
+        first, end = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
+        if not self.prefix_cache or first == end:
+            return []
+        extend(sequence.hashes, sequence.root, sequence.tokens, end)
+        fresh = range(first, end)
+        return [
+            sequence.blocks[page] for page in fresh if self.pool.publish(sequence.blocks[page], sequence.hashes[page])
+        ]

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from parley.types import Score, Work
+
+if TYPE_CHECKING:
+    from parley.core.speculation import Proposer
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
@@ -50,6 +53,9 @@ class Sequence:
     prompt_len: int
     seed: int
     order: int  # arrival number; smaller is older
+    turn: int = -1  # number of its first admission, which it keeps; -1: it has not run yet
+    turns: int = 1  # how many numbers it takes up: those that fork from it have the next ones
+    reached: int = 0  # how many of its tokens were ever computed or found
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -71,6 +77,11 @@ class Sequence:
         return len(self.tokens)
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Its place among those that run or did: of two, the one with the higher rank has to leave first."""
+        return self.work.priority, self.turn
+
+    @property
     def generated(self) -> int:
         """Number of output tokens so far."""
         return len(self.tokens) - self.prompt_len
@@ -80,6 +91,9 @@ class Sequence:
 class Row:
     """Compute tokens ``start .. start + count`` of a sequence. ``sample``: draw the next token after the last of them.
     ``pool``: make its vector, for the last of them is the sequence's last.
+
+    ``drafts`` are guesses at the tokens to be drawn, of a row that samples. They are computed behind the others, and as
+    long as each is what is drawn in its place, the token after it is drawn as well.
 
     ``score_from``: if not None, also give the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
     prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
@@ -92,37 +106,61 @@ class Row:
     sample: bool
     score_from: int | None = None
     pool: bool = False
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many tokens of the step are this row's."""
+        return self.count + len(self.drafts)
 
 
 @dataclass(slots=True)
 class Step:
     """One forward pass. ``fresh`` are pages handed out since the last step: the runner clears them first.
 
+    ``copies``: (from, to) are pages to be copied before that, one after the other.
     ``hashed`` are pages that became findable with this step, which writes their last token; no concern of the runner's.
     """
 
     rows: list[Row]
+    copies: list[tuple[int, int]] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     hashed: list[int] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
-        return sum(row.count for row in self.rows)
+        return sum(row.width for row in self.rows)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A token that may follow in a search, its log-probability after the edits of the logits, and the score of the raw
+    ones if scores are wanted. ``end``: as in ``Sampled``, if it is the token that follows."""
+
+    token: int
+    logprob: float
+    score: Score | None = None
+    end: Literal["form", "mark"] | None = None
 
 
 @dataclass(slots=True)
 class Sampled:
-    """What a row gave: the drawn token (None if the row does not sample) and the scores that were asked for.
+    """What a row gave: the drawn tokens and the scores that were asked for. A row that samples gives one token, and one
+    more for each of its drafts that was right; the others none.
 
     ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
-    example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian.
+    example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian. ``end``: its
+    grammar lets nothing follow the token, which is text like others ("form") or a mark that only ends it ("mark").
+    A row of a search has no token but ``candidates``, the likeliest first, at least as many as ``beam.reach`` says.
     """
 
-    token: int | None = None
-    score: Score | None = None
+    tokens: list[int] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
     vector: bytes | None = None
     prompt_scores: list[Score] = field(default_factory=list)
     error: str | None = None
+    end: Literal["form", "mark"] | None = None
+    candidates: list[Candidate] = field(default_factory=list)
 
 
 class Runner(Protocol):
@@ -133,6 +171,7 @@ class Runner(Protocol):
     vocab_size: int
     generates: bool  # can it draw tokens?
     dimensions: int  # of the vectors it makes, 0: it makes none
+    proposer: Proposer | None  # a model beside it that guesses tokens
 
     def fetch(self, folder: str) -> Adapter:
         """Read an adapter. Called beside steps, in a thread of its own; raises with a sentence for a person."""
@@ -142,6 +181,10 @@ class Runner(Protocol):
 
     def release(self, sequence: Sequence) -> None:
         """The sequence leaves its slot (finished or preempted)."""
+
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Of a search: each of these sequences, all of which have slots, goes on as a copy of the one beside it, which
+        may be itself, and has its new last token already. Who goes on as another has nobody going on as it."""
 
     def run(self, step: Step) -> list[Sampled]:
         """Compute the step. One result per row, in order. An exception means that the whole step failed."""

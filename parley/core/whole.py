@@ -1,8 +1,8 @@
 """Which sequences are computed in the next step, where a model keeps nothing between steps: encoders.
 
 Such a model reads a text in both directions, so a sequence is one row, whole, and ends with the step that has it.
-Oldest first, as many as the pace has room for, and always at least one. What the scheduler does for models with pages,
-this does here; there are no pages, no preemption, and nobody runs between steps.
+In the order of the queue, as many as the pace has room for, and always at least one. What the scheduler does for models
+with pages, this does here; there are no pages, no preemption, and nobody runs between steps.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from parley.core.pace import Pace
+from parley.core.queue import Queue
 from parley.core.sequence import Row, Sequence, Status, Step
 
 
@@ -23,17 +24,18 @@ class Whole:
         self.pace = pace
         self.most = most
         self.running: OrderedDict[Sequence, None] = OrderedDict()  # those of the step at hand
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
+        self.waiting = Queue()
         self._admit = admit
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self.waiting[sequence] = None
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out."""
+        if sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
         self.running.pop(sequence, None)
-        self.waiting.pop(sequence, None)
         sequence.status = Status.FINISHED
 
     def schedule(self) -> Step:
@@ -41,17 +43,18 @@ class Whole:
         step = Step([])
         self.pace.begin(0)
         while self.waiting and len(step.rows) < self.most:
-            sequence = next(iter(self.waiting))
+            sequence = self.waiting.head
             count = len(sequence)
             if step.rows and count > self.pace.room(0):
                 break
-            del self.waiting[sequence]
+            self.waiting.pop()
+            sequence.status = Status.FINISHED  # if it is refused
             if not self._admit(sequence):
-                sequence.status = Status.FINISHED
                 continue
             sequence.status = Status.RUNNING
             self.running[sequence] = None
             self.pace.take(0, count)
+            self.waiting.serve(sequence, count)
             sequence.computed = count
             step.rows.append(Row(sequence, 0, count, sample=False, pool=sequence.work.pooling is not None))
         return step

@@ -158,6 +158,16 @@ class Fields:
         """Is it there as null?"""
         return name in self._data and self._data[name] is None
 
+    def spelled(self, name: str, *, cap: int) -> Fields:
+        """These members, with the value of which ``name`` is the text in JSON, nested at most MAX_DEPTH deep."""
+        try:
+            value = msgspec.json.decode(self.string(name, "", cap=cap))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self.fail(name, f"the text is not JSON: {error}.") from None
+        if isinstance(value, dict | list) and not shallow(value, MAX_DEPTH):
+            raise self.fail(name, f"nested deeper than {MAX_DEPTH} levels.")
+        return Fields({**self._data, name: value}, self._path, self._words)
+
     def without(self, names: Set[str]) -> Fields:
         """The others: for an API's older versions, which do not know these."""
         return Fields({name: value for name, value in self._data.items() if name not in names}, self._path, self._words)

@@ -5,6 +5,8 @@ Knows names that APIs share; what only one of them has is in its own package.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from parley.dialects.fields import Fields
 from parley.types import Sampling
 
@@ -17,6 +19,22 @@ MAX_ID = 2**31 - 1
 MAX_LIST = 1 << 20  # token ids in a list
 MAX_WORDS = 1024
 MAX_GRAM = 1024  # tokens in a row that are told from others
+
+
+class Choices(NamedTuple):
+    """How many answers each prompt gets, and of how many: those members of ``Request``."""
+
+    n: int = 1
+    best_of: int | None = None
+
+
+def choices(body: Fields, *, ranked: bool = True) -> Choices:
+    """``n`` and, unless it is not a member, ``best_of``."""
+    n = body.integer("n", 1, 1, MAX_N)
+    best_of = body.integer("best_of", n, 1, MAX_N) if ranked else n
+    if best_of < n:
+        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
+    return Choices(n, best_of if best_of > n else None)
 
 
 def sampling(body: Fields, *, hottest: float) -> Sampling:

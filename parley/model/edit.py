@@ -7,6 +7,7 @@ model. Knows one sequence's parameters and tokens; nothing of slots or of the ba
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 
 import numpy as np
 import torch
@@ -46,6 +47,16 @@ class Edit:
         self.tally = Tally(sequence.tokens, sequence.prompt_len, vocab_size) if self.penalized else None
         forbids = (self.refused, self.phrases, self.grams)
         self.always = self.penalized or sampling.watermark or len(bias) > 0 or any(each is not None for each in forbids)
+
+    def copy(self, sequence: Sequence) -> Edit:
+        """The same for a sequence that goes on from this one's tokens."""
+        other = copy(self)
+        other._sequence = sequence
+        if self.grams is not None:
+            other.grams = Grams(sequence.work.sampling.no_repeat_ngram)
+        if self.tally is not None:
+            other.tally = self.tally.copy()
+        return other
 
     @staticmethod
     def wanted(work: Work) -> bool:
@@ -119,6 +130,11 @@ class Tally:
         self.index = {id: place for place, id in enumerate(ids)}
         self.ids = np.array(ids, dtype=np.int64)
         self.counts = np.array([counts[id] for id in ids], dtype=np.float32)
+
+    def copy(self) -> Tally:
+        other = copy(self)
+        other.index, other.ids, other.counts = dict(self.index), self.ids.copy(), self.counts.copy()
+        return other
 
     def append(self, token: int) -> None:
         place = self.index.setdefault(token, len(self.index))

@@ -72,6 +72,21 @@ class PagedKV:
             else:
                 arena.index_fill_(1, torch.tensor(pages, device=self.device), 0)
 
+    def copy(self, copies: list[tuple[int, int]]) -> None:
+        """Copy pages (from, to), one after the other: a page may be written by one and read by a later one."""
+        for source, target in copies:
+            for arena in self._arenas:
+                arena[:, target].copy_(arena[:, source])
+
+    def wipe(self, slots: torch.Tensor) -> None:
+        """Zero single tokens, at ``slots`` (page * BLOCK_SIZE + offset, int64 [T])."""
+        for layer, pool in zip(self.layers, self._pools, strict=True):
+            keys, values = (
+                torch.zeros(len(slots), layer.heads, dim, dtype=self.dtype, device=self.device)
+                for dim in (layer.dim, layer.value_dim)
+            )
+            native.write(keys, values, pool, native.places(slots, pool.format))
+
     def places(self, layer: int, batch: Batch) -> torch.Tensor:
         """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""
         self._follow(batch)

@@ -18,6 +18,7 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model import quantisation as quantised
 from parley.model.bert import is_encoder, load_encoder
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
+from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.lowering import EMBEDDING, PROBE, TOLERANCE, deviation, lower
 from parley.model.network import Network
@@ -151,6 +152,7 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
     with _memory("a KV cache of this size"):
         pages = PagedKV(network.layers, blocks, dtype, device, int8=int8)
         recipe = _recipe(folder)
+        grammars = Grammars(folder, network.vocab_size)
         runner = Runner(
             network,
             pages,
@@ -158,6 +160,7 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
             slots=settings.max_batch,
             recipe=recipe,
             highest=settings.max_rank,
+            grammars=grammars,
         )
         progress("warming up", 0.96)
         runner.warm()

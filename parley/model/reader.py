@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 
 from parley.core.sequence import Sampled, Sequence, Step
+from parley.core.speculation import Proposer
 from parley.model.checkpoint import LoadError
 from parley.model.encoder import Encoder, Texts
 from parley.model.pooling import Recipe
@@ -24,6 +25,7 @@ class Reader:
 
     blocks = 0
     generates = False
+    proposer: Proposer | None = None
 
     def __init__(self, encoder: Encoder, recipe: Recipe, *, max_model_len: int):
         self.encoder = encoder
@@ -40,6 +42,9 @@ class Reader:
         """Nothing is kept of a sequence."""
 
     def release(self, sequence: Sequence) -> None:
+        """Nothing is kept of a sequence."""
+
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
         """Nothing is kept of a sequence."""
 
     @torch.inference_mode()

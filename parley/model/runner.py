@@ -14,24 +14,27 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
+from parley.core.speculation import Proposer
 from parley.model import lora
+from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
 from parley.model.pooling import Recipe
 from parley.model.sampler import Sampler, score
+from parley.model.verify import BROKEN, Trial, verify
 from parley.native.layout import Span
 from parley.types import Score
 
 SCORE_ROWS = 64  # prompt positions scored at once: bounds the logits held at a time
 
-BROKEN = "The model produced logits that are not numbers."
 BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 
 
 class Runner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
-    ``recipe``: how vectors are made, of the last token alone; None: they are not. ``highest``: rank of adapters.
+    ``recipe``: how vectors are made, of the last token alone; None: they are not. ``grammars`` as in ``Sampler``.
+    ``proposer``: who guesses tokens. ``highest``: rank of adapters.
     """
 
     generates = True
@@ -44,11 +47,14 @@ class Runner:
         max_model_len: int,
         slots: int,
         recipe: Recipe | None = None,
+        grammars: Grammars | None = None,
+        proposer: Proposer | None = None,
         highest: int = lora.HIGHEST,
     ):
         assert recipe is None or recipe.last, "pages keep no hidden states"
         self.network = network
         self.recipe = recipe
+        self.proposer = proposer
         self.dimensions = 0
         self.pages = pages
         self.blocks = pages.blocks
@@ -56,7 +62,7 @@ class Runner:
         self.vocab_size = network.vocab_size
         self.device = pages.device
         self.highest = highest
-        self.sampler = Sampler(network.vocab_size, slots, self.device)
+        self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -82,8 +88,14 @@ class Runner:
         self.sampler.release(sequence.slot)
 
     @torch.inference_mode()
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """Let slots go on as others."""
+        self.sampler.follow(forks)
+
+    @torch.inference_mode()
     def run(self, step: Step) -> list[Sampled]:
         """Compute the step: one result per row, in order. A row whose logits are not finite gets ``error``."""
+        self.pages.copy(step.copies)
         self.pages.clear(step.fresh)
         results = [Sampled() for _ in step.rows]
         if not step.rows:
@@ -93,7 +105,8 @@ class Runner:
         for row, span, result in zip(step.rows, batch.spans, results, strict=True):
             if row.score_from is not None:
                 self._score(row, hidden[span.first : span.first + span.count], result)
-        self._sample(step.rows, batch.spans, hidden, results)
+        self._sample(step.rows, batch, hidden, results)
+        self._search(step.rows, batch.spans, hidden, results)
         self._pool(step.rows, batch.spans, hidden, results)
         return results
 
@@ -104,18 +117,20 @@ class Runner:
         positions: list[int] = []
         slots: list[int] = []
         for row in rows:
-            start, end, table = row.start, row.start + row.count, row.sequence.blocks
+            width, table = row.width, row.sequence.blocks
+            start, end = row.start, row.start + width
             at = len(token_ids)
-            spans.append(Span(at, row.count, end, table))
+            spans.append(Span(at, width, end, table))
             if (adapter := row.sequence.adapter) is not None:
                 assert isinstance(adapter, lora.Adapter)
-                adapted.setdefault(adapter, []).extend(range(at, at + row.count))
-            if row.count == 1:
+                adapted.setdefault(adapter, []).extend(range(at, at + width))
+            if width == 1:
                 token_ids.append(row.sequence.tokens[start])
                 positions.append(start)
                 slots.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
                 continue
-            token_ids += row.sequence.tokens[start:end]
+            token_ids += row.sequence.tokens[start : start + row.count]
+            token_ids += row.drafts
             positions += range(start, end)
             for page in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
                 first = page * BLOCK_SIZE
@@ -128,17 +143,33 @@ class Runner:
             batch.adapted = native.adapted(groups, self.device)
         return batch
 
-    def _sample(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
-        drawn = [i for i, row in enumerate(rows) if row.sample and results[i].error is None]
+    def _sample(self, rows: list[Row], batch: Batch, hidden: torch.Tensor, results: list[Sampled]) -> None:
+        drawn = [
+            i for i, row in enumerate(rows) if row.sample and results[i].error is None and not row.sequence.work.beam
+        ]
+        for i, problem in zip(drawn, self.sampler.ready([rows[i].sequence.slot for i in drawn]), strict=True):
+            results[i].error = problem
+        drawn = [i for i in drawn if results[i].error is None]
         if not drawn:
             return
-        if len(drawn) < len(hidden):  # not decodes alone
-            last = torch.tensor([spans[i].first + spans[i].count - 1 for i in drawn], device=self.device)
-            hidden = hidden.index_select(0, last)
+        ends = [batch.spans[i].first + batch.spans[i].count for i in drawn]
+        places = [at for i, end in zip(drawn, ends, strict=True) for at in range(end - 1 - len(rows[i].drafts), end)]
+        if len(places) < len(hidden):  # not decodes alone
+            hidden = hidden.index_select(0, torch.tensor(places, device=self.device))
         logits = self.network.logits(hidden)
         peaks, likely = native.argmax(logits)
         # A NaN anywhere is the peak; -inf is merely impossible.
         sound = [math.isfinite(peak) for peak in peaks.tolist()]
+        if len(places) > len(drawn):
+            trials, first = [], 0
+            for i in drawn:
+                trials.append(Trial(rows[i], results[i], first))
+                first += 1 + len(rows[i].drafts)
+            verify(self.sampler, logits, likely, sound, trials)
+            wrong = [at for at, good in zip(places, sound, strict=True) if not good]
+            if wrong:  # nobody else may multiply them, not even by zero
+                self.pages.wipe(batch.slots[torch.tensor(wrong, device=self.device)])
+            return
         if not all(sound):
             for i, good in zip(drawn, sound, strict=True):
                 if not good:
@@ -151,7 +182,29 @@ class Runner:
             slots = [sequence.slot for sequence in sequences]
             draws = self.sampler.sample(logits, slots, [sequence.generated for sequence in sequences], likely)
             for i, (token, drawn_score) in zip(drawn, draws, strict=True):
-                results[i].token, results[i].score = token, drawn_score
+                results[i].tokens.append(token)
+                if drawn_score is not None:
+                    results[i].scores.append(drawn_score)
+                results[i].end = self.sampler.end(rows[i].sequence.slot)
+
+    def _search(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
+        """What may follow the rows of beams."""
+        beams = [i for i, row in enumerate(rows) if row.sample and row.sequence.work.beam and results[i].error is None]
+        if not beams:
+            return
+        last = torch.tensor([spans[i].first + spans[i].count - 1 for i in beams], device=self.device)
+        logits = self.network.logits(hidden.index_select(0, last))
+        peaks = native.argmax(logits)[0].tolist()
+        problems = self.sampler.ready([rows[i].sequence.slot for i in beams])
+        for i, peak, problem in zip(beams, peaks, problems, strict=True):
+            results[i].error = problem if math.isfinite(peak) else BROKEN
+        good = [place for place, i in enumerate(beams) if results[i].error is None]
+        if good:
+            sequences = [rows[beams[place]].sequence for place in good]
+            slots, positions = [each.slot for each in sequences], [each.generated for each in sequences]
+            found = self.sampler.search(logits[torch.tensor(good, device=self.device)], slots, positions)
+            for place, candidates in zip(good, found, strict=True):
+                results[beams[place]].candidates = candidates
 
     def _pool(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
         pooled = [i for i, row in enumerate(rows) if row.pool]

@@ -2,7 +2,8 @@
 
 Parameters are written into tables when a sequence gets its slot and gathered in each step, so that plain rows cost no
 Python of their own. The order of operations is that of vLLM, which clients have come to rely on: raw log-probabilities
-are taken first; then bias, watermark, what is forbidden, penalties, temperature, min_p, top_k, top_p, typical_p, draw.
+are taken first; then grammar, bias, watermark, what is forbidden, penalties, temperature, min_p, top_k, top_p,
+typical_p, draw.
 
 Randomness is a function, not a state: one uniform number per token, from seed and position. What is drawn for a row
 depends on that row alone. The arithmetic is in ``draw``, ``edit`` and ``score``; this file must not know how a model
@@ -11,22 +12,25 @@ runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
 
 from parley import native
-from parley.core.sequence import Sequence
+from parley.core.beam import reach
+from parley.core.sequence import Candidate, Sequence
 from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
-from parley.model.score import score
+from parley.model.grammar import End, Form, Grammars
+from parley.model.score import alternatives, listing, normaliser, score
 from parley.types import Score
 
 Way = Literal["greedy", "whole", "cut", "typical"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
-GREEDY = 1e-5  # a temperature below this is 0: vLLM's bound
+GREEDY = 1e-6  # a temperature below this is 0. vLLM's bound is 1e-5: the same tokens, but for ties
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +42,21 @@ class Plan:
     way: Way
     logprobs: int
     edit: Edit | None
+    form: Form | None = None
+    reach: int = 0  # how many candidates a search looks at; 0: the slot's tokens are drawn
 
 
 class Sampler:
-    """Sampling parameters of ``slots`` sequences, and the drawing from their logits."""
+    """Sampling parameters of ``slots`` sequences, and the drawing from their logits.
 
-    def __init__(self, vocab_size: int, slots: int, device: torch.device | str = "cpu"):
+    ``grammars``: what their grammars are made with; None where no sequence may have one.
+    """
+
+    def __init__(
+        self, vocab_size: int, slots: int, device: torch.device | str = "cpu", grammars: Grammars | None = None
+    ):
         self.vocab_size = vocab_size
+        self.grammars = grammars
         self.device = torch.device(device)
         self._plans: list[Plan | None] = [None] * slots
         self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
@@ -65,7 +77,13 @@ class Sampler:
         elif top_k > 0 or sampling.top_p < 1.0:
             way = "cut"
         edit = Edit(sequence, self.vocab_size) if Edit.wanted(sequence.work) else None
-        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit)
+        form = None
+        if Form.wanted(sequence.work):
+            if self.grammars is None:
+                raise ValueError("there is nothing to read grammars with")
+            form = self.grammars.begin(sequence)
+        candidates = reach(sequence.work) if sequence.work.beam is not None else 0
+        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form, candidates)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
@@ -76,6 +94,19 @@ class Sampler:
     def release(self, slot: int) -> None:
         """Forget what is in row ``slot``."""
         self._plans[slot] = None
+
+    def ready(self, slots: list[int]) -> list[str | None]:
+        """Wait until every slot's grammar says what may come next: why it cannot, None where it can or there is none.
+
+        Belongs before ``sample``, as late as can be: until then grammars are worked on beside whatever else is done.
+        """
+        forms = [self._plan(slot).form for slot in slots]
+        return [None if form is None else form.ready() for form in forms]
+
+    def end(self, slot: int) -> End | None:
+        """Whether the slot's grammar lets nothing follow the token that was drawn last, and what that is."""
+        form = self._plan(slot).form
+        return None if form is None else form.end
 
     def sample(
         self, logits: torch.Tensor, slots: list[int], positions: list[int], likely: torch.Tensor | None = None
@@ -104,7 +135,52 @@ class Sampler:
         for plan, token in zip(plans, chosen, strict=True):
             if plan.edit is not None:
                 plan.edit.append(token)
+            if plan.form is not None:
+                plan.form.append(token)
         return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
+
+    def search(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> list[list[Candidate]]:
+        """What may follow each row of a search, the likeliest first. Arguments as of ``sample``.
+
+        Edits change log-probabilities here rather than logits: what they take from some tokens does not go to others,
+        so that the beams remain comparable (as in Transformers' beam search).
+        """
+        plans = [self._plan(slot) for slot in slots]
+        norms = torch.tensor(normaliser(logits), dtype=torch.float64, device=self.device)
+        edited = self._edit((logits - norms[:, None]).float(), plans, positions)
+        found: list[list[Candidate]] = []
+        for row, plan in enumerate(plans):
+            (ids,), (values,) = listing(edited[row : row + 1], plan.reach)
+            chosen = [Candidate(id, value) for id, value in zip(ids, values, strict=True) if value > -math.inf]
+            if plan.logprobs >= 0:
+                scores = alternatives(logits[row], [each.token for each in chosen], plan.logprobs)
+                for each, told in zip(chosen, scores, strict=True):
+                    each.score = told
+            if plan.form is not None:
+                for each in chosen:
+                    each.end = plan.form.after(each.token)
+            found.append(chosen)
+        return found
+
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        """As ``core.sequence.Runner`` says: slots go on with the edits and the form of others."""
+        plans = [self._plan(parent.slot) for _, parent in forks]
+        for (sequence, parent), plan in zip(forks, plans, strict=True):
+            if sequence is not parent:
+                edit = None if plan.edit is None else plan.edit.copy(sequence)
+                form = None if plan.form is None else plan.form.copy()
+                self._plans[sequence.slot] = replace(plan, edit=edit, form=form)
+        for sequence, _ in forks:
+            plan = self._plan(sequence.slot)
+            if plan.edit is not None:
+                plan.edit.append(sequence.tokens[-1])
+            if plan.form is not None:
+                plan.form.append(sequence.tokens[-1])
+
+    def stateful(self, slot: int) -> bool:
+        """Whether what is drawn for the slot depends on the tokens drawn before, beside seed, position and logits."""
+        plan = self._plan(slot)
+        return plan.edit is not None or plan.form is not None
 
     def _plan(self, slot: int) -> Plan:
         plan = self._plans[slot]
@@ -112,14 +188,17 @@ class Sampler:
         return plan
 
     def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
-        """The logits after bias, min_tokens and penalties; the same tensor when no row has any."""
+        """The logits after grammar, bias, min_tokens and penalties; the same tensor when no row has any."""
+        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
             (row, plan.edit)
             for row, plan in enumerate(plans)
             if plan.edit is not None and plan.edit.changes(positions[row])
         ]
-        if edits:
+        if edits or forms:
             logits = logits.clone()
+        for row, form in forms:
+            form.apply(logits[row])
         for row, edit in edits:
             edit.apply(logits[row], positions[row])
         return logits

@@ -37,6 +37,25 @@ def _score(logits: torch.Tensor, token_ids: list[int], count: int) -> list[Score
     return scores
 
 
+def normaliser(logits: torch.Tensor) -> list[float]:
+    """The logarithm of the sum of exponentials of each row: float32 [N, V] -> N numbers."""
+    peaks = logits.amax(-1, keepdim=True)
+    totals: list[int] = []
+    for rows in portions(logits):
+        totals += weigh(logits[rows] - peaks[rows]).sum(-1).tolist()
+    return [peak + math.log(total / SCALE) for peak, total in zip(peaks[:, 0].tolist(), totals, strict=True)]
+
+
+def alternatives(logits: torch.Tensor, token_ids: list[int], count: int) -> list[Score]:
+    """As ``score``, for several tokens under one row: float32 [V] -> as many scores as tokens."""
+    (norm,) = normaliser(logits[None])
+    lists = listing(logits[None], count) if count else ([[]], [[]])
+    ids, top = lists[0][0], [value - norm for value in lists[1][0]]
+    chosen = logits[torch.tensor(token_ids, device=logits.device)]
+    ranks = [int((logits > logit).sum()) + 1 for logit in chosen]
+    return [Score(logit - norm, rank, ids, top) for logit, rank in zip(chosen.tolist(), ranks, strict=True)]
+
+
 def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list[int]], list[list[float]]]:
     """The ``count`` largest logits of each row, best first and equal ones by id: their ids and the logits themselves.
 

@@ -216,7 +216,7 @@ class App:
             raise scope[REFUSED]
         if scope["path"] not in self._open:
             self._gate.check(exchange.headers)
-            self._keys.check(exchange.headers)
+            exchange.tenant = self._keys.check(exchange.headers)
 
     def _dialect(self, path: str) -> Dialect:
         """The API that words what is wrong with a request before its route is found."""

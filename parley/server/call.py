@@ -31,8 +31,10 @@ STATUSES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
 
@@ -56,6 +58,7 @@ class Call:
         self.method, self.headers = method, headers
         self.note = Note()
         self.arrived = time.perf_counter()
+        self.tenant = ""  # on whose behalf, by the key
         self.unique = secrets.token_hex(16)
         given = headers.get(b"x-request-id", b"")
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
@@ -19,6 +20,7 @@ from parley.errors import (
     ContextLength,
     EngineDied,
     EngineError,
+    Expired,
     InUse,
     Invalid,
     NoTokens,
@@ -29,49 +31,58 @@ from parley.errors import (
 from parley.server.chance import draw
 from parley.server.clock import Clock
 from parley.server.model import Model, off_loop
+from parley.server.ranking import Ranking
 from parley.server.tally import Tally
 from parley.server.vector import Pooled, check
 from parley.text import Choice, Prepared, Stops, scored
-from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Request, Score, Scored, Text, Usage, Work
+from parley.text.grammar import WORKERS
+from parley.types import Accepted, Chat, Done, Event, Output, Prompt, Reason, Request, Score, Scored, Text, Usage, Work
 
+MAX_LISTED = 1 << 21  # log-probabilities of one request that wants those of the whole vocabulary
 UNANSWERED = "The engine ended this request without an answer."
 
 
 @dataclass(eq=False)
 class Branch:
-    """One prompt of a request, in the engine's hands. Outputs are held until the scores that precede them are there."""
+    """One prompt of a request, in the engine's hands. Outputs are held until the scores that precede them are there.
+
+    ``ranking``: of its choices only the best are given.
+    """
 
     number: int
     prepared: Prepared
     stream: Stream
     choices: list[Choice] | list[Pooled]
     scores_due: bool
+    ranking: Ranking | None = None
     held: list[Output] = field(default_factory=list)
 
 
 class Generation:
-    """One request from its admission to its last event."""
+    """One request from its admission to its last event. ``tenant``: on whose behalf it is."""
 
-    def __init__(self, model: Model, request: Request, tally: Tally):
+    def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = ""):
         request.model = tally.note.model = model.called(request.model)
         if request.sole and model.labelled(request.sole):
             raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
-        model.hold(request.n * len(request.prompts))
+        model.hold(request.places, tenant)
         model.open[self] = None
         self.usage = Usage()
         self._model = model
         self._request = request
         self._tally = tally
+        self._tenant = tenant
         self._branches: list[Branch] = []
+        self._grammars: list[str] = []  # what the answer to each prompt follows
         self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
         self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
         self._fresh: list[Event] = []  # made by begin, given by the first next
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
         self._closed = False
-        self._stopped = False
+        self._stopped: Reason | None = None  # how it was, if it was from outside
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
-        self._clock = Clock(*limits, self.abort) if any(limits) else None
+        self._clock = Clock(*limits, self._expire) if any(limits) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -84,16 +95,18 @@ class Generation:
         check(request, model.info)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
+        self._grammars = [await self._compile(prompt) for prompt in request.prompts]
         prepared = await off_loop(size, self._prepare)
+        strings = request.stop.strings
+        stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
         if self._error is not None:
             raise self._error
         model.require()  # it may have changed while a long prompt was read
-        stops = Stops(request.stop.strings) if request.stop.strings else None
         stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else model.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
         if self._stopped:
-            self.stop()
+            self.stop(self._stopped)
         self._tally.submit(request, self.usage)
         if len(self._branches) > 1:
             self._queue = asyncio.Queue()
@@ -155,19 +168,22 @@ class Generation:
         for branch in self._branches:
             branch.stream.cancel()
 
-    def stop(self) -> None:
+    def stop(self, reason: Reason = "cancel") -> None:
         """End it from outside as if it had been finished: what comes next are the last events of every choice."""
-        self._stopped = True
+        self._stopped = reason
         if self._request.pooling is not None:
             return  # a vector is there whole, or not at all
         for branch in self._branches:
             branch.stream.cancel()
             for index, choice in enumerate(branch.choices):
                 assert isinstance(choice, Choice)
-                for event in choice.close("cancel"):
-                    self._fresh.append(event)
-                    if isinstance(event, Done):
-                        self._end(event, index)
+                self._fresh += self._give(branch, index, choice.close(reason))
+
+    def _expire(self, error: Expired) -> None:
+        if self._request.partial:
+            self.stop("length")
+        else:
+            self.abort(error)
 
     @property
     def timings(self) -> Timings:
@@ -184,12 +200,21 @@ class Generation:
             task.cancel()
         for branch in self._branches:
             branch.stream.cancel()
-        self._model.held -= self._request.n * len(self._request.prompts)
+        self._model.free(self._request.places, self._tenant)
         self._model.open.pop(self, None)
-        delivered = [choice.usage.completion_tokens for branch in self._branches for choice in branch.choices]
+        given = [branch.ranking.best if branch.ranking else branch.choices for branch in self._branches]
+        delivered = [choice.usage.completion_tokens for choices in given for choice in choices]
         self._tally.close(delivered, self._left, failed=self._error is not None)
 
     # -- before the engine
+
+    async def _compile(self, prompt: Prompt) -> str:
+        """What the answer to a prompt has to follow, as the engine reads it. Raises Invalid."""
+        language, grammar = self._model.language, self._request.grammar
+        found = language.found(prompt, grammar)
+        if found is None:
+            found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
+        return found
 
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
@@ -203,6 +228,7 @@ class Generation:
             if longest is not None or request.overflow != "refuse":
                 ready = self._shortened(ready, min(longest or limit, limit - 1))
             made.append((ready, self._room(ready.token_ids)))
+        self._check_lists(made)
         if request.banned:
             spellings = language.spellings(request.banned)
             request.sampling = msgspec.structs.replace(request.sampling, banned=spellings)
@@ -221,6 +247,23 @@ class Generation:
                 prompt=len(ids),
             )
         return replace(ready, token_ids=ids[:longest] if self._request.overflow == "head" else ids[-longest:])
+
+    def _check_lists(self, prepared: list[tuple[Prepared, int]]) -> None:
+        """Of how many tokens may the log-probabilities of the whole vocabulary be told? Raises Invalid."""
+        want, vocabulary = self._request.want, self._model.info.vocab_size
+        lists = {
+            "logprobs": self._request.made * sum(max_tokens for _, max_tokens in prepared)
+            if want.logprobs == -1
+            else 0,
+            "prompt_logprobs": sum(len(ready.token_ids) for ready, _ in prepared) if want.prompt_logprobs == -1 else 0,
+        }
+        for field_, tokens in lists.items():
+            if tokens * vocabulary > MAX_LISTED:
+                raise Invalid(
+                    f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be told of at most "
+                    f"{MAX_LISTED // vocabulary} tokens in one request, but they were requested of {tokens}.",
+                    field=field_,
+                )
 
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
@@ -265,7 +308,8 @@ class Generation:
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
         request, model = self._request, self._model
-        sampling, want = request.sampling, request.want
+        sampling, want, budget = request.sampling, request.want, request.thinking_budget
+        language = model.language
         seed = sampling.seed if sampling.seed is not None else int.from_bytes(draw()) >> 65
         work = Work(
             id=f"{request.id}-{number}",
@@ -273,28 +317,38 @@ class Generation:
             max_tokens=max_tokens,
             sampling=sampling,
             seed=seed & (2**64 - 1),
-            n=request.n,
+            n=request.made,
             min_tokens=request.stop.min_tokens,
             stop_ids=stop_ids,
-            logprobs=-1 if want.logprobs is None else want.logprobs,
-            prompt_logprobs=-1 if want.prompt_logprobs is None else want.prompt_logprobs,
+            logprobs=self._listed(0 if want.logprobs is None and request.best_of is not None else want.logprobs),
+            prompt_logprobs=self._listed(want.prompt_logprobs),
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
+            grammar=language.gate(self._grammars[number], ready, want.plain),
+            thinking=None if budget is None else language.bound(ready, budget),
+            priority=request.priority,
+            tenant=self._tenant,
         )
         first = number * request.n
         tokenizer = model.language.tokenizer
-        choices: list[Choice] | list[Pooled] = [
-            Choice(request, first + k, tokenizer, ready, stops, details=request.want.ids) for k in range(request.n)
+        drafted = [
+            Choice(request, first + k, tokenizer, ready, stops, details=request.want.ids) for k in range(request.made)
         ]
-        if request.pooling is not None:
-            choices = [Pooled(number, len(ready.token_ids))]
+        choices = drafted if request.pooling is None else [Pooled(number, len(ready.token_ids))]
         due = want.prompt_logprobs is not None
-        self._branches.append(Branch(number, ready, model.engine.submit(work), choices, due))
+        ranking = Ranking(drafted, first, request.n) if request.best_of is not None else None
+        self._branches.append(Branch(number, ready, model.engine.submit(work), choices, due, ranking))
         self.usage.prompt_tokens += len(ready.token_ids)
         self._fresh.append(Accepted(number, ready.token_ids, work.seed))
         if want.echo and not due:
             self._fresh.append(self._scored(self._branches[-1], None))
+
+    def _listed(self, wanted: int | None) -> int:
+        """A number of alternatives as the engine has it."""
+        if wanted is None:
+            return -1
+        return self._model.info.vocab_size if wanted < 0 else wanted
 
     # -- behind the engine
 
@@ -318,7 +372,7 @@ class Generation:
         now = time.perf_counter()
         if self._clock is not None:
             self._clock.seen()
-        first = branch.number * self._request.n
+        first = branch.number * self._request.made
         for output in outputs:
             if output.finish == "error":
                 self._error = self._failure(output)
@@ -329,12 +383,18 @@ class Generation:
                 self._tally.preempt(first + output.index, output.preemptions)
             choice = branch.choices[output.index]
             made = choice.push(output)
-            events += made
-            if made and isinstance(done := made[-1], Done):
-                self._end(done, output.index)
-                if output.finish is None:
-                    branch.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
+            if made and isinstance(made[-1], Done) and output.finish is None:
+                branch.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
+            events += self._give(branch, output.index, made)
         return events
+
+    def _give(self, branch: Branch, index: int, made: list[Event]) -> list[Event]:
+        """What is given of the events of a choice, now that they are there."""
+        given = made if branch.ranking is None else branch.ranking.add(index, made)
+        for event in given:
+            if isinstance(event, Done):
+                self._end(event, branch)
+        return given
 
     def _scored(self, branch: Branch, scores: list[Score | None] | None) -> Scored:
         want, tokenizer, ids = self._request.want, self._model.language.tokenizer, branch.prepared.token_ids
@@ -344,12 +404,14 @@ class Generation:
             event.text = prompt.text if isinstance(prompt, Text) else tokenizer.decode(ids, want.skip_special)
         return event
 
-    def _end(self, done: Done, index: int) -> None:
+    def _end(self, done: Done, branch: Branch) -> None:
         self._left -= 1
         self.usage.completion_tokens += done.usage.completion_tokens
         self.usage.reasoning_tokens += done.usage.reasoning_tokens
-        if index == 0:  # the others always find the prompt in the cache
-            self.usage.cached_tokens += done.usage.cached_tokens
+        if (
+            done.index % self._request.n == 0
+        ):  # the engine's first choice; the others always find the prompt in the cache
+            self.usage.cached_tokens += branch.choices[0].usage.cached_tokens
         self._tally.end(done.reason)
 
     def _failure(self, output: Output) -> ParleyError:

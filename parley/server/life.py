@@ -40,7 +40,10 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
             return
         exchange.names, exchange.refusal = reply.names, reply.refusal
         model.require()
-        generation = Generation(model, reply.request, Tally(model.metrics, exchange.note, exchange.arrived))
+        if (limit := exchange.patience()) is not None:
+            reply.request.timeout = min(limit, reply.request.timeout or limit)
+        tally = Tally(model.metrics, exchange.note, exchange.arrived)
+        generation = Generation(model, reply.request, tally, exchange.tenant)
         try:
             await exchange.while_connected(_answer(exchange, reply, generation))
         finally:

@@ -56,6 +56,7 @@ class Metrics:
         self.output_length = Distribution()  # of all choices together
         self.longest_output = Distribution()  # of its longest choice
         self.max_tokens = Distribution()
+        self.skipped = Distribution()  # output tokens that came together with the one before
         self.preempted = Distribution(vllm=PREEMPTIONS)  # how often its choices were
         # of a step of the engine
         self.step_tokens = Distribution(vllm=STEP)
@@ -74,6 +75,7 @@ class Metrics:
         self.prompt_length.scale(vllm=lengths, tgi=_steps(context - 1), mindie=LENGTHS)
         self.output_length.scale(vllm=lengths, tgi=_steps(context), mindie=LENGTHS)
         self.max_tokens.scale(vllm=lengths, tgi=_steps(context))
+        self.skipped.scale(tgi=_steps(context))
         self.longest_output.scale(vllm=lengths)
         self.computed_length.scale(vllm=lengths)
 

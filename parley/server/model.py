@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -59,7 +60,7 @@ class Model:
     """``fetch`` and ``load`` make it serve, ``end`` and ``close`` finish that.
 
     ``names``: what clients may call it; answers carry the first one where they were given none. ``held`` places are
-    taken of ``places``, as many as may run or wait; a place is one choice.
+    taken of ``places``, as many as may run or wait; a place is one choice. ``holders``: by whom.
     """
 
     def __init__(self, names: tuple[str, ...], settings: Settings, engine: Engine, options: ServerOptions):
@@ -73,6 +74,7 @@ class Model:
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
+        self.holders: Counter[str] = Counter()  # tenants, each with at least one place
         self.open: dict[Generation, None] = {}  # the oldest first
         self.ending = ""  # why it takes no more requests
         self.paused = ""  # held or prepared: requests are refused until they are let in again
@@ -235,13 +237,26 @@ class Model:
             id, int(time.time()), self.fingerprint, context, device, path, headers, query, cached, capacity, advice
         )
 
-    def hold(self, choices: int) -> None:
-        """Take places. A request is let in whole as long as one place is free. Raises Overloaded."""
-        if self.held >= self.places:
+    def hold(self, choices: int, tenant: str = "") -> None:
+        """Take places. A request is let in whole as long as one place is free. Raises Overloaded.
+
+        Nobody can take all of them from the others: when none is free, those tenants are still let in that have less
+        than an equal share. With two tenants that are half as many beyond ``places``, with four about as many again.
+        """
+        fair = self.places / len(self.holders.keys() | {tenant})
+        if self.held >= self.places and self.holders[tenant] >= fair:
             self.metrics.rejected.add(value="queue_full")
             self.metrics.totals.rejected += 1
             raise Overloaded(f"{self.held} answers are being made or waited for, as many as may be. Try again later.")
         self.held += choices
+        self.holders[tenant] += choices
+
+    def free(self, choices: int, tenant: str = "") -> None:
+        """Give places back."""
+        self.held -= choices
+        self.holders[tenant] -= choices
+        if not self.holders[tenant]:
+            del self.holders[tenant]
 
     def labelled(self, label: str) -> Generation | None:
         """The oldest open request under this label, or with this id."""

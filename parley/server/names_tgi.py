@@ -60,6 +60,7 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
     ("tgi_request_input_length", "Prompt tokens of a request.", lambda m: m.prompt_length),
     ("tgi_request_generated_tokens", "Output tokens of a request.", lambda m: m.output_length),
     ("tgi_request_max_new_tokens", "max_new_tokens of a request.", lambda m: m.max_tokens),
+    ("tgi_request_skipped_tokens", "Tokens of a request that came without a step of their own.", lambda m: m.skipped),
     ("tgi_batch_next_size", "Sequences of a step of the engine.", lambda m: m.step_rows),
 )
 

@@ -57,6 +57,10 @@ def _cache(view: View) -> list[tuple[str, float]]:
     return [(labels(told), 1)]
 
 
+def _places(view: View) -> list[tuple[str, float]]:
+    return [(labels({"position": str(place)}), count) for place, count in enumerate(view.stats.draft_accepted)]
+
+
 def _zero(view: View) -> list[tuple[str, float]]:
     return [("", 0)]
 
@@ -86,6 +90,11 @@ SCALARS: tuple[tuple[str, str, str, Values], ...] = (
     ("counter", "request_success_total", "Choices that ended, by reason.",
      _by("finished_reason", lambda m: m.finished)),
     ("counter", "admission_rejections_total", "Requests that found no room.", _by("reason", lambda m: m.rejected)),
+    ("counter", "spec_decode_num_drafts_total", "Drafts that were tried.", _one(lambda v: v.stats.drafts)),
+    ("counter", "spec_decode_num_draft_tokens_total", "Tokens of drafts.", _one(lambda v: v.stats.draft_tokens)),
+    ("counter", "spec_decode_num_accepted_tokens_total", "Of those, tokens that were right.",
+     _one(lambda v: sum(v.stats.draft_accepted))),
+    ("counter", "spec_decode_num_accepted_tokens_per_pos_total", "The same, by their place in the draft.", _places),
     # names of older versions
     ("gauge", "gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1 (old name).", SHARE),
     ("gauge", "cpu_cache_usage_perc", "Always 0: nothing is swapped (old name).", _zero),

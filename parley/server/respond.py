@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, Headers
-from parley.errors import BadRequest, ParleyError, TimedOut, TooLarge, UnknownCoding
+from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding
 from parley.server.chance import draw
 from parley.server.cycle import CYCLE, Cycle
 from parley.server.limits import inflate
@@ -25,6 +25,8 @@ from parley.server.options import ServerOptions
 from parley.server.tally import Note
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
+TIMEOUT = b"x-request-timeout"
+SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 JSON = b"application/json"
 
 
@@ -36,7 +38,7 @@ class ClientGone(Exception):
 class Exchange:
     """``names`` translate the fields of errors; ``dialect`` words them, unless ``refusal`` does.
 
-    ``extra``: further headers of a stream.
+    ``extra``: further headers of a stream. ``tenant``: on whose behalf, by the key.
     """
 
     scope: Scope
@@ -48,6 +50,7 @@ class Exchange:
     note: Note = field(default_factory=Note)
     extra: Headers = ()
     refusal: Callable[[ParleyError], Answer | None] = lambda error: None
+    tenant: str = ""
     status: int = 0  # 0: nothing was sent yet
     complete: bool = False
 
@@ -65,6 +68,15 @@ class Exchange:
     def path(self) -> Mapping[str, str]:
         """The parts of the path that the route names."""
         return self.scope.get("path_params", {})
+
+    def patience(self) -> float | None:
+        """How many seconds the client gives the request in a header, None if it does not say. Raises Invalid."""
+        said = self.headers.get(TIMEOUT)
+        if said is None:
+            return None
+        if not SECONDS.fullmatch(said) or not float(said):
+            raise Invalid("The header X-Request-Timeout must be a number of seconds, greater than 0.", field="timeout")
+        return float(said)
 
     async def body(self) -> bytes:
         """The whole request body, decompressed, and no longer held here. Raises what ``peek`` raises."""

@@ -108,7 +108,7 @@ class Port:
             try:
                 with call.ending():
                     if name not in OPEN:
-                        self._keys.check(metadata)
+                        call.tenant = self._keys.check(metadata)
                     return await work(call, given, context)
             except Refused as refused:
                 await context.abort(refused.code, refused.message)
@@ -174,6 +174,7 @@ class Port:
             await send(infer.streamed(answer, final=final))
 
         call = Call(self._service, stream.method, stream.headers)
+        call.tenant = stream.tenant
         try:
             with call.ending():
                 await self._generate(call, message, tell, whole=False)
@@ -198,7 +199,8 @@ class Port:
     async def _answer(self, model: Model, call: Call, message: Message, send: Send, whole: bool) -> None:
         reading = partial(infer.read, message, call.head(model, infer.path(message)), whole=whole)
         inference = await off_loop(message.ByteSize(), reading)
-        generation = Generation(model, inference.request, Tally(model.metrics, call.note, call.arrived))
+        tally = Tally(model.metrics, call.note, call.arrived)
+        generation = Generation(model, inference.request, tally, call.tenant)
         try:
             await generation.begin()
             while events := await generation.next():

@@ -37,6 +37,7 @@ class Tally:
         self._last: dict[int, float] = {}  # choice -> when its last token came
         self._preempted: dict[int, int] = {}  # choice -> how often
         self._usage = Usage()
+        self._skipped = 0  # tokens that came with the one before
 
     def submit(self, request: Request, usage: Usage) -> None:
         """The engine has the request. ``usage`` goes on being added to."""
@@ -60,6 +61,7 @@ class Tally:
             self.note.first_token = now - self._arrived
             self._metrics.first_token.observe(now - self._arrived)
             self._metrics.first_tokens.append(now - self._arrived)
+        self._skipped += max(0, count - 1)
         before = self._last.get(choice)
         if before is not None:
             gap = (now - before) / count
@@ -95,6 +97,7 @@ class Tally:
         metrics.cached.add(usage.cached_tokens)
         metrics.whole.observe(now - self._arrived)
         metrics.output_length.observe(delivered)
+        metrics.skipped.observe(self._skipped)
         metrics.preempted.observe(sum(self._preempted.values()))
         metrics.longest_output.observe(max(lengths, default=0))
         metrics.computed_length.observe(usage.prompt_tokens - usage.cached_tokens)

@@ -2,8 +2,9 @@
 
 from .choice import Choice, scored, token
 from .detokenizer import Detokenizer
+from .families import Markup, detect
 from .prompt import Language, Prepared
-from .regions import Markup, Regions, detect
+from .regions import Regions
 from .stops import Scanner, Stops
 from .template import ChatTemplate
 from .tokenizer import BadTokenizer, Tokenizer

@@ -1,6 +1,7 @@
 """One choice of an answer: the engine's token outputs become the events that a dialect renders.
 
-For each token, in one pass: count it, spell it, look for stop strings, tell the parts apart. Any division of the tokens
+For each token, in one pass: count it, spell it, look for stop strings, tell the parts apart. So stop strings are looked
+for in all that the model writes, reasoning and arguments of calls included. Any division of the tokens
 into outputs gives the same texts, tokens and usage. Knows no sockets and no engine: who drives it looks at ``ended``.
 """
 
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
 from .detokenizer import Detokenizer
+from .families import PLAIN
 from .prompt import Prepared
-from .regions import PLAIN, Regions
+from .regions import Region, Regions
 from .stops import Scanner, Stops
 from .tokenizer import Tokenizer
 
@@ -38,18 +40,22 @@ class Choice:
         self.index = index
         self.ended = False
         self.usage = Usage(prompt_tokens=len(prepared.token_ids))
+        self.likelihood = 0.0  # sum of the log-probabilities of its tokens, if they are known
         self._tokenizer = tokenizer
         self._stop = request.stop
         self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = Regions(markup, prepared.thinking) if markup.marks else None
-        keep = [id for id in map(tokenizer.token_id, markup.marks) if id is not None] if markup.marks else ()
+        self._regions = Regions(markup, prepared.thinking, tools=prepared.tools) if markup else None
+        self._single = prepared.single
+        self._called = False  # the one call is complete: nothing more is said
+        keep = tokenizer.special_within(markup.marks) if markup else ()
         self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
         if stops is None and request.stop.strings:
             stops = Stops(request.stop.strings)
         self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
-        self._plain = not self._details and self._regions is None and self._scanner is None
+        unread = self._regions is None and self._scanner is None
+        self._plain = unread and not self._details and request.best_of is None
         self._tokens: list[Token] = []  # not attached to a delta yet
         self._deltas: list[Delta] = []
 
@@ -71,6 +77,8 @@ class Choice:
             self._add(id, score, output.costs[number] if output.costs else None, number == silent)
             if self._scanner is not None and self._scanner.matched is not None:
                 return self._end("stop", self._scanner.matched)
+            if self._called:
+                return self._end("stop", None)
         if output.finish is None:
             return list(self._deltas)
         stop = output.stop_id if output.stop_id in self._stop.ids else None
@@ -90,6 +98,8 @@ class Choice:
 
     def _add(self, id: int, score: Score | None, cost: Cost | None, silent: bool) -> None:
         self.usage.completion_tokens += 1
+        if score is not None:
+            self.likelihood += score.logprob
         if self._details:
             self._tokens.append(token(self._tokenizer, id, score, self._alternatives, cost))
         thinking = self._regions is not None and self._regions.thinking
@@ -102,12 +112,19 @@ class Choice:
             self.usage.reasoning_tokens += 1
 
     def _say(self, text: str) -> None:
-        if not text:
+        if not text or self._called:
             return
         if self._regions is None:
             self._emit("content", text)
             return
-        for part, piece, call in self._regions.push(text):
+        self._tell(self._regions.push(text), self._regions)
+
+    def _tell(self, found: list[Region], regions: Regions) -> None:
+        if self._single and regions.called:
+            self._called = True
+            belong = (number for number, (_, _, call) in enumerate(found) if call is not None and call.index == 0)
+            found = found[: max(belong, default=-1) + 1]
+        for part, piece, call in found:
             self._emit(part, piece, call)
 
     def _emit(self, part: Part, text: str, call: CallDelta | None = None) -> None:
@@ -135,8 +152,8 @@ class Choice:
             self._say(self._scanner.flush())
         called = False
         if self._regions is not None:
-            for part, piece, call in self._regions.flush():
-                self._emit(part, piece, call)
+            if not self._called:
+                self._tell(self._regions.flush(), self._regions)
             called = self._regions.calls > 0
         if self._tokens:
             self._emit(self._deltas[-1].part if self._deltas else "content", "")
@@ -155,16 +172,15 @@ def _joins(last: Delta, part: Part, call: CallDelta | None) -> bool:
 def token(
     tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0, cost: Cost | None = None
 ) -> Token:
-    """A token as a client may see it, with at most so many alternatives."""
+    """A token as a client may see it, with at most so many alternatives; -1: all there are."""
     made = _token(tokenizer, id)
     made.cost = cost
     if score is not None:
         made.logprob, made.rank = score.logprob, score.rank
+        others = score.top_ids if alternatives < 0 else score.top_ids[:alternatives]
         made.top = [
             _token(tokenizer, other, logprob, place)
-            for place, (other, logprob) in enumerate(
-                zip(score.top_ids[:alternatives], score.top, strict=False), start=1
-            )
+            for place, (other, logprob) in enumerate(zip(others, score.top, strict=False), start=1)
         ]
     return made
 

@@ -5,18 +5,22 @@ Knows the tokenizer, the template and the neutral prompt; nothing of engines or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parley.errors import ContextLength, Invalid, excerpt
-from parley.types import Chat, Message, Pooling, Prompt, Text
+from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text, Thinking
 
-from .regions import PLAIN, Markup, begins_thinking, detect
+from . import answer
+from .calls import Tools
+from .families import PLAIN, Markup, begins_thinking, detect
+from .grammar import Compiler
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
 ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+TAIL = 16  # tokens at the end of a prompt in which a closing mark is looked for
 PROBE = 32  # characters per token: what is longer than so many for each token allowed is probed before it is read
 
 
@@ -50,11 +54,17 @@ class Customs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prompt in tokens. ``markup``: tells the parts of the answer; ``thinking``: it begins inside reasoning."""
+    """A prompt in tokens.
+
+    ``markup``: tells the parts of the answer; ``thinking``: it begins inside reasoning; ``tools``: those it may call;
+    ``single``: it may make one call at most, and is at its end with that.
+    """
 
     token_ids: list[int]
     markup: Markup = PLAIN
     thinking: bool = False
+    tools: Tools | None = None
+    single: bool = False
 
 
 class Language:
@@ -75,6 +85,7 @@ class Language:
         self.customs = customs or Customs()
         self.template = template
         self.markup = detect(template.text)
+        self.grammars = Compiler(tokenizer)
 
     @classmethod
     def load(cls, folder: str | Path) -> Language:
@@ -99,17 +110,59 @@ class Language:
         if isinstance(prompt, Text) and prompt.turn and self.template:
             return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, last))
         if isinstance(prompt, Chat):
-            text = self.template.render(prompt)
-            markup = self.markup if prompt.tools else replace(self.markup, call=None)
-            thinking = begins_thinking(markup, text, prompt.continue_final)
+            text = self.render(prompt)
             if first is not None:
                 return Prepared(self._encode_start(text, False, first))
-            return Prepared(self._encode(text, False, limit, last), markup, thinking)
+            markup = answer.readable(self.markup, prompt)
+            thinking = begins_thinking(markup, text, prompt.continue_final)
+            tools = Tools(answer.callable_tools(prompt))
+            ids = self._encode(text, False, limit, last)
+            return Prepared(ids, markup, thinking, tools, not prompt.parallel or prompt.only is not None)
         if isinstance(prompt, Text):
             if first is not None:
                 return Prepared(self._encode_start(prompt.text, prompt.special, first))
             return Prepared(self._encode(prompt.text, prompt.special, limit, last))
         return Prepared(prompt.ids[:first] if last is None else prompt.ids[-last:])
+
+    def render(self, chat: Chat) -> str:
+        """A conversation as the model reads it. Raises BadRequest."""
+        if chat.choice == "required" and chat.tools and "tools" not in self.template.text:
+            chat = answer.told(chat)
+        return self.template.render(chat)
+
+    def found(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
+        """What ``compile`` gives, if that takes no time; None if it does."""
+        form = self._form(prompt, grammar)
+        if form is None:
+            return ""
+        try:
+            return self.grammars.find(form)
+        except Invalid:  # there may be a way around it
+            return None
+
+    def compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
+        """What the answer has to follow, of the form asked for and the tools, as the engine reads it; "": nothing.
+
+        Takes up to seconds: for ``grammar.WORKERS``. Raises Invalid.
+        """
+        form = self._form(prompt, grammar)
+        if form is None:
+            return ""
+        try:
+            return self.grammars.get(form)
+        except Invalid:
+            loose = answer.unfit(prompt, self.grammars.get) if isinstance(prompt, Chat) else None
+            if not loose:
+                raise
+            form = self._form(prompt, grammar, loose)
+            assert form is not None
+            return self.grammars.get(form)
+
+    def _form(self, prompt: Prompt, grammar: Grammar | None, loose: Collection[str] = ()) -> Grammar | None:
+        if not isinstance(prompt, Chat) or not prompt.tools:
+            return grammar
+        markup = answer.readable(self.markup, prompt)
+        return answer.compose(markup, self.tokenizer.marks, prompt, grammar, loose)
 
     def spellings(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word at the beginning of a text, and behind a blank where those are others."""
@@ -122,10 +175,32 @@ class Language:
                     found.append(ids)
         return found
 
+    def bound(self, ready: Prepared, budget: int) -> Thinking | None:
+        """A limit to the reasoning of an answer; None where the answer has no marks to tell it by."""
+        think = ready.markup.think
+        if think is None:
+            return None
+        return Thinking(*think, ready.thinking, budget, self.tokenizer.encode(f"\n{think[1]}\n\n", special=False))
+
+    def gate(self, grammar: str, ready: Prepared, plain: bool) -> str:
+        """A compiled grammar as one for the whole answer, reasoning included where there may be some.
+
+        Where parts are not told apart (``plain``), there is only what the prompt has begun.
+        """
+        think = ready.markup.think
+        if not grammar or think is None or not (ready.thinking or (not plain and self._may_think(ready, think))):
+            return grammar
+        return self.grammars.behind(grammar, think, ready.thinking)
+
+    def _may_think(self, ready: Prepared, think: tuple[str, str]) -> bool:
+        """Whether an answer may begin with reasoning: not where the prompt has closed that already."""
+        end = self.tokenizer.decode(ready.token_ids[-TAIL:], skip_special=False)
+        return not end.rstrip().endswith(think[1])
+
     def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
         """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""
         if isinstance(prompt, Chat):
-            text, special = self.template.render(prompt), False
+            text, special = self.render(prompt), False
         elif isinstance(prompt, Text):
             text, special = prompt.text, prompt.special
         else:

@@ -1,88 +1,58 @@
 """The parts of a model's answer: reasoning, content, tool calls, told apart while the text arrives.
 
-A ``Markup`` says how a family of models writes them; ``Regions`` is the parser of one answer. Any cutting of a text
-into pieces gives the same events once neighbours are joined, and time is linear in the text: nothing is read twice.
+``Regions`` parses one answer by the ``Markup`` of the model's family. Any cutting of a text into pieces gives
+the same events once neighbours are joined, and time is linear in the text: no form of calls reads anything twice.
 
-Newlines that only set the marks apart are dropped: after ``<think>``, before and after ``</think>``, and before a call.
-A call whose head is not what the family writes is content, mark and all. Once its name is known a call is announced and
-can no longer be taken back: then its arguments are passed on exactly as written, be they valid JSON or not.
+Newlines that only set the marks apart are dropped: after the mark that begins reasoning, before and after the one that
+ends it, and before a call. A call whose head is not what the family writes is content, mark and all. Once its name is
+known a call is announced and can no longer be taken back: then its arguments are passed on as they come, complete or
+not.
 
 Knows text only: no tokens, no requests.
 """
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cache
 
 from parley.types import CallDelta, Part
 
-from .calls import CallReader
+from .calls import CallReader, Form, Tools
+from .families import Markup
 
 Region = tuple[Part, str, CallDelta | None]
 
 
-@dataclass(frozen=True)
-class Markup:
-    """Marks of a family: the pairs around reasoning and around one tool call, None for what it cannot do."""
-
-    think: tuple[str, str] | None = None
-    call: tuple[str, str] | None = None
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """All marks. Where they are special tokens, the text to be parsed must not hide them."""
-        return (self.think or ()) + (self.call or ())
-
-
-PLAIN = Markup()
-
-
-def detect(template: str) -> Markup:
-    """The markup of the family that a chat template belongs to, told by the marks in it.
-
-    Tool calls are those of Hermes and Qwen: JSON between the marks. Templates that put something else between the same
-    marks (XML of functions or of argument keys) have no known calls.
-    """
-    other = "<function=" in template or "<arg_key>" in template
-    return Markup(
-        think=("<think>", "</think>") if "<think>" in template or "</think>" in template else None,
-        call=("<tool_call>", "</tool_call>") if "<tool_call>" in template and not other else None,
-    )
-
-
-def begins_thinking(markup: Markup, prompt: str, continued: bool) -> bool:
-    """Whether the rendered prompt leaves a reasoning block open for the model to go on in.
-
-    ``continued``: the prompt ends inside a turn begun by the client, so the block may hold text already.
-    """
-    if markup.think is None:
-        return False
-    opening, closing = markup.think
-    if prompt.rstrip().endswith(opening):
-        return True
-    return continued and prompt.rfind(opening) > prompt.rfind(closing)
-
-
-def new_call_id() -> str:
-    return "call_" + os.urandom(12).hex()
-
-
 class Regions:
-    """Parser of one answer. ``thinking``: it begins inside a reasoning block. ``calls``: how many were announced."""
+    """Parser of one answer. ``thinking``: it begins inside a reasoning block. ``calls``: how many were announced.
 
-    def __init__(self, markup: Markup, thinking: bool = False, new_id: Callable[[], str] = new_call_id):
+    ``tools``: those of the request, for forms that need their names or the types of their parameters.
+    """
+
+    def __init__(
+        self,
+        markup: Markup,
+        thinking: bool = False,
+        new_id: Callable[[], str] | None = None,
+        tools: Tools | None = None,
+    ):
         self.calls = 0
         self._think = markup.think
-        self._call = markup.call
-        self._new_id = new_id
+        self._bare = tuple(form for form in markup.calls if form.bare)
+        self._marked = tuple(form for form in markup.calls if not form.bare)
+        self._triggers = tuple(dict.fromkeys(form.trigger for form in self._marked))
+        self._new_id = new_id or markup.new_id
+        self._tools = tools or Tools()
         self._text = ""  # unread; between pushes only what may become a mark
         self._at = 0
         self._newlines = 0  # held back: dropped before a mark, given out before text
         self._trim = thinking  # drop newlines until the first text of this region
+        self._fresh = bool(self._bare)  # no content yet, so that a call may begin without a mark
         self._after_call = False  # nothing but newlines since the last call
         self._reader: CallReader | None = None
+        self._others: list[Form] = []  # to be tried if the reader's form does not fit
         # Unbound, so that a parser does not refer to itself and goes as soon as its answer does.
         start = Regions._reasoning if thinking else Regions._beginning
         self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._content
@@ -92,6 +62,11 @@ class Regions:
     def thinking(self) -> bool:
         """Whether the text read last was reasoning."""
         return self._state is Regions._reasoning
+
+    @property
+    def called(self) -> bool:
+        """Whether a call is complete."""
+        return self.calls > 1 or (self.calls == 1 and (self._reader is None or not self._reader.inside))
 
     def push(self, piece: str) -> list[Region]:
         """What is certain now, in order: (part, text, call); ``call`` is set and the text empty when part is "tool"."""
@@ -106,10 +81,9 @@ class Regions:
         self._out = []
         rest, self._text, self._at = self._text[self._at :], "", 0
         if self._reader is not None:
-            if self._reader.announced:
-                self._tell(self._reader.finish(rest))
-                return self._out
-            rest = self._opening() + self._reader.raw + rest
+            deltas, rest = self._reader.finish(rest)
+            self._tell(deltas)
+            self._after_call = self._after_call or self._reader.calls > 0
         part: Part = "reasoning" if self.thinking else "content"
         self._say(part, rest)
         if not self._after_call:
@@ -136,22 +110,37 @@ class Regions:
 
     def _reasoning(self) -> bool:
         assert self._think is not None
-        if not self._until(self._think[1], "reasoning"):
+        mark = self._until((self._think[1],), "reasoning")
+        if not mark:
             return False
+        self._at += len(mark)
         self._newlines, self._trim = 0, True
         self._state = Regions._content
         return True
 
     def _content(self) -> bool:
-        if self._call is None:
-            if self._trimmed():
-                self._give("content", "\n" * self._newlines + self._text[self._at :])
-                self._newlines = 0
+        if not self._trimmed():
+            return False
+        if self._fresh:
+            self._skip_newlines()
+            if self._at == len(self._text):
+                return False
+            self._fresh = False
+            if self._call([form for form in self._bare if self._text.startswith(form.trigger, self._at)]):
+                return True
+        if not self._triggers:
+            self._give("content", "\n" * self._newlines + self._text[self._at :])
+            self._newlines = 0
             self._at = len(self._text)
             return False
-        if not self._until(self._call[0], "content"):
+        mark = self._until(self._triggers, "content")
+        return bool(mark) and self._call([form for form in self._marked if form.trigger == mark])
+
+    def _call(self, forms: list[Form]) -> bool:
+        if not forms:
             return False
-        self._reader = CallReader(self.calls, self._new_id(), self._call[1])
+        form, *self._others = forms
+        self._reader = CallReader(form, self.calls, self._new_id, self._tools)
         self._state = Regions._calling
         return True
 
@@ -162,30 +151,24 @@ class Regions:
         self._tell(deltas)
         if not reader.ended:
             return False
+        if not reader.calls and self._others:
+            self._text, self._at = reader.raw + self._text[self._at :], 0
+            return self._call(self._others)
         self._reader = None
         self._state = Regions._content
-        if reader.announced:
-            self._after_call = True
-        else:
-            self._say("content", self._opening() + reader.raw)
+        self._after_call = self._after_call or reader.calls > 0
+        self._say("content", reader.raw)
         return True
 
-    def _opening(self) -> str:
-        assert self._call is not None
-        return self._call[0]
-
-    def _until(self, mark: str, part: Part) -> bool:
-        """Give out text up to the mark and step over it; False if it has not come yet."""
+    def _until(self, marks: tuple[str, ...], part: Part) -> str:
+        """Give out text up to the first of the marks, and return that; empty if none has come yet."""
         if not self._trimmed():
-            return False
-        index = self._text.find(mark, self._at)
-        end = index if index >= 0 else len(self._text) - _overlap(self._text, self._at, mark)
+            return ""
+        found = _any(marks).search(self._text, self._at)
+        end = found.start() if found else len(self._text) - _overlap(self._text, self._at, marks)
         self._say(part, self._text[self._at : end])
         self._at = end
-        if index < 0:
-            return False
-        self._at += len(mark)
-        return True
+        return found[0] if found else ""
 
     def _trimmed(self) -> bool:
         """Drop newlines at the start of a region; False while there is nothing else."""
@@ -222,9 +205,14 @@ class Regions:
             self._out.append(("tool", "", call))
 
 
-def _overlap(text: str, start: int, mark: str) -> int:
-    """Length of the longest end of ``text[start:]`` that begins the mark without completing it."""
-    for size in range(min(len(mark) - 1, len(text) - start), 0, -1):
-        if mark.startswith(text[-size:]):
+@cache
+def _any(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+
+
+def _overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
+    """Length of the longest end of ``text[start:]`` that begins a mark without completing it."""
+    for size in range(min(max(map(len, marks)) - 1, len(text) - start), 0, -1):
+        if any(mark.startswith(text[-size:]) for mark in marks):
             return size
     return 0

@@ -216,7 +216,7 @@ class ChatTemplate:
             **self._names,
             **options,
             "messages": messages,
-            "tools": chat.tools or None,
+            "tools": [_described(tool) for tool in chat.tools] or None,
             "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final,
         }
         values.setdefault("documents", None)
@@ -274,6 +274,11 @@ def _as_dict(message: Message) -> dict[str, Any]:
         or None,
     }
     return {key: entry for key, entry in value.items() if entry is not None}
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as a model reads it: whether its arguments are held to their schema is nothing to it."""
+    return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
 
 
 def _arguments(text: str) -> Any:

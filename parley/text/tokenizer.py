@@ -13,6 +13,7 @@ Nothing here knows of requests, streams or templates. All methods may be called 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ class Tokenizer:
 
     ``eos_ids``: ids that end an answer. ``names``: texts of the named special tokens ("bos_token": "<s>", …), as chat
     templates read them. ``max_length``: tokens the model was made for, None if the folder does not say.
-    ``vocab_size``: one more than the highest id.
+    ``vocab_size``: one more than the highest id. ``marks``: ids, by their texts, of the tokens that are no text where a
+    grammar is followed: special ones, and added ones between angle brackets, which llguidance takes for such.
     """
 
     def __init__(
@@ -65,12 +67,16 @@ class Tokenizer:
         self.max_length = max_length
         self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
         self.eos_ids = frozenset(id for id in eos_ids if 0 <= id < self.vocab_size)
-        self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        angled = re.compile(r"<.*>", re.DOTALL).fullmatch
+        self.marks = {token.content: id for id, token in added.items() if token.special or angled(token.content)}
         state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
         self._piece = compile_decoder(state)
         # Filled as tokens are met; one entry per token of the vocabulary at most.
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
+        self._within: dict[tuple[str, ...], frozenset[int]] = {}
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
@@ -191,6 +197,15 @@ class Tokenizer:
     def is_special(self, id: int) -> bool:
         """Whether the token is a mark of the model rather than text."""
         return id in self.special_ids
+
+    def special_within(self, texts: tuple[str, ...]) -> frozenset[int]:
+        """The special tokens that occur in one of the texts."""
+        found = self._within.get(texts)
+        if found is None:
+            whole = "\0".join(texts)
+            marks = ((id, self.token_str(id)) for id in self.special_ids)
+            found = self._within[texts] = frozenset(id for id, mark in marks if mark and mark in whole)
+        return found
 
     def _spell(self, id: int) -> bytes:
         token = self.token_str(id)

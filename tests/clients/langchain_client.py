@@ -1,11 +1,14 @@
 """LangChain over OpenAI's and Hugging Face's APIs: chat, text, streams, tools, errors. Arguments: HOST:PORT MODEL."""
 
+import json
 import sys
 
 import openai
+from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_huggingface import ChatHuggingFace, HuggingFaceEndpoint
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
+from pydantic import BaseModel
 
 address, model = sys.argv[1:]
 QUESTION = "What is the capital of France?"
@@ -15,7 +18,29 @@ ANSWER = "The capital of France is Paris."
 @tool
 def get_weather(city: str) -> str:
     """Get the current weather in a city."""
-    return city
+    return json.dumps({"city": city, "sky": "sunny", "temperature": 21})
+
+
+class get_time(BaseModel):
+    """Get the local time in a city."""
+
+    city: str
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+def said_by(model, messages, stream):
+    """A whole message, in one piece or put together from chunks."""
+    if not stream:
+        return model.invoke(messages)
+    first, *rest = model.stream(messages)
+    for chunk in rest:
+        first += chunk
+    return first
 
 
 url = f"http://{address}/v1"
@@ -24,6 +49,35 @@ assert chat.invoke(QUESTION).content == ANSWER
 assert "".join(chunk.content for chunk in chat.stream(QUESTION)) == ANSWER
 (call,) = chat.bind_tools([get_weather]).invoke("What is the weather in Paris?").tool_calls
 assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
+for thinking in (False, True):
+    body = {"chat_template_kwargs": {"enable_thinking": thinking}}
+    talker = ChatOpenAI(
+        base_url=url, api_key="none", model=model, temperature=0, max_retries=0, max_tokens=300, extra_body=body
+    )
+    for stream in (False, True):
+        messages = []
+        for number, city in enumerate(("Paris", "London", "Rome")):  # three rounds, the last one forced
+            bound = talker.bind_tools([get_weather], tool_choice="any" if number == 2 else None)
+            messages.append(HumanMessage(f"What is the weather in {city}?"))
+            messages.append(said_by(bound, messages, stream))
+            (call,) = messages[-1].tool_calls
+            assert call["args"] == {"city": city}, messages[-1]
+            messages.append(get_weather.invoke(call))
+            messages.append(said_by(talker.bind_tools([get_weather]), messages, stream))
+            assert not messages[-1].tool_calls and city in messages[-1].content, messages[-1]
+        two = said_by(talker.bind_tools([get_weather]), "What is the weather in Paris and London?", stream)
+        assert [call["args"]["city"] for call in two.tool_calls] == ["Paris", "London"]
+        one = talker.bind_tools([get_weather], parallel_tool_calls=False)
+        assert len(said_by(one, "What is the weather in Paris and London?", stream).tool_calls) == 1
+        named = talker.bind_tools([get_weather], tool_choice="get_weather")
+        (call,) = said_by(named, "Hello!", stream).tool_calls
+        assert list(call["args"]) == ["city"]
+    found = talker.with_structured_output(get_time, method="function_calling").invoke("What time is it in Paris?")
+    assert found == get_time(city="Paris"), found
+    for method in ("json_schema", "json_mode"):
+        structured = talker.with_structured_output(Person, method=method)
+        found = structured.invoke("Give me JSON for a person: Anna, 31 years old, from Paris.")
+        assert found == Person(name="Anna", age=31, city="Paris"), found
 text = OpenAI(base_url=url, api_key="none", model=model, temperature=0, max_tokens=4)
 assert text.invoke("Hello") == "".join(text.stream("Hello"))
 # without this option it would take OpenAI's own tokenizer, which it downloads

@@ -28,6 +28,7 @@ ENVIRONMENTS = {
     "hub": ("huggingface_hub==1.33.0",),
     "langchain": ("langchain-openai==1.7.3", "langchain-huggingface==1.2.3"),
     "litellm": ("litellm==1.106.2",),
+    "instructor": ("instructor==1.17.0",),
     "llamaindex": ("llama-index-llms-openai-like==0.8.1",),
     "databricks": (
         "databricks-sdk==0.156.0",
@@ -46,6 +47,7 @@ SCRIPTS = {
     "hub_client.py": "hub",
     "langchain_client.py": "langchain",
     "litellm_client.py": "litellm",
+    "instructor_client.py": "instructor",
     "llama_index_client.py": "llamaindex",
     "databricks_sdk_client.py": "databricks",
     "mlflow_client.py": "databricks",

@@ -8,11 +8,15 @@ model do, so outputs can be compared between schedules.
 from __future__ import annotations
 
 from hashlib import sha256
+from random import Random
 
+import msgspec
+
+from parley.core.beam import reach
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
-from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
-from parley.types import Output, Score, Settings, Stats, Work
+from parley.core.sequence import BLOCK_SIZE, Candidate, Row, Sampled, Sequence, Step
+from parley.types import Finish, Output, Score, Settings, Stats, Work
 
 VOCAB = 50
 
@@ -43,6 +47,7 @@ class LedgerRunner:
     def __init__(self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, clears: bool = True):
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
+        self.proposer: Guesser | None = None
         self.pages: list[list[int | None]] = [[-1] * BLOCK_SIZE for _ in range(blocks)]  # dirty from the start
         self.slots: list[Sequence | None] = [None] * slots
         self.computed = 0  # tokens that went through the model
@@ -62,16 +67,27 @@ class LedgerRunner:
         require(self.slots[sequence.slot] is sequence, "a sequence left a slot that it did not have")
         self.slots[sequence.slot] = None
 
+    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+        for sequence, parent in forks:
+            require(
+                self.slots[sequence.slot] is sequence and self.slots[parent.slot] is parent, "a fork without a slot"
+            )
+            require(sequence.tokens[:-1] == parent.tokens[: len(sequence) - 1], "a fork with other tokens")
+        forked = [sequence for sequence, parent in forks if sequence is not parent]
+        require(not {id(parent) for _, parent in forks} & set(map(id, forked)), "who goes on as another is a parent")
+
     def run(self, step: Step) -> list[Sampled]:
         failure, self.fail_next = self.fail_next, None
         if failure == "before":
             raise Broken("step")
+        for source, target in step.copies:
+            self.pages[target] = list(self.pages[source])
         require(len(set(step.fresh)) == len(step.fresh), "a page was handed out twice in a step")
         require(len({id(row.sequence) for row in step.rows}) == len(step.rows), "a sequence has two rows")
         for block in step.fresh:
             self.pages[block] = [None] * BLOCK_SIZE
         rows = step.rows[: len(step.rows) // 2] if failure == "midway" else step.rows
-        past = {id(row): histories(row.sequence.work.salt, row.sequence.tokens) for row in rows}
+        past = {id(row): histories(row.sequence.work.salt, [*row.sequence.tokens, *row.drafts]) for row in rows}
         for row in rows:
             self._write(row, past[id(row)])
         if failure:
@@ -82,9 +98,11 @@ class LedgerRunner:
         return [self._attend(row, past[id(row)]) for row in rows]
 
     def _write(self, row: Row, past: list[int]) -> None:
-        sequence, end = row.sequence, row.start + row.count
+        sequence, end = row.sequence, row.start + row.width
         require(self.slots[sequence.slot] is sequence, "a row without a slot")
-        require(row.count > 0 and end <= len(sequence.tokens), "a row beyond its sequence")
+        require(row.count > 0 and end - len(row.drafts) <= len(sequence.tokens), "a row beyond its sequence")
+        require(row.sample or not row.drafts, "drafts of what is not drawn")
+        require(all(0 <= token < VOCAB for token in row.drafts), "a draft that is no token")
         require(len(sequence.blocks) == -(-end // BLOCK_SIZE), "more or fewer pages than tokens need")
         for position in range(row.start, end):
             page = self.pages[sequence.blocks[position // BLOCK_SIZE]]
@@ -108,17 +126,103 @@ class LedgerRunner:
             require(end == len(sequence.tokens), "sampled before the end")
             if (sequence.id, sequence.generated) in self.poison:
                 return Sampled(error="This row is not a number.")
-            result.token = draw(sequence, past[end - 1])
-            if sequence.work.logprobs >= 0:
-                result.score = score(past[end - 1], result.token)
+            if sequence.work.beam is not None:
+                return Sampled(
+                    candidates=candidates(sequence.work, sequence.generated, past[end - 1]),
+                    prompt_scores=result.prompt_scores,
+                )
+            self._try(row, past, result)
         return result
 
+    def _try(self, row: Row, past: list[int], result: Sampled) -> None:
+        """Draw as long as drafts are right. What was written for the others must be written again before it is read."""
+        sequence, last = row.sequence, row.start + row.count - 1
+        for ahead in range(len(row.drafts) + 1):
+            if (sequence.id, sequence.generated + ahead) in self.poison:
+                break
+            token = draw(sequence, past[last + ahead], ahead)
+            require(not result.tokens or result.tokens[-1] not in sequence.stops, "went on after the end")
+            result.tokens.append(token)
+            if sequence.work.logprobs >= 0:
+                result.scores.append(score(past[last + ahead], token))
+            if ahead == len(row.drafts) or token != row.drafts[ahead]:
+                break
+        for position in range(last + len(result.tokens), last + 1 + len(row.drafts)):
+            self.pages[sequence.blocks[position // BLOCK_SIZE]][position % BLOCK_SIZE] = None
 
-def draw(sequence: Sequence, state: int) -> int:
-    """The next token: a function of history, seed and position; stop ids are forbidden before ``min_tokens``."""
-    forbidden = sequence.work.stop_ids if sequence.generated < sequence.work.min_tokens else []
+
+def draw(sequence: Sequence, state: int, ahead: int = 0) -> int:
+    """The next token, or the one so far behind it: a function of history, seed and position. Stop ids are forbidden
+    before ``min_tokens``."""
+    forbidden = sequence.work.stop_ids if sequence.generated + ahead < sequence.work.min_tokens else []
     allowed = [token for token in range(VOCAB) if token not in forbidden]
-    return allowed[hash((state, sequence.seed, len(sequence.tokens))) % len(allowed)]
+    return allowed[hash((state, sequence.seed, len(sequence.tokens) + ahead)) % len(allowed)]
+
+
+class Guesser:
+    """A proposer that knows what will be drawn, and says it, or something else, as ``seed`` has it."""
+
+    def __init__(self, seed: int):
+        self.random = Random(seed)
+
+    def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+        return [self._guess(sequence, length) for sequence, length in asked]
+
+    def _guess(self, sequence: Sequence, length: int) -> list[int]:
+        guess: list[int] = []
+        for ahead in range(self.random.choice([0, length, length, length + 3])):
+            states = histories(sequence.work.salt, sequence.tokens + guess)
+            right = draw(sequence, states[-1], ahead)
+            guess.append(right if self.random.random() < 0.8 else self.random.choice([0, 1, 5, VOCAB, -1, 2**70]))
+        return guess
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+def candidates(work: Work, generated: int, state: int) -> list[Candidate]:
+    """What may follow a beam, the likeliest first. Few tokens have any probability, sometimes fewer than beams."""
+    forbidden = work.stop_ids if generated < work.min_tokens else []
+    chances = {token: score(state, token) for token in range(VOCAB) if token not in forbidden}
+    likely = [token for token in chances if hash((state, token)) % 7 == 0] or [min(chances)]
+    likely.sort(key=lambda token: (-chances[token].logprob, token))
+    scores = [chances[token] if work.logprobs >= 0 else None for token in likely]
+    made = [Candidate(token, chances[token].logprob, told) for token, told in zip(likely, scores, strict=True)]
+    return made[: reach(work)]
+
+
+def searched(work: Work, limit: int) -> list[tuple[list[int], list[Score | None], bool]]:
+    """Beam search with nothing but lists: tokens and scores of what it finds, the best first, and if a stop ends it."""
+    beam = work.beam
+    assert beam is not None
+    running: list[tuple[float, list[int], list[Score | None]]] = [(0.0, [], [])]
+    found: list[tuple[float, list[int], list[Score | None], bool]] = []
+    while True:
+        length = len(running[0][1]) + 1
+        options = []
+        for rank, (total, tokens, scores) in enumerate(running):
+            state = histories(work.salt, work.token_ids + tokens)[-1]
+            for each in candidates(work, len(tokens), state):
+                key = (-(total + each.logprob), rank, each.token)
+                options.append((key, [*tokens, each.token], [*scores, each.score]))
+        options.sort(key=lambda option: option[0])
+        options = options[: reach(work)]
+        running = []
+        for place, ((loss, _, token), tokens, scores) in enumerate(options):
+            stopped = token in work.stop_ids and length > work.min_tokens
+            if stopped or length == limit:
+                if place < beam.width:
+                    found.append((-loss / length**beam.length_penalty, tokens, scores, stopped))
+            elif len(running) < beam.width:
+                running.append((-loss, tokens, scores))
+        found.sort(key=lambda each: -each[0])
+        del found[beam.width :]
+        ahead = limit if beam.early_stopping == "never" and beam.length_penalty > 0 else length
+        if not running or (
+            len(found) == beam.width
+            and (beam.early_stopping is True or running[0][0] / ahead**beam.length_penalty <= found[-1][0])
+        ):
+            return [each[1:] for each in found]
 
 
 def score(state: int, token: int) -> Score:
@@ -149,13 +253,18 @@ class Bench:
         budgets: tuple[int, ...] = (64,),
         prefix_cache: bool = True,
         max_model_len: int = 10_000,
+        guesses: int | None = None,
     ):
         self.runner = LedgerRunner(blocks, slots, max_model_len)
+        if guesses is not None:
+            self.runner.proposer = Guesser(guesses)
         self.outputs: dict[tuple[str, int], list[Output]] = {}
         self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # choices with a row, of each step
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
         self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets))
+        if self.loop.speculation is not None:  # whether it pays or not
+            self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
 
     def _receive(self, outputs: list[Output], stats: Stats) -> None:
         for output in outputs:
@@ -165,10 +274,20 @@ class Bench:
         self.log.append((rows, stats, outputs))
 
     def step(self) -> bool:
+        first = self._first()
         more = self.loop.step()
         self.loop.scheduler.check()
+        if first is not None and self.stats.step_rows and first.id not in self.runner.refuse:
+            assert (first.id, first.index) in self.log[-1][0], "the first in order had no row"
         assert more == (not self.loop.idle)
         return more
+
+    def _first(self) -> Sequence | None:
+        """Who has to have a row in the next step: the best priority, and of that who runs before who waits."""
+        running, waiting = self.loop.scheduler.running, self.loop.scheduler.waiting
+        going = [sequence for sequence in running if sequence.computed < len(sequence)]  # not a waiting beam
+        ahead = [*going[:1], *([waiting.head] if waiting else [])]
+        return min(ahead, key=lambda sequence: sequence.work.priority, default=None)
 
     def drain(self, limit: int = 20_000) -> None:
         for _ in range(limit):
@@ -183,7 +302,8 @@ class Bench:
         parts = self.outputs[id, index]
         assert [part.finish is not None for part in parts] == [False] * (len(parts) - 1) + [True]
         assert all(part.prompt_scores is None for part in parts[1:])
-        assert all(len(part.token_ids) == 1 for part in parts[:-1])
+        if self.loop.speculation is None:
+            assert all(len(part.token_ids) == 1 for part in parts[:-1])  # what is searched for comes whole
         scores = [score for part in parts for score in part.scores or []]
         return Output(
             id,
@@ -201,6 +321,16 @@ class Bench:
 
 def alone(work: Work, index: int = 0, max_model_len: int = 10_000) -> Output:
     """What one choice gives with nobody else there, in one chunk, without prefix cache, in a pool with room."""
+    if work.beam is not None and work.max_tokens:
+        limit = min(work.max_tokens, max_model_len - len(work.token_ids))
+        found = searched(work, limit)
+        tokens, scores, stopped = found[index % len(found)]
+        prompt = alone(msgspec.structs.replace(work, beam=None, max_tokens=0), index).prompt_scores
+        told = [score for score in scores if score is not None]
+        finish: Finish = "stop" if stopped else "length"
+        return Output(
+            work.id, index, tokens, told or None, finish, tokens[-1] if stopped else None, prompt_scores=prompt
+        )
     single = Work(
         id=work.id,
         token_ids=work.token_ids,

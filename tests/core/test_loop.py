@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from ledger import VOCAB, Bench, Violation, alone
 
-from parley.types import Output, Pooling, Work
+from parley.core.beam import capacity
+from parley.types import Beam, Output, Pooling, Work
 
 COMMON = [(7 * i + 3) % VOCAB for i in range(200)]  # what prompts with a shared prefix begin with
 
@@ -32,7 +35,20 @@ def works(draw: st.DrawFn, number: int, longest: int) -> Work:
         salt=draw(st.sampled_from(["", "", "pepper"])),
         costs=draw(st.booleans()),
         pooling=draw(st.sampled_from([None, None, None, Pooling()])),
+        priority=draw(st.sampled_from([0, 0, 0, 1, -(2**40)])),
+        tenant=draw(st.sampled_from(["", "", "", "a", "b"])),
     )
+
+
+@st.composite
+def searches(draw: st.DrawFn, work: Work, blocks: int, slots: int) -> Work:
+    """The work, sometimes with as many beams as fit."""
+    widths = [w for w in (2, 3, 5) if w >= work.n and w <= slots and capacity(blocks, w) > len(work.token_ids)]
+    if not widths or work.pooling is not None or draw(st.integers(0, 2)):
+        return work
+    early: bool | Literal["never"] = draw(st.sampled_from([False, True, "never"]))
+    beam = Beam(draw(st.sampled_from(widths)), draw(st.sampled_from([1.0, 0.0, 2.0, -1.0])), early)
+    return msgspec.structs.replace(work, beam=beam)
 
 
 @dataclass
@@ -44,6 +60,7 @@ class Plan:
     budgets: list[int]
     prefix_cache: bool
     works: list[Work]
+    guesses: int | None
     # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
     # ("reset", odd: also if some run)
     actions: list[tuple[str, int]]
@@ -52,7 +69,9 @@ class Plan:
 @st.composite
 def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
     blocks = draw(st.sampled_from([6, 7, 8, 9, 12, 30]))
+    slots = draw(st.sampled_from([1, 2, 4, 8, 8]))
     requests = [draw(works(number, blocks * 16)) for number in range(draw(st.integers(2, 6)))]
+    requests = [draw(searches(work, blocks, slots)) for work in requests]
     kinds = ["step", "step", "preempt", "reset"] + ["cancel"] * cancels + ["fail"] * failures
     actions: list[tuple[str, int]] = []
     for number in range(len(requests)):
@@ -64,17 +83,24 @@ def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
         actions.append((draw(st.sampled_from(kinds)), draw(st.integers(0, 20))))
     return Plan(
         blocks=blocks,
-        slots=draw(st.sampled_from([1, 2, 4, 8, 8])),
+        slots=slots,
         budgets=draw(st.lists(st.sampled_from([1, 5, 16, 23, 32, 64, 500, 500]), min_size=1, max_size=4)),
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
         works=requests,
+        guesses=draw(st.sampled_from([None, None, 1, 2, 3])),
         actions=actions,
     )
 
 
 def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
     """Run a plan to its end; returns the bench and the choices that were cancelled before their end."""
-    bench = Bench(blocks=plan.blocks, slots=plan.slots, budgets=tuple(plan.budgets), prefix_cache=plan.prefix_cache)
+    bench = Bench(
+        blocks=plan.blocks,
+        slots=plan.slots,
+        budgets=tuple(plan.budgets),
+        prefix_cache=plan.prefix_cache,
+        guesses=plan.guesses,
+    )
     cancelled: set[tuple[str, int]] = set()
     added: list[tuple[str, int]] = []
     for kind, value in plan.actions:
@@ -117,6 +143,7 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
 def check_costs(bench: Bench, works: list[Work]) -> None:
     """What outputs tell of their tokens' costs is what the log of the steps has."""
     wanted = {work.id for work in works if work.costs}
+    searched = {work.id for work in works if work.beam is not None}
     own: dict[tuple[str, int], float] = {}  # seconds of steps with a row of the choice, since its last token
     others: dict[tuple[str, int], float] = {}  # and without, of choices that had a token
     for rows, stats, outputs in bench.log:
@@ -127,14 +154,18 @@ def check_costs(bench: Bench, works: list[Work]) -> None:
             others[choice] += stats.step_seconds
         for output in outputs:
             choice = output.id, output.index
+            if output.id in searched:
+                assert len(output.costs or []) == len(output.token_ids) * (output.id in wanted)
+                continue
             if not output.token_ids or output.id not in wanted:
                 assert output.costs is None
                 continue
             assert output.costs is not None
-            (cost,) = output.costs
+            assert len(output.costs) == len(output.token_ids) and all(each == output.costs[0] for each in output.costs)
+            cost = output.costs[0]
             assert cost.rows == len(rows) and choice in rows
-            assert cost.computed == pytest.approx(own.pop(choice), abs=1e-9)
-            assert cost.waited >= others.get(choice, 0.0) - 1e-9
+            assert cost.computed * len(output.costs) == pytest.approx(own.pop(choice), abs=1e-9)
+            assert cost.waited * len(output.costs) >= others.get(choice, 0.0) - 1e-9
             others[choice] = 0.0
 
 
@@ -148,7 +179,8 @@ def compare(plan: Plan, bench: Bench, cancelled: set[tuple[str, int]]) -> None:
     check_costs(bench, plan.works)
     for work in plan.works:
         for index in range(work.n):
-            expected = alone(work, index, max_model_len=context)
+            room = context if work.beam is None else capacity(plan.blocks, work.beam.width)
+            expected = alone(work, index, max_model_len=room)
             if (work.id, index) in cancelled:
                 parts = bench.outputs.get((work.id, index), [])
                 assert all(part.finish is None for part in parts)
@@ -163,6 +195,7 @@ def compare(plan: Plan, bench: Bench, cancelled: set[tuple[str, int]]) -> None:
                 assert got.cached_tokens < max(1, len(work.token_ids))
                 same(got, expected)
     event(f"preempted: {bench.stats.preemptions > 0}")
+    event(f"searched: {any(work.beam is not None for work in plan.works)}")
     event(f"hits: {bench.stats.prefix_hits > 0}")
 
 

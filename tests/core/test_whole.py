@@ -15,7 +15,7 @@ from parley.types import Output, Pooling, Settings, Stats, Work
 class Sums:
     """A runner whose vector is the sum of the tokens."""
 
-    blocks, max_model_len, vocab_size, generates, dimensions = 0, 400, 500, False, 4
+    blocks, max_model_len, vocab_size, generates, dimensions, proposer = 0, 400, 500, False, 4, None
 
     def __init__(self) -> None:
         self.steps: list[list[str]] = []

@@ -28,6 +28,7 @@ from parley.types import (
     Chat,
     Delta,
     Done,
+    Grammar,
     Message,
     Sampling,
     Scored,
@@ -45,6 +46,7 @@ HEAD = Head("0123456789abcdef0123456789abcdef", 1700000000, "fp", context=100, p
 ID = "01234567-89ab-cdef-0123-456789abcdef"
 TALK = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+MANY = [{"type": "function", "function": TOOL["function"] | {"name": f"f{number}"}} for number in range(33)]
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
 READ = {
@@ -142,7 +144,7 @@ TALKS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] 
     ),
     "tools": (
         lambda request: [tool["function"]["name"] for tool in request.prompts[0].tools],
-        [(None, []), ([], []), ([TOOL], ["f"]), ([TOOL] * 32, ["f"] * 32)],
+        [(None, []), ([], []), ([TOOL], ["f"]), (MANY[:32], [f"f{number}" for number in range(32)])],
         [],
         "array",
     ),
@@ -307,8 +309,8 @@ def test_members_of_functions():
     for name in ("name", "description"):
         told = refused(talk, tools=[tool(**{name: None})])
         assert told == f'Bad request: "{name}" is a required property for "function" object in parameter "tools"'
-    assert refused(talk, tools=[TOOL] * 33).endswith('parameter "tools" must have at most 32 members, but has 33')
-    assert talk(shared.LENIENT, tools=[TOOL] * 33).request
+    assert refused(talk, tools=MANY).endswith('parameter "tools" must have at most 32 members, but has 33')
+    assert talk(shared.LENIENT, tools=MANY).request
     assert 'must be one of "function"' in refused(talk, tools=[TOOL | {"type": "x"}])
     assert refused(talk, tools=[{"type": "function"}]).endswith('for an object in parameter "tools"')
 
@@ -319,13 +321,20 @@ def test_a_choice_of_tools_needs_tools():
     assert talk(tool_choice="none").request.prompts[0].tools == []
     assert talk(tools=[TOOL], tool_choice="auto").request.prompts[0].tools
     assert talk(tools=[TOOL], tool_choice="none").request.prompts[0].tools == []
-    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
-        assert "not available" in refused(talk, tools=[TOOL], tool_choice=choice)
+    named = {"type": "function", "function": {"name": "f"}}
+    for choice, only in (("required", None), (named, "f")):
+        (chat,) = talk(tools=[TOOL], tool_choice=choice).request.prompts
+        assert (chat.choice, chat.only) == ("required", only)
+    named["function"]["name"] = "g"
+    assert 'parameter "tool_choice.function.name"' in refused(talk, tools=[TOOL], tool_choice=named)
 
 
-def test_forms_of_the_output_are_checked_and_refused_by_name():
-    for form in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}):
-        assert "not available" in refused(talk, response_format=form)
+def test_forms_of_the_output():
+    assert talk(response_format={"type": "json_object"}).request.grammar == Grammar("json", {"type": "object"})
+    schema = {"name": "n", "schema": {"type": "array"}, "description": "d"}
+    form = {"type": "json_schema", "json_schema": schema}
+    assert talk(response_format=form).request.grammar == Grammar("json", {"type": "array"})
+    assert "'type: \"object\"', got" in refused(talk, response_format=form | {"json_schema": schema | {"strict": True}})
     for gone in ("name", "schema"):
         schema = {name: value for name, value in (("name", "n"), ("schema", {})) if name != gone}
         told = refused(talk, response_format={"type": "json_schema", "json_schema": schema})
@@ -335,7 +344,10 @@ def test_forms_of_the_output_are_checked_and_refused_by_name():
 
 def test_thinking():
     assert talk(thinking={"type": "disabled"}).request.prompts[0].options == {"enable_thinking": False}
-    assert "not available" in refused(talk, thinking={"type": "enabled", "budget_tokens": 9})
+    request = talk(thinking={"type": "enabled", "budget_tokens": 9}, max_tokens=10).request
+    assert (request.prompts[0].options, request.thinking_budget) == ({"enable_thinking": True}, 9)
+    told = refused(talk, thinking={"type": "enabled", "budget_tokens": 9}, max_tokens=9)
+    assert "must be less than max_tokens, which is 9, but got 9" in told
     assert '"budget_tokens" is a required' in refused(talk, thinking={"type": "enabled"})
     assert '"type" is a required' in refused(talk, thinking={})
 

@@ -201,11 +201,11 @@ def test_a_record_has_the_prompt_in_front(rules):
 
 def test_the_likeliest_comes_first():
     reply = record(n=2, best_of=3, temperature=1)
-    chances = [-2.0, -0.5, -1.0]
-    for index, chance in enumerate(chances):
-        reply.add([Delta(index, str(index), tokens=[Token(5, "x", b"x", chance)]), Done(index, "stop", USAGE)])
-    assert reply.request.n == 3 and reply.request.want.logprobs == 0
+    reply.add([Delta(0, "1"), Delta(1, "2"), Done(0, "stop", USAGE), Done(1, "stop", USAGE)])
+    assert (reply.request.n, reply.request.best_of) == (2, 3)
     assert reply.body(USAGE) == b'{"text":["a b 1","a b 2"]}'
+    assert record(n=2, temperature=1).request.best_of == 2  # all of them, but the likeliest first
+    assert record(n=2, temperature=1, stream=True).request.best_of is None
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)

@@ -16,6 +16,7 @@ from parley.types import (
     Cost,
     Delta,
     Done,
+    Grammar,
     Message,
     Scored,
     Text,
@@ -162,9 +163,15 @@ def test_tools():
     assert prompt(tools=[TOOL], tool_choice="none").tools == prompt(tools=[]).tools == []
     named = {"type": "function", "function": {"name": "天气_a-1"}}
     assert prompt(tools=[named]).tools == [{"type": "function", "function": {"name": "天气_a-1", "parameters": {}}}]
-    for choice in ("required", named):
-        assert "not available" in refusal(tools=[TOOL], tool_choice=choice)
+    for choice, only in (("required", None), (named, "天气_a-1")):
+        made = prompt(tools=[TOOL, named], tool_choice=choice)
+        assert (made.choice, made.only) == ("required", only)
         assert prompt(tool_choice=choice).tools == []
+    assert refusal(tools=[TOOL], tool_choice=named) == "Parameter tool_choice function 天气_a-1 not in tools"
+    strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    assert prompt(tools=[strict]).tools == [strict]
+    one = {"tools": [TOOL], "parallel_tool_calls": False}
+    assert prompt(**one).parallel and not prompt(Rules(profile="extended"), **one).parallel
     assert refusal(tool_choice="x") == "Parameter tool_choice string not in [none, auto, required]"
     assert refusal(tool_choice=5) == "Parameter tool_choice not string or object"
     assert refusal(tools="x") == "Tools not array"
@@ -207,7 +214,8 @@ def test_what_the_template_is_told():
     for wrong in (0, 2**31):
         text = refusal(chat_template_kwargs={"thinking_budget": wrong})
         assert text == f"Parameter thinking_budget must be in [1,2147483647], got {wrong}"
-    assert "not available" in refusal(chat_template_kwargs={"enable_thinking": True, "thinking_budget": 5})
+    assert ask(chat_template_kwargs={"enable_thinking": True, "thinking_budget": 5}).request.thinking_budget == 5
+    assert ask(chat_template_kwargs={"enable_thinking": False, "thinking_budget": 5}).request.thinking_budget is None
     assert "cannot be set" in refusal(chat_template_kwargs={"messages": []})
     assert refusal(chat_template=5) == "Parameter chat_template not string"
     assert refusal(chat_template="") == "Parameter chat_template is not valid"
@@ -244,9 +252,6 @@ def schema(given: Any) -> dict[str, Any]:
          "Invalid json_schema: 'items' at 'schema.properties.x' must be an object"),
         (schema({"items": {"required": 5}}), "Invalid json_schema: 'required' at 'schema.items' must be an array"),
         (schema({"required": [5]}), "Invalid json_schema: elements of 'required' at 'schema' must be strings"),
-        (schema({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}),
-         f"{FORMAT} is not available on this server."),
-        ({"type": "json_object"}, f"{FORMAT} is not available on this server."),
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_format(given, text):
@@ -254,9 +259,15 @@ def test_what_is_said_of_a_format(given, text):
     assert ask(Rules(vllm=False), response_format=given).request  # that flavour does not know it
 
 
-def test_text_is_no_format():
+def test_formats_reach_the_request():
+    wanted = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}
     for read in (ask, complete):
-        assert read(response_format={"type": "text"}).request and read(response_format=None).request
+        for nothing in ({"type": "text"}, None):
+            assert read(response_format=nothing).request.grammar is None
+        assert read(response_format={"type": "json_object"}).request.grammar == Grammar("json", {"type": "object"})
+        assert read(response_format=schema(wanted)).request.grammar == Grammar("json", wanted)
+    assert ask(Rules(vllm=False), response_format=schema(wanted)).request.grammar is None
+    assert ask(Rules("extended", vllm=False), response_format=schema(wanted)).request.grammar is not None
 
 
 def test_what_completions_are_asked():
@@ -421,7 +432,7 @@ def test_logprobs():
     assert completed["token_logprobs"] == [-0.5] and completed["tokens"] == [" I"]
 
 
-def test_several_choices_and_the_likeliest_of_them():
+def test_several_choices_of_more():
     three = [
         Delta(0, "a", tokens=[Token(1, "a", b"a", -3.0, cost=Cost(3, 0.001, 0.001))]),
         Delta(1, "b", tokens=[Token(1, "b", b"b", -1.0, cost=Cost(3, 0.001, 0.001)), TWO]),
@@ -429,8 +440,10 @@ def test_several_choices_and_the_likeliest_of_them():
         *(Done(index, "stop", SPENT) for index in range(3)),
     ]
     for read, text in ((ask, lambda choice: choice["message"]["content"]), (complete, lambda choice: choice["text"])):
-        body = json.loads(answer(read(n=2, best_of=3, temperature=1), *three))
-        assert [(choice["index"], text(choice)) for choice in body["choices"]] == [(0, "b"), (1, "c")]
+        reply = read(n=2, best_of=3, temperature=1)
+        assert (reply.request.n, reply.request.best_of, reply.request.want.logprobs) == (2, 3, None)
+        body = json.loads(answer(reply, *three[:2], *three[3:5]))
+        assert [(choice["index"], text(choice)) for choice in body["choices"]] == [(0, "a"), (1, "b")]
         assert body["choices"][0]["logprobs"] is None and body["usage"]["batch_size"] == [3, 3]
         body = json.loads(answer(read(n=3, temperature=1), *three))
         assert [text(choice) for choice in body["choices"]] == ["a", "b", "c"]

@@ -68,7 +68,8 @@ READ: dict[str, Any] = {  # what a parameter turns into
     "presence_penalty": sampling("presence_penalty"), "frequency_penalty": sampling("frequency_penalty"),
     "max_new_tokens": stop("max_tokens"), "max_tokens": stop("max_tokens"), "stop": stop("strings"),
     "stop_token_ids": stop("ids"), "ignore_eos": stop("ignore_eos"), "truncate": lambda request: request.truncate,
-    "timeout": lambda request: request.timeout, "skip_special_tokens": lambda request: request.want.skip_special,
+    "timeout": lambda request: request.timeout, "priority": lambda request: request.priority,
+    "skip_special_tokens": lambda request: request.want.skip_special,
     "logprobs": lambda request: request.want.logprobs, "top_logprobs": lambda request: request.want.logprobs,
     "stream": lambda request: request.stream, "do_sample": lambda request: request.sampling.temperature > 0,
 }  # fmt: skip
@@ -97,7 +98,7 @@ ROWS = [
     Row("max_tokens", "VCOP", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], MAX_TOKENS, "", ()),
     Row("truncate", "T", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], TRUNCATE, "integer", ("x", 2.0, [], True)),
     Row("batch_size", "XK", [(1, None), (I32 - 1, None)], [0, -1, I32], BATCH, "integer", ("x", 2.0, [], True)),
-    Row("priority", "NXK", [(1, None), (5, None)], [0, 6], PRIORITY, "unsigned", ("x", 2.0, -1, True)),
+    Row("priority", "NXK", [(1, -4), (5, 0)], [0, 6], PRIORITY, "unsigned", ("x", 2.0, -1, True)),
     Row("timeout", "NXK", [(1, 1), (65535, 65535)], [0, 65536], TIMEOUT, "unsigned", ("x", 2.0, -1, True)),
     Row("details", "TNXK", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
     Row("decoder_input_details", "T", [(True, None), (False, None)], type="boolean", others=(0, "x", [])),
@@ -282,7 +283,7 @@ def test_n_and_best_of() -> None:
     def n(rules: Rules = STRICTLY, **given: Any) -> int:
         return ask("V", temperature=0.5, rules=rules, **given).request.n
 
-    assert n() == 1 and n(n=3) == 3 and n(best_of=3) == 3 and n(n=2, best_of=3) == 3
+    assert n() == 1 and n(n=3) == 3 and n(best_of=3) == 3 and n(n=2, best_of=3) == 2
     assert n(n=3, best_of=3, stream=True) == 3 and n(best_of=3, stream=True) == 3
     fewer = "best_of should greater than or equal to n, but best_of is 2, n is 3."
     assert refusal("V", n=3, best_of=2) == refusal("V", n=3, best_of=2, stream=True) == fewer
@@ -290,7 +291,8 @@ def test_n_and_best_of() -> None:
     assert refusal("V", n=2) == refusal("V", n=2, temperature=0) == sure.format("None", 2)
     assert refusal("V", best_of=2) == sure.format(2, "None")
     assert ask("V", n=2, rules=EXTENDED).request.n == 2
-    assert "not available" in refusal("V", n=2, best_of=3, stream=True, temperature=1)
+    streamed = ask("V", n=2, best_of=3, stream=True, temperature=1).request
+    assert (streamed.n, streamed.best_of) == (2, 3)
     prefill = (
         "The n parameter (51) exceeds 'maxPrefillBatchSize' (50). Please reduce n or increase maxPrefillBatchSize."
     )
@@ -337,7 +339,7 @@ def test_n_and_best_of_of_the_openai_interfaces(given: dict[str, Any], chat: str
 def test_choices_of_the_openai_interfaces() -> None:
     for interface in "COP":
         both = ask(interface, temperature=0.5, n=2, best_of=3).request
-        assert (both.n, both.want.logprobs) == (3, 0)  # the likeliest are given
+        assert (both.n, both.best_of) == (2, 3)
         assert ask(interface, temperature=0.5, best_of=3).request.n == 3
         assert ask(interface, temperature=0.5, n=2, best_of=2, stream=True).request.n == 2
         assert ask(interface, n=2, rules=EXTENDED).request.n == 2

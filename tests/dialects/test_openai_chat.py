@@ -104,13 +104,14 @@ def test_roles_parts_and_calls():
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+OTHER = {"type": "function", "function": {"name": "g", "description": "d"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 def test_what_only_describes_is_read_and_changes_nothing_else():
     described = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
-    shown = {"type": "function", "function": {name: value for name, value in described.items() if name != "strict"}}
     for tools in ({"tools": [{"type": "function", "function": described}]}, {"functions": [described]}):
-        assert read(**tools).request.prompts[0].tools == [shown]
+        assert read(**tools).request.prompts[0].tools == [{"type": "function", "function": described}]
     for wrong in ({"description": 5}, {"strict": "yes"}):
         for tools in (
             {"tools": [{"type": "function", "function": described | wrong}]},
@@ -225,6 +226,31 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOL] * 129}, "tools", "array_above_max_length"),
     ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
     ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": NAMED}, "tool_choice", "invalid_value"),
+    ({"tool_choice": 5}, "tool_choice", "invalid_type"),
+    ({"tools": [TOOL], "tool_choice": {"function": {"name": "f"}}}, "tool_choice.type", "missing_required_parameter"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function", "missing_required_parameter"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}},
+     "tool_choice.function.name", "missing_required_parameter"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+     "tool_choice.function.name", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}},
+     "tool_choice.allowed_tools", "missing_required_parameter"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none"}}},
+     "tool_choice.allowed_tools.mode", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+     "tool_choice.allowed_tools.tools", "empty_array"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+        "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}},
+     "tool_choice.allowed_tools.tools[0].function.name", "invalid_value"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "invalid_value"),
+    ({"functions": [TOOL["function"]] * 2}, "functions[1].name", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+     "tools[0].function.parameters", "invalid_value"),
+    ({"function_call": {"name": "f"}}, "function_call", "invalid_value"),
+    ({"functions": [TOOL["function"]], "function_call": "required"}, "function_call", "invalid_value"),
+    ({"functions": [TOOL["function"]], "function_call": {"name": "g"}}, "function_call.name", "invalid_value"),
+    ({"functions": [TOOL["function"]], "tools": [TOOL]}, "functions", "invalid_value"),
     ({"reasoning_effort": "heroic"}, "reasoning_effort", "invalid_value"),
     ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
@@ -244,17 +270,8 @@ def test_what_is_wrong_is_named(members, field, code):
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"best_of": 2}, "best_of"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"guided_json": {"type": "object"}}, "guided_json"),
-    ({"guided_regex": "a+"}, "guided_regex"),
-    ({"guided_choice": ["a"]}, "guided_choice"),
-    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}},
-     "response_format.type"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"logits_processors": ["x"]}, "logits_processors"),
     ({"use_beam_search": True}, "use_beam_search"),
@@ -453,27 +470,64 @@ def test_tool_calls_as_a_stream():
     ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_one_call_at_a_time(stream):
-    reply = read(tools=[TOOL], parallel_tool_calls=False, stream=stream)
-    if stream:
-        assert b"call_1" in (data := reply.chunk(CALLS)) and b"call_2" not in data
+def test_one_call_at_a_time():
+    assert not read(tools=[TOOL], parallel_tool_calls=False).request.prompts[0].parallel
+    assert read(tools=[TOOL], parallel_tool_calls=True).request.prompts[0].parallel
+    assert not read(functions=[TOOL["function"]]).request.prompts[0].parallel
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_what_a_choice_means(old):
+    def chosen(value: Any) -> tuple[str, str | None, list[str]]:
+        wish = {"functions": [TOOL["function"], OTHER["function"]], "function_call": value}
+        if not old:
+            wish = {"tools": [TOOL, OTHER], "tool_choice": value}
+        (chat,) = read(**wish).request.prompts
+        assert [tool["function"]["name"] for tool in chat.tools] == ["f", "g"]
+        return chat.choice, chat.only, chat.allowed
+
+    assert chosen("auto") == chosen(None) == ("auto", None, [])
+    if old:
+        assert chosen({"name": "f"}) == ("required", "f", [])
         return
-    reply.add(CALLS[1:])
-    message = json.loads(reply.body(USAGE))["choices"][0]["message"]
-    assert [call["id"] for call in message["tool_calls"]] == ["call_1"]
-    assert message["content"] is None
+    assert chosen("required") == ("required", None, [])
+    assert chosen(NAMED) == ("required", "f", [])
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+    assert chosen(some) == ("required", None, ["f"])
+    some["allowed_tools"]["mode"] = "auto"
+    assert chosen(some) == ("auto", None, ["f"])
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        ({"tools": [TOOL]}, "tool_calls"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_calls"),
+        ({"tools": [TOOL], "tool_choice": NAMED}, "stop"),
+        ({"functions": [TOOL["function"]], "function_call": {"name": "f"}}, "stop"),
+    ],
+)
+def test_a_call_that_the_client_named_ends_with_stop(wish, reason):
+    whole, streamed = read(**wish), read(**wish, stream=True)
+    whole.add(CALLS[1:4] + CALLS[-1:])
+    told = frames(streamed.chunk(CALLS[1:4] + CALLS[-1:]))
+    assert json.loads(whole.body(USAGE))["choices"][0]["finish_reason"] == reason
+    assert told[-1]["choices"][0]["finish_reason"] == reason
+    cut = read(**wish)
+    cut.add([*CALLS[1:3], Done(0, "length", USAGE)])
+    assert json.loads(cut.body(USAGE))["choices"][0]["finish_reason"] == "length"
 
 
 def test_the_old_form_of_calls():
     reply = read(functions=[TOOL["function"]])
-    reply.add(CALLS[1:])
+    reply.add(CALLS[1:4] + CALLS[-1:])
     choice = json.loads(reply.body(USAGE))["choices"][0]
     assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a":1}'}
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "function_call"
     deltas = [
-        c["choices"][0]["delta"] for c in frames(read(functions=[TOOL["function"]], stream=True).chunk(CALLS[1:]))
+        c["choices"][0]["delta"]
+        for c in frames(read(functions=[TOOL["function"]], stream=True).chunk(CALLS[1:4] + CALLS[-1:]))
     ]
     assert deltas[1:] == [
         {"function_call": {"name": "add", "arguments": ""}},

@@ -79,6 +79,14 @@ def test_zero_tokens_only_to_score_a_prompt():
     assert refused(max_tokens=0).field == "max_tokens"
 
 
+def test_the_best_of_several():
+    request = read(["a", "b"], n=2, best_of=5, stream=True).request
+    assert (request.n, request.best_of, request.made, request.places) == (2, 5, 5, 10)
+    assert read(n=2, best_of=2).request.best_of is None
+    assert refused(["a"] * 100, best_of=21).field == "best_of"
+    assert refused(n=3, best_of=2).field == refused(best_of=129).field == "best_of"
+
+
 def test_echo_with_logprobs_wants_the_prompt_scored():
     assert read(logprobs=2).request.want.prompt_logprobs is None
     assert read(logprobs=2, echo=True).request.want.prompt_logprobs == 2
@@ -96,7 +104,7 @@ def test_choices_are_capped_over_all_prompts():
     [
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": -2}, "logprobs"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"echo": "yes"}, "echo"),
         ({"n": 0}, "n"),

@@ -97,7 +97,7 @@ def test_what_members_mean():
     request = read(dimensions=4, truncate_prompt_tokens=9, normalize=False, cache_salt="s", user="u").request
     assert request.pooling == Pooling(4, False) and request.truncate == 9 and request.salt == "s" and not request.stream
     assert read(truncate_prompt_tokens=-1).request.truncate == 512
-    assert read(padding=True, priority=3).request == read().request
+    assert read(padding=True).request == read().request and read(priority=3).request.priority == 3
     assert read(prompt_name="query").request.pooling == Pooling(prompt="query")
     assert read(use_activation=True).request.pooling == Pooling(normalize=True)
     assert read(add_special_tokens=False).request.prompts == [Text("Hi", special=False)]

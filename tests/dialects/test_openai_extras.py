@@ -1,21 +1,26 @@
 """What vLLM added to OpenAI's API: each member's effect or refusal, on both routes."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from parley.dialects.dialect import Head
 from parley.dialects.openai import chat, completions
-from parley.errors import BadRequest, Unsupported
-from parley.types import Accepted, Delta, Done, Token, Usage
+from parley.errors import BadRequest, Invalid, Unsupported
+from parley.types import Accepted, Delta, Done, Grammar, Tag, Tags, Token, Usage
 
 HEAD = Head("0f", 1700000000, "fp_1", context=256)
 USER = [{"role": "user", "content": "Hi"}]
 READERS = {
-    "chat": lambda **members: chat.read(json.dumps({"messages": USER} | members).encode(), HEAD),
-    "text": lambda **members: completions.read(json.dumps({"prompt": "Hi"} | members).encode(), HEAD),
+    "chat": lambda head=HEAD, **members: chat.read(json.dumps({"messages": USER} | members).encode(), head),
+    "text": lambda head=HEAD, **members: completions.read(json.dumps({"prompt": "Hi"} | members).encode(), head),
 }
+
+
+def heading(priority: bytes) -> Head:
+    return replace(HEAD, headers={b"x-vllm-priority": priority})
 
 
 @pytest.fixture(params=READERS)
@@ -33,7 +38,6 @@ WISHES: list[dict[str, Any]] = [
     {"use_beam_search": True},
     {"logits_processors": ["x"]},
     {"logprob_token_ids": [1]},
-    {"thinking_token_budget": 0},
     {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 3}},
     {"stream_interval": 2},
     {"return_token_offsets": True},
@@ -43,18 +47,6 @@ WISHES: list[dict[str, Any]] = [
     {"mm_processor_kwargs": {"a": 1}},
     {"media_io_kwargs": {"a": 1}},
     {"prompt_embeds": "AAAA"},
-    {"guided_json": {"type": "object"}},
-    {"guided_json": "{}"},
-    {"guided_regex": "a+"},
-    {"guided_choice": ["a", "b"]},
-    {"guided_grammar": "root ::= x"},
-    {"structural_tag": "{}"},
-    {"structured_outputs": {"json": {}}},
-    {"structured_outputs": {"regex": "a", "whitespace_pattern": " ", "disable_any_whitespace": True}},
-    {"structured_outputs": {"choice": ["a"]}},
-    {"structured_outputs": {"grammar": "x"}},
-    {"structured_outputs": {"json_object": True}},
-    {"structured_outputs": {"structural_tag": "{}"}},
 ]
 
 
@@ -69,7 +61,7 @@ NOTHING: dict[str, Any] = {
     "logprob_token_ids": [], "thinking_token_budget": -1, "repetition_detection": {"max_pattern_size": 0},
     "stream_interval": 1, "return_token_offsets": False, "return_prompt_text": False, "kv_transfer_params": {},
     "ec_transfer_params": {}, "mm_processor_kwargs": {}, "media_io_kwargs": {}, "structured_outputs": None,
-    "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 5,
+    "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 0,
     "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0, "early_stopping": "never",
     "vllm_xargs": {"a": 1, "b": "x", "c": 0.5, "d": [1]}, "truncation_side": "left",
 }  # fmt: skip
@@ -82,6 +74,21 @@ def test_what_may_not_be_drawn(read):
     assert (sampling.allowed, sampling.no_repeat_ngram, sampling.watermark) == ([7, 5], 3, True)
     for name, value in (("no_repeat_ngram_size", -1), ("watermark", "yes"), ("allowed_token_ids", [-1])):
         assert str(refused(read, **{name: value}).field).startswith(name)
+
+
+def test_a_time_that_ends_an_answer(read):
+    request = read(max_time=1.5).request
+    assert (request.timeout, request.partial) == (1.5, True)
+    assert (read().request.timeout, read().request.partial) == (None, False)
+
+
+def test_a_header_speaks_louder_than_the_body(read):
+    assert read(priority=-7).request.priority == -7
+    for said, meant in ((b"3", 3), (b"-9223372036854775808", -(2**63))):
+        assert read(heading(said), priority=-7).request.priority == meant
+    for said in (b"", b"high", b"1.5", b"9223372036854775808", b"1" * 5000):
+        with pytest.raises(Invalid, match="X-Vllm-Priority"):
+            read(heading(said))
 
 
 def test_what_asks_for_nothing_changes_nothing(read):
@@ -99,6 +106,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"repetition_detection": {"min_count": -1}}, "repetition_detection.min_count"),
     ({"stream_interval": 0}, "stream_interval"),
     ({"priority": "high"}, "priority"),
+    ({"max_time": 0}, "max_time"),
+    ({"max_time": "1s"}, "max_time"),
     ({"session_id": 5}, "session_id"),
     ({"request_id": ""}, "request_id"),
     ({"request_id": "a\nb"}, "request_id"),
@@ -125,13 +134,132 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "structural_tag", "structures": [{"begin": "a"}]}},
      "response_format.structures[0].end"),
     ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format.triggers"),
-    ({"response_format": {"type": "structural_tag", "format": {"type": "tag"}}}, "response_format.type"),
+    ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format.format.type"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "tag"}}}, "response_format.format.type"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "regex"}}}, "response_format.format.pattern"),
+    ({"response_format": {"type": "structural_tag", "structures": [{"begin": "a", "end": "b"}], "triggers": ["b"]}},
+     "response_format.structures[0]"),
+    ({"structural_tag": "{}"}, "structural_tag.format"),
+    ({"structural_tag": "5"}, "structural_tag"),
+    ({"guided_json": "[" * 70 + "]" * 70}, "guided_json"),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " ", "disable_any_whitespace": True}},
+     "structured_outputs.whitespace_pattern"),
+    ({"response_format": {"type": "regex", "value": {}}}, "response_format.value"),
+    ({"response_format": {"type": "json", "value": 5}}, "response_format.value"),
+    ({"response_format": {"type": "text", "value": "a"}}, "response_format.type"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("members", "field"), MISTAKES, ids=lambda value: str(value)[:50])
 def test_mistakes_are_told_by_name(read, members, field):
     assert refused(read, **members).field == field
+
+
+CLOSED = {"type": "object", "properties": {"a": {"type": "null"}}}
+TAG = {"begin": "<f>", "schema": CLOSED, "end": "</f>"}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<"], "tags": [
+    {"begin": "<f>", "content": {"type": "json_schema", "json_schema": CLOSED}, "end": "</f>"}
+]}  # fmt: skip
+TAGS = Tags([Tag("<f>", CLOSED, "</f>")], ["<"])
+LARK, GBNF = 'start: "::=" x\nx: /a+/', 'root ::= "a" x\nx ::= "b"'
+FORMS: list[tuple[dict[str, Any], Grammar]] = [
+    ({"guided_json": CLOSED}, Grammar("json", CLOSED, field="guided_json")),
+    ({"guided_json": "{}"}, Grammar("json", {}, field="guided_json")),
+    ({"guided_json": "true", "guided_whitespace_pattern": " ?"}, Grammar("json", True, " ?", field="guided_json")),
+    ({"guided_regex": "a+", "guided_decoding_backend": "any"}, Grammar("regex", "a+", field="guided_regex")),
+    ({"guided_choice": ["a", "b"]}, Grammar("choice", ["a", "b"], field="guided_choice")),
+    ({"guided_grammar": LARK}, Grammar("lark", LARK, field="guided_grammar")),
+    ({"guided_grammar": GBNF}, Grammar("ebnf", GBNF, field="guided_grammar")),
+    ({"structural_tag": json.dumps({"structures": [TAG], "triggers": ["<"]})},
+     Grammar("tags", TAGS, field="structural_tag")),
+    ({"structured_outputs": {"json": CLOSED, "disable_any_whitespace": True}},
+     Grammar("json", CLOSED, "", field="structured_outputs.json")),
+    ({"structured_outputs": {"json": "{}", "whitespace_pattern": " ", "disable_additional_properties": True}},
+     Grammar("json", {}, " ", True, field="structured_outputs.json")),
+    ({"structured_outputs": {"regex": "a"}}, Grammar("regex", "a", field="structured_outputs.regex")),
+    ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", ["a"], field="structured_outputs.choice")),
+    ({"structured_outputs": {"grammar": GBNF}}, Grammar("ebnf", GBNF, field="structured_outputs.grammar")),
+    ({"structured_outputs": {"json_object": True}},
+     Grammar("json", {"type": "object"}, field="structured_outputs.json_object")),
+    ({"structured_outputs": {"structural_tag": json.dumps({"format": TRIGGERED})}},
+     Grammar("tags", TAGS, field="structured_outputs.structural_tag")),
+    ({"response_format": {"type": "json_object"}}, Grammar("json", {"type": "object"})),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": CLOSED}}},
+     Grammar("json", CLOSED)),
+    ({"response_format": {"type": "structural_tag", "structures": [TAG], "triggers": "<"}},
+     Grammar("tags", TAGS)),
+    ({"response_format": {"type": "structural_tag", "format": TRIGGERED}},
+     Grammar("tags", TAGS)),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": CLOSED}}},
+     Grammar("json", CLOSED)),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "regex", "pattern": "a"}}},
+     Grammar("regex", "a")),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "grammar", "grammar": GBNF}}},
+     Grammar("ebnf", GBNF)),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+     Grammar("choice", ["a"])),
+    ({"response_format": {"type": "json_object", "value": CLOSED}}, Grammar("json", CLOSED)),
+    ({"response_format": {"type": "json", "value": "{}"}}, Grammar("json", {})),
+    ({"response_format": {"type": "regex", "value": "a"}}, Grammar("regex", "a")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "grammar"), FORMS, ids=lambda value: str(value)[:70])
+def test_forms_of_the_answer_reach_the_request(read, members, grammar):
+    assert read(n=2, stream=True, **members).request.grammar == grammar
+
+
+@pytest.mark.parametrize("first", [0, 9, 15])
+@pytest.mark.parametrize("second", [4, 10, 17])
+def test_of_two_forms_both_are_named(read, first, second):
+    (one, _), (other, _) = FORMS[first], FORMS[second]
+    both = {"structured_outputs": {"json": {}, "regex": "a"}} if one.keys() == other.keys() else one | other
+    error = refused(read, **both)
+    names = ("json", "regex") if one.keys() == other.keys() else (*one, *other)
+    assert error.status == 400 and all(name in error.message for name in names)
+
+
+PAIR = {"a": {"type": "string"}, "b": {"$ref": "#/$defs/x"}}
+STRICT: dict[str, Any] = {"type": "object", "properties": PAIR, "required": ["a", "b"], "additionalProperties": False}
+DEFINED = STRICT | {"$defs": {"x": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]}}}
+LAX: list[tuple[dict[str, Any], str]] = [
+    ({"type": "array"}, "In context=(), schema must be a JSON Schema of 'type: \"object\"', got 'type: 'array''."),
+    ({}, "In context=(), schema must be a JSON Schema of 'type: \"object\"', got none."),
+    (STRICT | {"anyOf": []}, "In context=(), 'anyOf' is not permitted at the root."),
+    (STRICT | {"additionalProperties": True}, "'additionalProperties' is required to be supplied and to be false."),
+    (STRICT | {"required": ["a"]}, "an array including every key in properties. Missing 'b'."),
+    (STRICT | {"required": "a"}, "an array including every key in properties. Missing 'a'."),
+    (STRICT | {"required": ["a", "b", "c"]}, "'required' has 'c', which is not in 'properties'."),
+    (STRICT | {"properties": 5}, "In context=(), 'properties' must be an object."),
+    (STRICT | {"properties": PAIR | {"a": True}}, "In context=('properties', 'a'), schema must be an object."),
+    (STRICT | {"properties": PAIR | {"a": {}}}, "In context=('properties', 'a'), schema must have a 'type' key."),
+    (STRICT | {"properties": PAIR | {"a": {"oneOf": []}}}, "In context=('properties', 'a'), 'oneOf' is not permitted."),
+    (STRICT | {"properties": PAIR | {"a": {"type": "array"}}}, "('properties', 'a'), array schema missing items."),
+    (
+        STRICT | {"properties": PAIR | {"a": {"type": ["array", "null"], "items": {"type": "object"}}}},
+        "In context=('properties', 'a', 'items'), 'additionalProperties' is required",
+    ),
+    (STRICT | {"properties": PAIR | {"a": {"type": "string", "format": "x"}}}, "'format' 'x' is not permitted"),
+    (STRICT | {"$defs": {"x": {"anyOf": [{"allOf": []}]}}}, "In context=('$defs', 'x', 'anyOf', '0'), 'allOf' is not"),
+]
+
+
+def described(schema: dict[str, Any], strict: bool | None) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": strict}}
+    }
+
+
+def test_a_strict_schema_is_taken(read):
+    assert read(**described(DEFINED, True)).request.grammar == Grammar("json", DEFINED)
+
+
+@pytest.mark.parametrize(("schema", "text"), LAX, ids=str)
+def test_strict_has_rules_of_its_own(read, schema, text):
+    error = refused(read, **described(schema, True))
+    assert (error.field, error.code) == ("response_format", "invalid_value")
+    assert error.message.startswith("Invalid schema for response_format 'n': In context=(") and text in error.message
+    assert read(**described(schema, None)).request.grammar == read(**described(schema, False)).request.grammar
 
 
 def test_truncation(read):

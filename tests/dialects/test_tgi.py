@@ -26,7 +26,7 @@ from parley.errors import (
     TooLarge,
     Unauthorized,
 )
-from parley.types import Accepted, Chat, Delta, Done, Message, Sampling, Scored, Stop, Text, Token, Usage, Want
+from parley.types import Accepted, Chat, Delta, Done, Grammar, Message, Sampling, Scored, Stop, Text, Token, Usage, Want
 
 HEAD = Head("0f", 1700000000, "fp_1", context=100, device="cpu")
 USAGE = Usage(prompt_tokens=5, completion_tokens=2)
@@ -323,15 +323,34 @@ def test_a_strict_stream_tells_its_errors_inside():
     ("parameters", "text"),
     [
         ({"adapter_id": "org/lora"}, "`adapter_id` is not available on this server"),
-        ({"grammar": {"type": "regex", "value": "a+"}}, "grammar is not supported"),
-        ({"grammar": {"type": "json", "value": {"properties": {}}}}, "grammar is not supported"),
-        ({"grammar": {"type": "json_object", "value": '{"properties":{}}'}}, "grammar is not supported"),
-        ({"grammar": {"type": "json_schema", "value": {"schema": {"properties": {}}}}}, "grammar is not supported"),
     ],
     ids=str,
 )
 def test_what_is_not_there_yet_is_refused_by_name(parameters, text, rules):
     assert refusal(parameters, rules=rules) == text
+
+
+FORMS: list[tuple[dict[str, Any], Grammar]] = [
+    ({"type": "regex", "value": "a+"}, Grammar("regex", "a+", field="grammar")),
+    ({"type": "json", "value": {"properties": {}}},
+     Grammar("json", {"type": "object", "properties": {}}, closed=True, field="grammar")),
+    ({"type": "json_object", "value": '{"type":"array","properties":{}}'},
+     Grammar("json", {"type": "array", "properties": {}}, closed=True, field="grammar")),
+    ({"type": "json_schema", "value": {"name": "n", "strict": 5, "schema": {"properties": {}}}},
+     Grammar("json", {"type": "object", "properties": {}}, closed=True, field="grammar")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
+@pytest.mark.parametrize(("given", "grammar"), FORMS, ids=str)
+def test_a_grammar_reaches_the_request(given, grammar, rules):
+    assert read(rules=rules, grammar=given).request.grammar == grammar
+    assert read(generate.stream, rules, grammar=given).request.grammar == grammar
+
+
+def test_a_schema_without_properties_is_for_the_lenient_only():
+    request = read(rules=shared.EXTENDED, grammar={"type": "json", "value": "{}"}).request
+    assert request.grammar == Grammar("json", {"type": "object"}, closed=True, field="grammar")
 
 
 def test_a_grammar_that_is_no_json():

@@ -14,6 +14,7 @@ from parley.types import (
     Chat,
     Delta,
     Done,
+    Grammar,
     Message,
     Sampling,
     Stop,
@@ -118,15 +119,23 @@ def test_parts_are_joined_and_the_last_turn_of_the_assistant_goes_on():
 
 def test_tools_go_to_the_template_and_their_prompt_to_the_last_message():
     (prompt,) = talk(tools=[TOOL], tool_prompt="Call one.").request.prompts
-    assert prompt.tools == [TOOL]
+    assert prompt.tools == [{"type": "function", "function": TOOL["function"] | {"strict": True}}]
+    assert (prompt.choice, prompt.only, prompt.parallel) == ("auto", None, False)
     assert prompt.messages == [Message("user", "Hi\n---\nCall one.")]
     assert talk(tools=[TOOL]).request.want == Want()
     described = {"type": "function", "function": {"name": "f", "description": "d", "arguments": {"a": 1}}}
     assert talk(tools=[described]).request.prompts[0].tools == [
-        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"a": 1}}}
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"a": 1}, "strict": True}}
     ]
     unused = talk(tools=[TOOL], tool_choice="none", tool_prompt="x").request
     assert unused.prompts == [Chat([Message("user", "Hi")])]
+
+
+@pytest.mark.parametrize("named", ["f", {"type": "function", "function": {"name": "f"}}])
+def test_a_call_may_be_forced(named):
+    for choice, only in (("required", None), (named, "f")):
+        (chat,) = talk(tools=[TOOL], tool_choice=choice).request.prompts
+        assert (chat.choice, chat.only, chat.parallel) == ("required", only, False)
 
 
 def test_ids_of_calls_count_up():
@@ -175,14 +184,19 @@ FAULTS = [
     ({"top_logprobs": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
     ({"max_tokens": 0}, "`max_new_tokens` must be strictly positive"),
     ({"stop": list("abcde")}, "`stop` supports up to 4 stop sequences. Given: 5"),
-    ({"response_format": {"type": "json", "value": {"properties": {}}}}, "grammar is not supported"),
+    ({"response_format": {"type": "json", "value": 5}}, "grammar is not supported"),
     (
         {"response_format": {"type": "json", "value": {}}},
         "grammar is not valid: Grammar must have a 'properties' field",
     ),
-    ({"tools": [TOOL], "tool_choice": "required"}, "`tool_choice` is not available on this server"),
-    ({"tools": [TOOL], "tool_choice": "f"}, "`tool_choice` is not available on this server"),
 ]  # fmt: skip
+
+
+def test_a_grammar_reaches_the_request():
+    request = talk(response_format={"type": "json_object", "value": {"properties": {}}}).request
+    grammar = Grammar("json", {"type": "object", "properties": {}}, closed=True, field="grammar")
+    assert request.grammar == grammar
+    assert talk(stream=True, response_format={"type": "regex", "value": "a"}).request.grammar.value == "a"
 
 
 @pytest.mark.parametrize(("members", "text"), FAULTS, ids=str)
@@ -326,7 +340,6 @@ def test_the_model_is_called_as_the_client_calls_it():
 CALL = [
     Delta(0, "", part="tool", call=CallDelta(0, "call_x", "f", "")),
     Delta(0, "", part="tool", call=CallDelta(0, arguments='{"a":1}')),
-    Delta(0, "", part="tool", call=CallDelta(1, "call_y", "g", "{}")),
     done(reason="tool"),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 from parley.dialects.dialect import Head, Timings
 from parley.dialects.triton import errors, generate
 from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyError, TooLarge, UnknownModel, Unsupported
-from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage, Want
+from parley.types import Accepted, Delta, Done, Grammar, Sampling, Stop, Text, Token, Usage, Want
 
 PATH = {"model": "mymodel"}
 
@@ -240,6 +240,8 @@ def test_members_have_their_meaning_wherever_they_stand(members, part, nested):
 
 def test_how_many_sequences():
     assert read(n=3).request.n == read(num_return_sequences=3).request.n == read(n=3, best_of=3).request.n == 3
+    assert read(n=3, best_of=3).request.best_of is None
+    assert (read(n=2, sampling_param_best_of="5").request.n, read(best_of=5).request.best_of) == (2, 5)
 
 
 def test_words_that_are_not_to_be_written():
@@ -402,15 +404,6 @@ def test_values_out_of_range_are_named(members, field):
         ("lora_name", "a"),
         ("lora_task_id", 1),
         ("lora_config", [1]),
-        ("structured_outputs", '{"json":{}}'),
-        ("structured_outputs", {"json": {}}),
-        ("guided_decoding", "{}"),
-        ("guided_json", {"type": "object"}),
-        ("guided_regex", "a"),
-        ("guided_choice", ["a"]),
-        ("guided_grammar", "a"),
-        ("guided_decoding_guide_type", "json"),
-        ("guided_decoding_guide", "{}"),
         ("logits_processors", ["x"]),
         ("truncate_prompt_tokens", 5),
         ("prompt_logprobs", 1),
@@ -429,7 +422,6 @@ def test_values_out_of_range_are_named(members, field):
         ("embedding_bias_weights", 0.5),
         ("num_draft_tokens", 1),
         ("use_draft_logits", True),
-        ("best_of", 2),
         ("beam_width", 2),
     ],
 )
@@ -439,8 +431,57 @@ def test_what_is_not_available_is_named(name, value):
     assert message.startswith(f"'{name.removeprefix('sampling_param_')}': ")
 
 
+FORMS: list[tuple[dict[str, Any], Grammar]] = [
+    ({"structured_outputs": '{"json":{}}'}, Grammar("json", {}, field="structured_outputs.json")),
+    ({"structured_outputs": {"regex": "a"}}, Grammar("regex", "a", field="structured_outputs.regex")),
+    ({"guided_decoding": '{"choice":["a"]}'}, Grammar("choice", ["a"], field="guided_decoding.choice")),
+    ({"guided_json": {"type": "null"}}, Grammar("json", {"type": "null"}, field="guided_json")),
+    ({"guided_json": '{"type":"null"}'}, Grammar("json", {"type": "null"}, field="guided_json")),
+    ({"guided_regex": "a"}, Grammar("regex", "a", field="guided_regex")),
+    ({"guided_choice": ["a"]}, Grammar("choice", ["a"], field="guided_choice")),
+    ({"guided_grammar": "root ::= x"}, Grammar("ebnf", "root ::= x", field="guided_grammar")),
+    ({"sampling_parameters": '{"guided_grammar":"start: x"}'}, Grammar("lark", "start: x", field="guided_grammar")),
+    ({"guided_decoding_guide_type": "json"},
+     Grammar("json", {"type": "object"}, field="guided_decoding_guide_type")),
+    ({"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{}"},
+     Grammar("json", {}, field="guided_decoding_guide")),
+    ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a"},
+     Grammar("regex", "a", field="guided_decoding_guide")),
+    ({"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": "root ::= x"},
+     Grammar("ebnf", "root ::= x", field="guided_decoding_guide")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "grammar"), FORMS, ids=str)
+def test_forms_of_the_answer_reach_the_request(members, grammar):
+    assert read(**members).request.grammar == grammar
+
+
+@pytest.mark.parametrize(
+    ("members", "field"),
+    [
+        ({"guided_decoding_guide": "{}"}, "guided_decoding_guide_type"),
+        ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide"),
+        ({"guided_decoding_guide_type": "x", "guided_decoding_guide": "a"}, "guided_decoding_guide_type"),
+        ({"structured_outputs": "{}"}, "structured_outputs.json"),
+        ({"structured_outputs": "{"}, "structured_outputs"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "{}", "guided_regex": "a"}, "guided_regex"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"guided_choice": ["a"], "guided_decoding_guide_type": "json"}, "guided_decoding_guide_type"),
+    ],
+    ids=str,
+)
+def test_forms_that_are_none_are_named(members, field):
+    status, message = refused(**members)
+    assert status == 400 and field in message
+
+
 def test_what_is_not_available_may_be_said_not_to_be_wanted():
     read(
+        structured_outputs="",
+        guided_json="",
+        guided_choice=[],
         bad_words="",
         stop_words="",
         use_draft_logits=False,

@@ -150,7 +150,9 @@ def test_inputs_have_their_meaning(inputs, part):
 
 def test_request_parameters_are_sampling_parameters():
     parameters = {"temperature": 0.5, "nobody_knows": "x", "priority": 1, "timeout": 5, "sequence_id": 0}
-    assert read(parameters=parameters).request.sampling.temperature == 0.5
+    request = read(parameters=parameters).request
+    assert request.sampling.temperature == 0.5 and request.priority == -4 and request.timeout == 5e-6
+    assert read(parameters={"priority": 0, "timeout": 0}).request.timeout is None
     assert read(parameters={"text_input": "no"}).request.prompts == [Text("Hi")]
 
 

@@ -388,7 +388,8 @@ def test_calls_in_a_stream():
 @pytest.mark.parametrize("parallel", [True, False])
 def test_calls_in_an_answer(parallel):
     reply = talk(tools=[TOOL], parallel_tool_calls=parallel)
-    for index in range(2):
+    assert reply.request.prompts[0].parallel is parallel
+    for index in range(1 + parallel):
         reply.add([Delta(0, "", "tool", call=CallDelta(index, "call_" + "0" * 24, "f", "{}"))])
     reply.add([Done(0, "tool", USAGE)])
     (choice,) = json.loads(reply.body(USAGE))["choices"]
@@ -397,6 +398,29 @@ def test_calls_in_an_answer(parallel):
     assert message["content"] is None and choice["finish_reason"] == "tool_calls"
     assert len(message["tool_calls"]) == (2 if parallel else 1)
     assert message["tool_calls"][0]["id"] == "chatcmpl-tool-" + "0" * 16
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+def test_a_named_call():
+    """It has a content without text, and ends with stop."""
+    reply = talk(tools=[TOOL], tool_choice=NAMED)
+    call = Delta(0, "", "tool", call=CallDelta(0, "call_" + "0" * 24, "f", "{}"))
+    reply.add([call, Done(0, "tool", USAGE)])
+    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "")
+    streamed = talk(tools=[TOOL], tool_choice=NAMED, stream=True).chunk([call, Done(0, "tool", USAGE)])
+    assert chunks(streamed)[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_choice_of_a_tool():
+    (chat_,) = talk(tools=[TOOL], tool_choice="none").request.prompts
+    assert (chat_.choice, len(chat_.tools)) == ("none", 1)  # it sees them all the same
+    other = {"type": "function", "function": {"name": "g"}}
+    told = refused(talk, tools=[TOOL], tool_choice=other)["message"]
+    assert told == "The tool specified in `tool_choice` does not match any of the specified `tools`"
+    assert refused(talk, tool_choice="required")["message"] == "When using `tool_choice`, `tools` must be set."
 
 
 def test_reasoning_under_both_names():

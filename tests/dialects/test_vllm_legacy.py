@@ -9,7 +9,7 @@ from parley.dialects.dialect import Answer, Head
 from parley.dialects.vllm import legacy
 from parley.dialects.vllm.shared import error
 from parley.errors import BadRequest, ContextLength, EngineError
-from parley.types import Accepted, Delta, Done, Scored, Text, Token, Tokens, Usage
+from parley.types import Accepted, Delta, Done, Grammar, Scored, Text, Token, Tokens, Usage
 
 HEAD = Head("0f", 1700000000, "fp_1", context=256)
 USAGE = Usage(4, 3)
@@ -61,11 +61,20 @@ def test_prompts_as_objects():
     assert refused(prompt=None).status == refused(prompt=5).status == refused(prompt={}).status == 400
 
 
+def test_forms_of_the_answer_reach_the_request():
+    for name in ("guided_decoding", "structured_outputs"):
+        grammar = Grammar("json", {"type": "null"}, "", field=f"{name}.json")
+        wish = {name: {"json": '{"type":"null"}', "disable_any_whitespace": True}}
+        assert read(**wish).request.grammar == read(legacy.STRICT, **wish).request.grammar == grammar
+    assert read(guided_decoding={}).request.grammar is None
+    error = refused(guided_decoding={"regex": "a"}, structured_outputs={"regex": "a"})
+    assert "guided_decoding" in error.message and "structured_outputs" in error.message
+
+
 @pytest.mark.parametrize(
     "members",
-    [{"best_of": 3}, {"use_beam_search": True, "temperature": 0, "best_of": 2},
-     {"logits_processors": ["x"]}, {"guided_decoding": {"json": {}}}, {"detokenize": False},
-     {"structured_outputs": {"regex": "a"}}],
+    [{"use_beam_search": True, "temperature": 0, "best_of": 2},
+     {"logits_processors": ["x"]}, {"detokenize": False}],
     ids=str,
 )  # fmt: skip
 def test_what_is_not_available_is_refused_by_name(members):

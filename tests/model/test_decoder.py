@@ -71,8 +71,8 @@ def generate(runner, prompts: list[list[int]], count: int) -> list[list[tuple[in
         for sequence, sampled, result in zip(sequences, runner.run(Step(rows, fresh)), results, strict=True):
             assert sampled.error is None
             sequence.computed = len(sequence)
-            sequence.tokens.append(sampled.token)
-            result.append((sampled.token, sampled.score.logprob))
+            sequence.tokens += sampled.tokens
+            result.append((*sampled.tokens, sampled.scores[0].logprob))
         fresh = []
     for sequence in sequences:
         runner.release(sequence)
@@ -404,8 +404,8 @@ def test_rows_with_broken_logits_fail_alone():
         sequences.append(Sequence(str(i), 0, work, list(prompt), len(prompt), 0, i, blocks=[i], slot=i))
         runner.admit(sequences[-1])
     first, second, third = runner.run(Step([Row(each, 0, len(each), True) for each in sequences], [0, 1, 2]))
-    assert second.token is None and "not numbers" in second.error
-    assert [(each.token, each.score.logprob) for each in (first, third)] == [good[0], good[2]]
+    assert not second.tokens and "not numbers" in second.error
+    assert [(*each.tokens, each.scores[0].logprob) for each in (first, third)] == [good[0], good[2]]
 
 
 def test_prompt_scores_in_chunks_and_across_them():

@@ -1,9 +1,8 @@
-"""Adapters: what PEFT computes with them, whatever else is in the batch; what is no adapter for the model is refused."""
+"""Adapters: what PEFT computes with them, whatever else is in the batch; what is none for the model is refused."""
 
 from __future__ import annotations
 
 import functools
-import json
 import random
 import shutil
 import tempfile
@@ -15,12 +14,9 @@ import torch
 from adapters import ALL, merged, write_adapter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
-from parley.model import lora
-from parley.model.checkpoint import LoadError
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
@@ -57,7 +53,9 @@ def prompt(seed: int, length: int = 40) -> list[int]:
 class Engine:
     """A loop that has these adapters, by name, and whose answers are collected."""
 
-    def __init__(self, runner: Runner, folders: dict[str, Path], *, pace=None, places: int = 8, blocks: int = 200, **more):
+    def __init__(
+        self, runner: Runner, folders: dict[str, Path], *, pace=None, places: int = 8, blocks: int = 200, **more
+    ):
         old = runner.pages
         pages = PagedKV(old.layers, blocks, old.dtype, old.device)
         fresh = Runner(runner.network, pages, max_model_len=runner.max_model_len, slots=SLOTS)
@@ -133,7 +131,11 @@ def test_each_linear_layer_alone(target):
 @pytest.mark.parametrize("base", ["qwen2", "qwen3", "mistral", "phi3", "mixtral", "gpt2"])
 def test_every_kind_of_model(base):
     """Merged layers of checkpoints, heads with norms, and Transformers' own code."""
-    targets = {"phi3": ("qkv_proj", "gate_up_proj"), "gpt2": ("c_attn", "c_proj", "c_fc"), "mixtral": ("q_proj", "o_proj")}
+    targets = {
+        "phi3": ("qkv_proj", "gate_up_proj"),
+        "gpt2": ("c_attn", "c_proj", "c_fc"),
+        "mixtral": ("q_proj", "o_proj"),
+    }
     check(base, adapter(base, 5, r=5, target_modules=targets.get(base, tuple(ALL))))
 
 
@@ -145,7 +147,12 @@ def test_every_kind_of_model(base):
         {"layers_to_transform": [1]},
         {"target_modules": r".*\.1\.mlp\.(up|down)_proj"},
         {"r": 4, "rank_pattern": {"q_proj": 9, r"model\.layers\.1\.mlp\..*": 2}, "alpha_pattern": {"v_proj": 3.5}},
-        {"r": 4, "use_rslora": True, "rank_pattern": {"^model.layers.0.self_attn.k_proj": 3}, "exclude_modules": ["up_proj"]},
+        {
+            "r": 4,
+            "use_rslora": True,
+            "rank_pattern": {"^model.layers.0.self_attn.k_proj": 3},
+            "exclude_modules": ["up_proj"],
+        },
     ],
     ids=["rslora", "all-linear", "layers", "expression", "patterns", "rslora and patterns"],
 )
@@ -182,7 +189,9 @@ def alone(base: str, quantization: str, name: str, seed: int, length: int, token
     return engine.finish()["w/0"]
 
 
-@pytest.mark.parametrize(("base", "quantization"), [("qwen3", "none"), ("llama", "int8"), ("qwen2", "int4"), ("gpt2", "none")])
+@pytest.mark.parametrize(
+    ("base", "quantization"), [("qwen3", "none"), ("llama", "int8"), ("qwen2", "int4"), ("gpt2", "none")]
+)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     works=st.lists(

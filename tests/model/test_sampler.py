@@ -20,7 +20,7 @@ from parley.types import Sampling, Work
 
 def margin(sampling: Sampling) -> float:
     """How close to a cut-off float32 and float64 may disagree: the rounding of logits (up to 100) is scaled, too."""
-    return 1e-5 + 3e-5 / max(sampling.temperature, 1e-5)
+    return 1e-5 + 3e-5 / max(sampling.temperature, 1e-6)
 
 
 def sequence(tokens=(0,), prompt_len=1, seed=0, sampling=None, **work) -> Sequence:
@@ -59,7 +59,7 @@ def reference(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np
         x[token] -= options.frequency_penalty * output.count(token)
         x[token] -= options.presence_penalty * (token in output)
     near = margin(options)
-    if options.temperature < 1e-5:
+    if options.temperature < 1e-6:
         rivals = np.sort(x)[-2:]
         return np.eye(len(x))[x.argmax()], rivals[0] != rivals[1] and rivals[1] - rivals[0] < 3e-5
     x = (x - x.max()) / options.temperature
@@ -94,7 +94,7 @@ def reference(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np
 
 samplings = st.builds(
     Sampling,
-    temperature=st.sampled_from([0.0, 1e-6, 1e-4, 0.3, 0.7, 1.0, 1.5, 8.0]),
+    temperature=st.sampled_from([0.0, 9e-7, 1e-4, 0.3, 0.7, 1.0, 1.5, 8.0]),
     top_p=st.sampled_from([0.0, 1e-6, 0.1, 0.5, 0.9, 0.999, 1.0]) | st.floats(0.01, 1),
     top_k=st.sampled_from([0, 0, 1, 2, 5, 40, 300, 10_000]),
     min_p=st.sampled_from([0.0, 0.0, 0.01, 0.2, 1.0]),
@@ -134,7 +134,7 @@ def test_equals_the_naive_sampler(case):
     assert expected[token] > 0
     before = expected[:token].sum()
     u = uniform(each.seed, each.generated)
-    if each.work.sampling.temperature >= 1e-5:
+    if each.work.sampling.temperature >= 1e-6:
         near = margin(each.work.sampling)
         assert before - near <= u <= before + expected[token] + near
 
@@ -168,6 +168,23 @@ def test_draws_follow_the_distribution(sampling):
     chi = ((counts - draws * expected)[kept] ** 2 / (draws * expected[kept])).sum()
     freedom = kept.sum() - 1
     assert chi < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("way", [{}, {"top_k": 50}, {"typical_p": 0.999999}], ids=str)
+def test_the_coldest_temperature_is_still_a_temperature(way):
+    """Of logits that differ by as much as it is, the lower one is drawn e times less often; of equals each as often."""
+    step = 2.0**-20
+    logits = torch.tensor([1.0, 1.0 - step, 1.0, 0.5, -30.0])
+    weights = np.exp([0.0, -step / 1e-6, 0.0])
+    rows = 4000
+    options = Sampling(temperature=1e-6, **way)
+    drawn = [
+        token for token, _ in sample(logits.expand(rows, 5), [sequence(seed=n, sampling=options) for n in range(rows)])
+    ]
+    found = np.bincount(drawn, minlength=5)
+    assert found[3:].sum() == 0
+    assert np.abs(found[:3] / rows - weights / weights.sum()).max() < 0.03
+    assert {token for token, _ in sample(logits[None], [sequence(sampling=Sampling(temperature=9e-7))])} == {0}
 
 
 @pytest.mark.parametrize("typical_p", [0.05, 0.3, 0.7, 0.95])
@@ -397,7 +414,9 @@ def test_greedy_takes_the_lowest_of_equals():
     "sampling",
     [
         Sampling(temperature=1e-38),
-        Sampling(temperature=1.1e-5),
+        Sampling(temperature=1e-6),
+        Sampling(temperature=1e-6, top_k=5, top_p=0.9, min_p=0.1),
+        Sampling(temperature=1e-6, typical_p=0.5),
         Sampling(temperature=1e30),
         Sampling(temperature=1e30, top_p=1e-30),
         Sampling(repetition_penalty=1e-38),

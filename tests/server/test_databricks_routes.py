@@ -104,6 +104,15 @@ async def test_a_silent_stream_stays_silent(serve):
     assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_time_that_is_over(serve):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001, timeout=0.1)
+    prompt = {"prompt": "Hi", "max_tokens": 4000}
+    late = await served.post("/databricks/serving-endpoints/completions", prompt)
+    assert (late.status, late.json["error_code"]) == (504, "DEADLINE_EXCEEDED")
+    cut = await served.post("/databricks/serving-endpoints/completions", prompt | {"error_behavior": "truncate"})
+    assert cut.status == 200 and cut.json["choices"][0]["finish_reason"] == "length"
+
+
 async def test_a_context_that_is_full(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens)
     prompt = {"prompt": "Hi", "max_tokens": 5000}

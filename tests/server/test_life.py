@@ -103,6 +103,23 @@ async def test_a_full_queue_is_said_at_once(serve):
     assert await served.control()
 
 
+async def test_one_tenant_cannot_take_all_places_from_another(serve):
+    served = await serve(max_batch=1, max_queue=3, api_keys=("one", "two"))
+    served.engine.gate.clear()
+    one, two = {"authorization": "Bearer one"}, {"x-api-key": "two"}
+    waiting = [asyncio.create_task(served.post(CHAT, HELLO, **one)) for _ in range(4)]
+    await served.until(lambda: served.model.held == 4)
+    assert (await served.post(CHAT, HELLO, **one)).status == 429
+    waiting += [asyncio.create_task(served.post(CHAT, HELLO | {"n": 2}, **two))]
+    await served.until(lambda: served.model.held == 6)
+    assert (await served.post(CHAT, HELLO, **two)).status == 429
+    assert (await served.post(CHAT, HELLO, **one)).status == 429
+    served.engine.gate.set()
+    assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 5
+    await served.until(lambda: not served.model.holders)
+    assert served.model.held == 0
+
+
 async def test_prompts_and_choices_have_their_own_places(serve):
     served = await serve(max_batch=4, max_queue=0)
     served.engine.gate.clear()
@@ -353,6 +370,35 @@ async def test_a_request_that_is_stopped_from_outside_ends_with_what_it_has(serv
     answer = await asked
     assert answer.status == 200
     assert answer.body.count(b'"finish_reason":"abort"') == body.get("n", 1)
+    await served.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_whose_time_is_over_ends_with_what_there_is(serve, stream):
+    served = await serve(tick=0.001)
+    answer = await served.post(CHAT, LONG | {"stream": stream, "max_time": 0.1})
+    assert answer.status == 200 and answer.body.count(b'"finish_reason":"length"') == 1
+    await served.idle()
+    served.engine.gate.clear()  # it is not begun in time
+    none = await served.post(CHAT, LONG | {"max_time": 0.05, "n": 2})
+    assert [choice["finish_reason"] for choice in none.json["choices"]] == ["length"] * 2
+    assert none.json["usage"]["completion_tokens"] == 0
+    served.engine.gate.set()
+    await served.idle()
+
+
+async def test_a_header_limits_the_time_of_a_request(serve):
+    served = await serve(tick=0.001)
+    late = await served.call("POST", CHAT, LONG, {"x-request-timeout": "0.05"})
+    assert late.status == 408 and "the time that the request allowed" in late.error["message"]
+    for path, body in (("/tgi/generate", {"inputs": "a", "parameters": {"max_new_tokens": 3000}}), (CHAT, LONG)):
+        served.engine.gate.clear()  # also while it waits
+        assert (await served.call("POST", path, body, {"x-request-timeout": "0.05"})).status == 408
+        served.engine.gate.set()
+    assert (await served.call("POST", CHAT, HELLO, {"x-request-timeout": "60"})).status == 200
+    for wrong in ("0", "-1", "soon", "1e3", "9" * 40):
+        refused = await served.call("POST", CHAT, HELLO, {"x-request-timeout": wrong})
+        assert refused.status == 400 and "X-Request-Timeout" in refused.error["message"]
     await served.idle()
 
 

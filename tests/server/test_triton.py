@@ -156,6 +156,17 @@ async def test_errors_of_the_engines_side_have_its_form(serve):
     assert "not in the vocabulary" in answer.json["error"]
 
 
+async def test_a_request_whose_time_is_over(serve):
+    served = await serve(tick=0.001)
+    tensors = [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
+    body = {"inputs": tensors, "parameters": {"timeout": 50_000, "max_tokens": 3000}}
+    late = await served.post("/v2/models/tiny/infer", body)
+    assert (late.status, late.json) == (503, {"error": "Request timeout expired"})
+    body["parameters"] = {"timeout": 50_000_000, "max_tokens": 3}
+    assert (await served.post("/v2/models/tiny/infer", body)).status == 200
+    await served.idle()
+
+
 async def test_an_engine_that_dies_ends_the_stream_with_an_error(serve):
     served = await serve(tick=0.01)
     connection = await served.connect()

@@ -194,7 +194,7 @@ async def test_the_official_client_with_all_extras(serve):
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert text == answer.choices[0].message.content
         assert (await client.models.list()).data[0].owned_by == "vllm"
-        for wish in ({"guided_json": {}}, {"structured_outputs": {"regex": "a"}}, {"logits_processors": ["x"]}):
+        for wish in ({"guided_json": "{"}, {"structured_outputs": {"regex": "(?=a)"}}, {"logits_processors": ["x"]}):
             with pytest.raises(BadRequestError, match=next(iter(wish))):
                 await client.chat.completions.create(**base | {"extra_body": wish})
         with pytest.raises(BadRequestError, match="temperature must be in"):

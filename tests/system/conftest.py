@@ -103,6 +103,17 @@ class Served:
         return self.log.read_text()
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server with the built-in model for all tests of a file."""
+    started = Served("--kv-memory", "64MiB", log=tmp_path_factory.mktemp("served") / "server.log")
+    try:
+        assert started.wait(started.ready), started.output()
+        yield started
+    finally:
+        started.stop()
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Start servers; all are stopped at the end."""

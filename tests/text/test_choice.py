@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tiny_tokenizers import KINDS, byte_level
 
 from parley.text import Choice, Markup, Prepared, Tokenizer, scored
+from parley.text.families import HERMES
 from parley.types import CallDelta, Chat, Cost, Delta, Done, Message, Output, Request, Score, Stop, Want
 
-QWEN = Markup(("<think>", "</think>"), ("<tool_call>", "</tool_call>"))
+QWEN = Markup(("<think>", "</think>"), HERMES)
 CHAT = Chat([Message("user", "hi")])
 
 
@@ -180,6 +181,9 @@ def test_a_stop_string_wins_over_the_parts() -> None:
     result = answer(encode(text), stop=Stop(strings=["END"]))
     assert result.calls == [["f", '{"x": "']]
     assert result.done is not None and result.done.reason == "stop"
+    thought = answer(encode("<think>a END of</think>b"), stop=Stop(strings=["END"]))
+    assert thought.text == {"content": "", "reasoning": "a ", "tool": ""}
+    assert thought.done is not None and (thought.done.reason, thought.done.stop) == ("stop", "END")
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -237,7 +241,7 @@ def test_an_answer_without_tokens() -> None:
 
 def test_marks_that_are_special_tokens_are_seen_all_the_same() -> None:
     tokenizer = byte_level()
-    markup = Markup(("<|im_start|>", "<|im_end|>"), None)
+    markup = Markup(("<|im_start|>", "<|im_end|>"))
     result = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=markup)
     assert (result.text["reasoning"], result.text["content"]) == ("hm", "so")
     plain = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=Markup())

@@ -38,8 +38,8 @@ def test_a_chat_is_rendered_and_encoded_without_further_marks() -> None:
     chat = Chat(QUESTION)
     prepared = speaker.prepare(chat)
     assert byte_level().decode(prepared.token_ids, skip_special=False) == speaker.template.render(chat)
-    assert prepared.markup.think and prepared.markup.call is None and not prepared.thinking
-    assert speaker.prepare(Chat(QUESTION, tools=[TOOL])).markup.call
+    assert prepared.markup.think and not prepared.markup.calls and not prepared.thinking
+    assert speaker.prepare(Chat(QUESTION, tools=[TOOL])).markup.calls
 
 
 def test_a_text_may_be_a_users_turn() -> None:

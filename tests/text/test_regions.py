@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parley.text import Markup, Regions, detect
-from parley.text.regions import begins_thinking
+from parley.text.families import HERMES, begins_thinking
 
-QWEN = Markup(("<think>", "</think>"), ("<tool_call>", "</tool_call>"))
-TOOLS = Markup(None, ("<tool_call>", "</tool_call>"))
-THINK = Markup(("<think>", "</think>"), None)
+QWEN = Markup(("<think>", "</think>"), HERMES)
+TOOLS = Markup(None, HERMES)
+THINK = Markup(("<think>", "</think>"))
 
 Parsed = tuple[str, str, list[tuple[str, str]]]
 
@@ -88,7 +88,7 @@ EXAMPLES: list[tuple[str, Parsed]] = [
     ('<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call>!', ("", "!", [("f", '{"a": 1}')])),
     ('<tool_call>{"name": "f", "arguments": {"a": 1\n</tool_call>!', ("", "!", [("f", '{"a": 1\n')])),
     ('<tool_call>{"name": "f", "arguments": {"a": "b}}\n</tool_call>!', ("", "!", [("f", '{"a": "b}}\n')])),
-    ('<tool_call>{"name": "f", "arguments": {}} and so', ("", "and so", [("f", "{}")])),
+    ('<tool_call>{"name": "f", "arguments": {}} and so', ("", " and so", [("f", "{}")])),
     ('<tool_call>{"name": "f", "arguments": {},}</tool_call>', ("", "", [("f", "{}")])),
 ]  # fmt: skip
 
@@ -176,7 +176,7 @@ def test_a_megabyte_of_marks_is_read_once(unit: str, start: str) -> None:
 def test_families_are_told_by_their_templates() -> None:
     assert detect("… <think> … <tool_call> …") == QWEN
     assert detect("{{ content.split('</think>') }}") == THINK
-    assert detect("<tool_call>\n<function=name>") == Markup()
+    assert detect("<tool_call>\n<arg_key>name") == Markup()
     assert detect("plain") == Markup()
 
 

@@ -16,7 +16,7 @@ from parley.dialects.databricks.shared import Count, Rules, Words
 from parley.dialects.dialect import Head, Headers, Timings
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import chat
-from parley.dialects.openai.shared import FINISH
+from parley.dialects.openai import shared as openai
 from parley.errors import ParleyError
 from parley.types import Delta, Done, Event, Usage
 
@@ -31,12 +31,16 @@ def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
 
 class ChatReply(chat.ChatReply):
     ping: ClassVar[bytes] = b""  # MLflow's client takes nothing but data
+    rules: ClassVar[openai.Rules] = openai.Rules(fewest=0)
 
     def __init__(self, rules: Rules, body: Fields, head: Head):
         if rules.strict:
             members.chat(body, rules)
         members.context(body)
-        super().__init__(members.thinking(body), head)
+        body, budget = members.thinking(body)
+        super().__init__(body, head)
+        if budget is not None:
+            self.request.thinking_budget = budget
         self._manner = rules
         self._count = Count()
         self._usage = shared.told_usage(body, self.request.stream)
@@ -93,7 +97,7 @@ class ChatReply(chat.ChatReply):
 
     def _choice(self, index: int, choice: chat.Choice) -> dict[str, Any]:
         assert choice.done is not None
-        finish = FINISH[choice.done.reason]
+        finish = self._finish(choice.done)
         told: dict[str, Any] = {
             "index": index,
             "message": self._message(choice),
@@ -107,15 +111,16 @@ class ChatReply(chat.ChatReply):
     def _message(self, choice: chat.Choice) -> dict[str, Any]:
         content: Any = self._echo + "".join(choice.content)
         thought = "".join(choice.reasoning) if self._reasons else ""
-        calls = choice.calls if self._parallel else choice.calls[:1]
-        if not content and calls:
+        if not content and choice.calls:
             content = None
         if thought and self._manner.strict:
             content = [_thought(thought), *([{"type": "text", "text": content}] if content else [])]
         message = {"role": "assistant", "content": content}
         if thought and not self._manner.strict:
             message["reasoning_content"] = thought
-        return message | ({"tool_calls": calls} if calls else {})
+        if choice.calls and self._legacy:
+            return message | {"function_call": choice.calls[0]["function"]}
+        return message | ({"tool_calls": choice.calls} if choice.calls else {})
 
     def headers(self, timings: Timings | None) -> Headers:
         return shared.served_header(self)

@@ -42,7 +42,7 @@ class CompletionReply(Reply):
         max_tokens = body.integer("max_tokens", None, 1, MAX_TOKENS)
         behavior = body.string("error_behavior", "error", allowed=("error", "truncate"))
         stream = body.boolean("stream", False)
-        n = openai.choices(body, len(prompts), openai.Rules(best_of=False))
+        n = openai.choices(body, len(prompts), openai.Rules(best_of=False)).n
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),
@@ -56,6 +56,7 @@ class CompletionReply(Reply):
             want=Want(echo=body.boolean("echo", False), ids=True, plain=True),
             n=n,
             stream=stream,
+            partial=behavior == "truncate",
         )
         self._suffix = body.string("suffix", "", cap=MAX_SUFFIX)
         self._usage = shared.told_usage(body, stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from parley.dialects.databricks.shared import Rules, Tree, refuse_unknown
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared as openai
-from parley.errors import Unsupported
+from parley.dialects.parameters import MAX_N
 
 FREE: Tree = {}
 FUNCTION: Tree = {"name": FREE, "description": FREE, "parameters": FREE, "strict": FREE}
@@ -60,7 +60,7 @@ def drawing(body: Fields) -> None:
     """The documented ranges, where they are narrower than what the server takes, and ``n`` in a stream."""
     body.number("top_p", 1.0, 0, 1, open=True)
     body.integer("top_k", None, 1, openai.MAX_ID)
-    if body.integer("n", 1, 1, openai.MAX_N) > 1 and body.boolean("stream", False):
+    if body.integer("n", 1, 1, MAX_N) > 1 and body.boolean("stream", False):
         raise body.fail("n", "must be equal to 1 for streaming mode")
 
 
@@ -71,20 +71,23 @@ def context(body: Fields) -> None:
     body.string("client_request_id", None, cap=MAX_FIELD)
 
 
-def thinking(body: Fields) -> Fields:
-    """The body with what ``thinking`` says of the template's option. A budget is not available."""
+def thinking(body: Fields) -> tuple[Fields, int | None]:
+    """The body with what ``thinking`` says of the template's option, and how many tokens the reasoning may have."""
     wish = body.object("thinking")
     if wish is None:
-        return body
+        return body, None
     kind = wish.string("type", None, allowed=("enabled", "disabled"))
     if kind is None:
         raise wish.missing("type")
     budget = wish.integer("budget_tokens", None, 1, openai.MAX_TOKENS)
     if kind == "disabled":
-        return body.over({"enable_thinking": False})
+        return body.over({"enable_thinking": False}), None
     if budget is None:
         raise wish.missing("budget_tokens")
-    raise Unsupported('parameter "thinking": a budget for thinking is not available on this server', field="thinking")
+    most = body.integer("max_tokens", None, 1, openai.MAX_TOKENS)
+    if most is not None and budget >= most:
+        raise wish.fail("budget_tokens", f"must be less than max_tokens, which is {most}, but got {budget}")
+    return body.over({"enable_thinking": True}), budget
 
 
 def chat(body: Fields, rules: Rules) -> None:

@@ -20,6 +20,7 @@ from parley.errors import (
     BadRequest,
     Conflict,
     EngineDied,
+    Expired,
     Forbidden,
     Invalid,
     Malformed,
@@ -155,6 +156,8 @@ def code_of(error: ParleyError) -> tuple[int, str]:
             return 429, "REQUEST_LIMIT_EXCEEDED"
         case NotReady() | EngineDied():
             return 503, "TEMPORARILY_UNAVAILABLE"
+        case Expired():
+            return 504, "DEADLINE_EXCEEDED"
         case TimedOut():
             return 408, "DEADLINE_EXCEEDED"
         case _ if error.status < 500:

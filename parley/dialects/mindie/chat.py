@@ -32,13 +32,12 @@ def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
 class ChatReply(OpenAIReply):
     def __init__(self, rules: Rules, body: Fields, head: Head):
         self.model = openai.model(body, rules)
-        chat = messages.conversation(body, rules)
+        chat, budget = messages.conversation(body, rules)
         interface = (parameters.CHAT if rules.vllm else parameters.NATIVE_CHAT).under(rules)
         values = parameters.read(body, interface)
-        count, made = choices.count(body, values, interface, rules)
-        if rules.vllm or not rules.strict:
-            constraints.refuse(body)
-        super().__init__(rules, head, messages.CHAT, count, made)
+        wish = choices.count(body, values, interface, rules)
+        grammar = constraints.read(body) if rules.vllm or not rules.strict else None
+        super().__init__(rules, head, messages.CHAT, wish.n)
         self.unknown = "Model not found" if rules.vllm else "Got model {}, but not found in server"
         top, stream = values["top_logprobs"], bool(values["stream"])
         scored = top is not None or bool(values["logprobs"])
@@ -54,12 +53,14 @@ class ChatReply(OpenAIReply):
             sampling=parameters.sampling(values, rules),
             stop=openai.stop(values),
             want=Want(
-                logprobs=(top or 0) if scored else 0 if made > count else None,
+                logprobs=(top or 0) if scored else None,
                 skip_special=values["skip_special_tokens"] is not False,
                 costs=rules.figures,
             ),
-            n=made,
+            **wish._asdict(),
+            grammar=grammar,
             stream=stream,
+            thinking_budget=budget,
         )
 
     # -- a stream
@@ -137,7 +138,7 @@ class ChatReply(OpenAIReply):
     def body(self, usage: Usage) -> bytes:
         costs = self._costs
         answer = self._envelope("chat.completion")
-        answer["choices"] = [self._choice(index, choice) for index, choice in enumerate(self._best)]
+        answer["choices"] = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
         answer["usage"] = self._usage(usage, costs)
         return encode(answer | (openai.times(costs) if self._rules.figures else {}))
 

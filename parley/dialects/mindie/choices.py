@@ -8,6 +8,7 @@ from __future__ import annotations
 from parley.dialects.fields import Fields
 from parley.dialects.mindie.parameters import Interface, Values
 from parley.dialects.mindie.rules import Rules
+from parley.dialects.parameters import Choices
 from parley.errors import Unsupported
 
 FEWER = {
@@ -28,8 +29,8 @@ SURE = {
 }  # fmt: skip
 
 
-def count(given: Fields, values: Values, interface: Interface, rules: Rules) -> tuple[int, int]:
-    """How many answers are given, and how many made, of which these are the likeliest. Raises BadRequest."""
+def count(given: Fields, values: Values, interface: Interface, rules: Rules) -> Choices:
+    """How many answers are given, and of how many these are the likeliest. Raises BadRequest."""
     n, best_of, stream = values["n"], values["best_of"], bool(values["stream"])
     if n is not None:
         _bound(given, n, rules)
@@ -46,10 +47,7 @@ def count(given: Fields, values: Values, interface: Interface, rules: Rules) -> 
         none = "null" if interface.voice == "completions" else "None"
         raise given.fail("n", SURE[interface.voice].format(_none(best_of, none), _none(n, none)))
     made = max(n or 1, best_of or 1)
-    if stream and n is not None and made > n:
-        told = "A stream of the best of more answers than n is not available on this server."
-        raise Unsupported(told, field="best_of")
-    return n or made, made
+    return Choices(n or made, made if made > (n or made) else None)
 
 
 def _bound(given: Fields, n: int, rules: Rules) -> None:

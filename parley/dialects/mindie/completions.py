@@ -38,17 +38,17 @@ class CompletionReply(OpenAIReply):
         prompts = _prompts(body, rules)
         interface = parameters.COMPLETIONS.under(rules)
         values = parameters.read(body, interface)
-        count, made = choices.count(body, values, interface, rules)
-        constraints.refuse(body)
+        wish = choices.count(body, values, interface, rules)
+        grammar = constraints.read(body)
         echo = False
         if not rules.strict:
             echo = body.boolean("echo", False)
             if body.string("suffix", ""):
                 raise Unsupported("Parameter suffix is not available on this server.", field="suffix")
-        super().__init__(rules, head, PROMPT, count * len(prompts), made * len(prompts))
+        super().__init__(rules, head, PROMPT, wish.n * len(prompts))
         self._logprobs = values["logprobs"]
         self._scores = [None if self._logprobs is None else Logprobs(self._logprobs, False) for _ in self._choices]
-        self._made, self._each = made, count
+        self._each = wish.n
         self.request = Request(
             **common(rules, head),
             model=self.model,
@@ -56,13 +56,14 @@ class CompletionReply(OpenAIReply):
             sampling=parameters.sampling(values, rules),
             stop=openai.stop(values),
             want=Want(
-                logprobs=self._logprobs if self._logprobs is not None else 0 if made > count else None,
+                logprobs=self._logprobs,
                 prompt_logprobs=self._logprobs if echo else None,
                 echo=echo,
                 skip_special=values["skip_special_tokens"] is not False,
                 costs=rules.figures,
             ),
-            n=made,
+            **wish._asdict(),
+            grammar=grammar,
             stream=bool(values["stream"]),
         )
 
@@ -92,7 +93,7 @@ class CompletionReply(OpenAIReply):
             choice.content = [text]
         else:
             choice.content = []
-        chunk = self._envelope("text_completion") | {"choices": [self._choice(event.index, event.index, text, done)]}
+        chunk = self._envelope("text_completion") | {"choices": [self._choice(event.index, text, done)]}
         if done is not None:
             if self._rules.full_text:
                 chunk["full_text"] = text
@@ -113,14 +114,7 @@ class CompletionReply(OpenAIReply):
                         self._take(Delta(index, event.text, tokens=event.tokens))
 
     def body(self, usage: Usage) -> bytes:
-        told: list[dict[str, Any]] = []
-        for first in range(0, len(self._choices), self._made):
-            order = list(range(first, first + self._made))
-            if self._each < self._made:
-                order = sorted(order, key=lambda index: -self._choices[index].chance)[: self._each]
-            for index in order:
-                choice = self._choices[index]
-                told.append(self._choice(len(told), index, "".join(choice.content), choice.done))
+        told = [self._choice(index, "".join(choice.content), choice.done) for index, choice in enumerate(self._choices)]
         answer = self._envelope("text_completion")
         return encode(answer | {"choices": told, "usage": self._usage(usage, self._costs)})
 
@@ -128,7 +122,7 @@ class CompletionReply(OpenAIReply):
 
     def _of(self, event: Scored) -> range:
         """The choices of a prompt."""
-        return range(event.prompt * self._made, (event.prompt + 1) * self._made)
+        return range(event.prompt * self._each, (event.prompt + 1) * self._each)
 
     def _take(self, event: Delta) -> None:
         choice, scores = self._choices[event.index], self._scores[event.index]
@@ -139,11 +133,11 @@ class CompletionReply(OpenAIReply):
         if scores is not None:
             scores.add(event.tokens)
 
-    def _choice(self, number: int, index: int, text: str, done: Done | None) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, done: Done | None) -> dict[str, Any]:
         scores = self._scores[index]
         taken = None if scores is None else scores.take()
         return {
-            "index": number,
+            "index": index,
             "text": text,
             "logprobs": None if taken is None else {name: taken[name] for name in sorted(taken)},
             "stop_reason": None if done is None or self._rules.strict else done.stop,

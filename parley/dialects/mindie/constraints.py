@@ -1,4 +1,4 @@
-"""``response_format`` as MindIE reads it. It is checked in full; forms other than text are not available here."""
+"""``response_format`` as MindIE reads it, with its own refusals."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from parley.dialects.fields import MAX_DEPTH, Fields, shallow
-from parley.errors import BadRequest, Unsupported
+from parley.dialects.forms import OBJECT
+from parley.errors import BadRequest
+from parley.types import Grammar
 
 MEMBER = "response_format"
 TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 
 
-def refuse(body: Fields) -> None:
-    """Raises BadRequest for a format that is wrong, Unsupported for one that is not text."""
+def read(body: Fields) -> Grammar | None:
+    """The form that the answer is to have; None: text. Raises BadRequest."""
     given = body.raw(MEMBER)
     if given is None:
-        return
+        return None
     if not isinstance(given, dict):
         raise _wrong(body, " must be an object")
     kind = given.get("type")
@@ -25,15 +27,15 @@ def refuse(body: Fields) -> None:
     if not isinstance(kind, str):
         raise _wrong(body, ".type must be a string")
     if kind == "text":
-        return
+        return None
     if kind not in ("json_object", "json_schema"):
         raise _wrong(body, f".type must be 'json_object', 'json_schema' or 'text', got '{kind[:60]}'")
-    if kind == "json_schema":
-        _described(body, given.get("json_schema"))
-    raise Unsupported("Parameter response_format is not available on this server.", field=MEMBER)
+    schema = _described(body, given.get("json_schema")) if kind == "json_schema" else OBJECT
+    return Grammar("json", schema, field=MEMBER)
 
 
-def _described(body: Fields, given: Any) -> None:
+def _described(body: Fields, given: Any) -> dict[str, Any]:
+    """The schema that a description holds."""
     if given is None:
         raise _wrong(body, ".json_schema is required when type is 'json_schema'")
     if not isinstance(given, dict):
@@ -51,6 +53,7 @@ def _described(body: Fields, given: Any) -> None:
         raise _wrong(body, ".json_schema.schema must be an object")
     for fault in _faults(schema, "schema"):
         raise body.fail(MEMBER, f"Invalid json_schema: {fault}")
+    return schema
 
 
 def _faults(schema: dict[str, Any], path: str) -> Iterator[str]:

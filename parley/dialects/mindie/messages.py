@@ -6,7 +6,7 @@ It is stricter with a request that has tools: then roles are known ones and no c
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from parley.dialects.fields import MAX_DEPTH, Fields, shallow
 from parley.dialects.mindie import inputs
@@ -32,16 +32,19 @@ CHAT = Input(
 KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
 
-def conversation(body: Fields, rules: Rules) -> Chat:
-    """Raises BadRequest, in the original's order of checks."""
-    choice = _choice(body)
+def conversation(body: Fields, rules: Rules) -> tuple[Chat, int | None]:
+    """The conversation, and how many tokens its reasoning may have. Raises BadRequest, in the original's order."""
+    choice, only = _choice(body)
     tools = _tools(body)
-    options = _options(body)
+    options, budget = _options(body)
     _template(body)
     messages = _messages(body, bool(tools), rules)
-    if tools and choice == "forced":
-        raise Unsupported("Forcing a tool call is not available on this server.", field="tool_choice")
-    return Chat(messages, [] if choice == "none" else tools, options)
+    if not tools or choice == "none":
+        return Chat(messages, options=options), budget
+    if only is not None and all(tool["function"]["name"] != only for tool in tools):
+        raise body.fail("tool_choice", f"Parameter tool_choice function {only} not in tools")
+    parallel = rules.strict or body.raw("parallel_tool_calls") is not False
+    return Chat(messages, tools, choice, only, parallel=parallel, options=options), budget
 
 
 # -- messages
@@ -134,19 +137,18 @@ def _call(turn: Fields, call: Any) -> ToolCall:
 # -- tools
 
 
-def _choice(body: Fields) -> str:
-    """none, auto, or forced, whichever tool it is."""
+def _choice(body: Fields) -> tuple[Literal["auto", "none", "required"], str | None]:
+    """Whether calls may, must not or must be made, and the tool that must be called if one is named."""
     value = body.raw("tool_choice")
     if value is None:
-        return "auto"
+        return "auto", None
     if isinstance(value, str):
         if value not in CHOICES:
             raise body.fail("tool_choice", "Parameter tool_choice string not in [none, auto, required]")
-        return "forced" if value == "required" else value
+        return value, None  # type: ignore[return-value]  # one of those allowed
     if not isinstance(value, dict):
         raise body.fail("tool_choice", "Parameter tool_choice not string or object")
-    _tool(body, "tool_choice", value)
-    return "forced"
+    return "required", _tool(body, "tool_choice", value)["function"]["name"]
 
 
 def _tools(body: Fields) -> list[dict[str, Any]]:
@@ -187,17 +189,21 @@ def _tool(body: Fields, member: str, tool: Any) -> dict[str, Any]:
     if not shallow(function, MAX_DEPTH):
         raise body.fail(member, "Tool param invalid function object")
     signature = {key: function[key] for key in ("name", "description") if isinstance(function.get(key), str)}
-    return {"type": "function", "function": signature | {"parameters": function.get("parameters") or {}}}
+    parameters = function.get("parameters")
+    signature["parameters"] = parameters if isinstance(parameters, dict) else {}
+    if function.get("strict") is True:
+        signature["strict"] = True
+    return {"type": "function", "function": signature}
 
 
 # -- the template
 
 
-def _options(body: Fields) -> dict[str, Any]:
-    """Names for the template. Raises Unsupported for a budget of thinking."""
+def _options(body: Fields) -> tuple[dict[str, Any], int | None]:
+    """Names for the template, and a budget for thinking, which counts where thinking is switched on."""
     given = body.raw("chat_template_kwargs")
     if given is None and not body.null("chat_template_kwargs"):
-        return {}
+        return {}, None
     if not isinstance(given, dict) or not shallow(given, MAX_DEPTH):
         raise body.fail("chat_template_kwargs", "chat_template_kwargs must be a JSON object")
     thinking = given.get("enable_thinking", False)
@@ -210,13 +216,11 @@ def _options(body: Fields) -> dict[str, Any]:
             raise body.fail("chat_template_kwargs", "thinking_budget must be integer type.")
         if not 1 <= budget <= I32:
             raise mistaken("thinking_budget", budget)
-        if thinking:
-            told = "Parameter thinking_budget is not available on this server."
-            raise Unsupported(told, field="chat_template_kwargs")
     for name in given:
         if name in RESERVED or name.startswith("_"):
             raise body.fail("chat_template_kwargs", f"chat_template_kwargs: {name[:40]} cannot be set by a request")
-    return {name: value for name, value in given.items() if name != "thinking_budget"}
+    options = {name: value for name, value in given.items() if name != "thinking_budget"}
+    return options, budget if thinking else None
 
 
 def _template(body: Fields) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import inputs, parameters
+from parley.dialects.mindie import constraints, inputs, parameters
 from parley.dialects.mindie.answers import Piece, Single, common, milliseconds
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, encode
@@ -38,10 +38,12 @@ class NativeReply(Single):
             model="",
             prompts=[prompt],
             sampling=parameters.sampling(values, rules),
+            grammar=None if rules.strict else constraints.read(given),
             stop=Stop(max_tokens=limit, reserve=1),
             want=Want(ids=True, costs=stream),
             stream=stream,
             timeout=values["timeout"],
+            priority=parameters.priority(values),
         )
 
     def frame(self, piece: Piece) -> bytes:

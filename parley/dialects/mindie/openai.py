@@ -31,7 +31,6 @@ class Choice:
         self.calls: list[dict[str, Any]] = []
         self.tokens: list[Token] = []
         self.costs: list[Cost] = []
-        self.chance = 0.0  # the logarithm of its probability
         self.done: Done | None = None
 
     def take(self, tokens: Sequence[Token]) -> None:
@@ -40,7 +39,6 @@ class Choice:
         for token in tokens:
             if token.cost is not None:
                 self.costs.append(token.cost)
-            self.chance += token.logprob or 0.0
 
 
 class OpenAIReply(MindieReply):
@@ -49,11 +47,10 @@ class OpenAIReply(MindieReply):
     unknown: str
     model: str
 
-    def __init__(self, rules: Rules, head: Head, known: Input, count: int, made: int):
+    def __init__(self, rules: Rules, head: Head, known: Input, count: int):
         super().__init__(rules, known)
         self._head = head
-        self._count = count  # of the choices, how many are given
-        self._choices = [Choice() for _ in range(made)]
+        self._choices = [Choice() for _ in range(count)]
 
     def end(self, usage: Usage) -> bytes:
         return DONE
@@ -62,13 +59,6 @@ class OpenAIReply(MindieReply):
         if isinstance(error, UnknownModel):
             return shared.refused(self.unknown.format(self.model))
         return super().refusal(error)
-
-    @property
-    def _best(self) -> list[Choice]:
-        """The choices that are given, the likeliest first where there are more."""
-        if self._count == len(self._choices):
-            return self._choices
-        return sorted(self._choices, key=lambda choice: -choice.chance)[: self._count]
 
     def _envelope(self, object: str) -> dict[str, Any]:
         return {

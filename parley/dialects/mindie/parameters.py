@@ -29,6 +29,7 @@ STOPS = 32_768  # characters of a list of stop strings, and of one string where 
 STOP = 1024  # characters of a string in the list, and how many those may be where the list is short
 MAX_N, MAX_BEST = 8192, 128
 MAX_TIMEOUT = 65_535
+LEVELS = 5  # of priority: 1 is the most urgent one, the last is meant by requests that say nothing
 MAX_TOP, MAX_LOGPROBS = 20, 5
 ADAPTER = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
 BASE = "None"  # the name of no adapter
@@ -116,6 +117,11 @@ def sampling(values: Values, rules: Rules) -> Sampling:
         frequency_penalty=_or(values.get("frequency_penalty"), 0.0),
         watermark=bool(values.get("watermark")) and not rules.strict,
     )
+
+
+def priority(values: Values) -> int:
+    """With 0 for those that say nothing."""
+    return _or(values["priority"], LEVELS) - LEVELS
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -262,7 +268,7 @@ CHECKS: dict[str, Callable[[Fields, str, Interface], Any]] = {
     "max_new_tokens": _ranged(1, I32),
     "max_tokens": _ranged(1, I32),
     "batch_size": _ranged(1, I32),
-    "priority": _ranged(1, 5),
+    "priority": _ranged(1, LEVELS),
     "timeout": _ranged(1, MAX_TIMEOUT),
     "truncate": _truncate,
     "details": _boolean,

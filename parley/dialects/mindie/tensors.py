@@ -43,6 +43,7 @@ class TensorReply(Single):
             stop=Stop(max_tokens=limit, reserve=1),
             want=Want(ids=True),
             timeout=values["timeout"],
+            priority=parameters.priority(values),
         )
 
     def frame(self, piece: Piece) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import inputs, parameters
+from parley.dialects.mindie import constraints, inputs, parameters
 from parley.dialects.mindie.answers import Piece, Single, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import NEITHER, Words, encode
@@ -61,6 +61,7 @@ class TextReply(Single):
             model="",
             prompts=[Text(text)],
             sampling=parameters.sampling(values, rules),
+            grammar=None if rules.strict else constraints.read(given),
             stop=Stop(strings=values["stop"], max_tokens=limit, reserve=1),
             want=Want(ids=True, logprobs=scores, prompt_logprobs=scores if prefilled else None),
             stream=stream,

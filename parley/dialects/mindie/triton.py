@@ -12,7 +12,7 @@ from typing import Any
 
 from parley.dialects.dialect import Answer, Halt, Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import inputs, parameters
+from parley.dialects.mindie import constraints, inputs, parameters
 from parley.dialects.mindie.answers import Piece, Single, common, microseconds, milliseconds
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, Words, answer, encode, name
@@ -66,10 +66,12 @@ class TextReply(Single):
             model=head.path["model"],
             prompts=[Text(text)],
             sampling=parameters.sampling(values, rules),
+            grammar=None if rules.strict else constraints.read(given),
             stop=Stop(max_tokens=limit, reserve=1),
             want=Want(ids=True, costs=self._details),
             stream=stream,
             timeout=values["timeout"],
+            priority=parameters.priority(values),
         )
 
     def frame(self, piece: Piece) -> bytes:

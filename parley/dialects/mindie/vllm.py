@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
-from parley.dialects.mindie import choices, inputs, parameters
+from parley.dialects.mindie import choices, constraints, inputs, parameters
 from parley.dialects.mindie.answers import MindieReply, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import NEITHER, Words, encode
@@ -31,19 +31,21 @@ class RecordReply(MindieReply):
         parts = inputs.texts(body, inputs.VLLM, rules)
         interface = parameters.VLLM.under(rules)
         values = parameters.read(body, interface)
-        self._count, made = choices.count(body, values, interface, rules)
+        wish = choices.count(body, values, interface, rules)
         if values["model"] not in (None, parameters.BASE):
             raise Unsupported("Parameter model is not available on this server.", field="model")
         super().__init__(rules, inputs.VLLM)
         self._before = parts[0] + " "
-        self._said: list[list[str]] = [[] for _ in range(made)]
-        self._chances = [0.0] * made  # the logarithm of each choice's probability
+        self._said: list[list[str]] = [[] for _ in range(wish.n)]
         stream = bool(values["stream"])
+        if wish.n > 1 and not stream:
+            wish = wish._replace(best_of=wish.best_of or wish.n)  # all of them, but the likeliest first
         self.request = Request(
             **common(rules, head),
             model="",
             prompts=[Text("".join(parts))],
             sampling=parameters.sampling(values, rules),
+            grammar=None if rules.strict else constraints.read(body),
             stop=Stop(
                 strings=values["stop"],
                 ids=values["stop_token_ids"],
@@ -53,10 +55,9 @@ class RecordReply(MindieReply):
                 reserve=1,
             ),
             want=Want(
-                logprobs=0 if made > 1 and not stream else None,
                 skip_special=values["skip_special_tokens"] is not False,
             ),
-            n=made,
+            **wish._asdict(),
             stream=stream,
         )
 
@@ -75,12 +76,9 @@ class RecordReply(MindieReply):
         for event in events:
             if isinstance(event, Delta):
                 self._said[event.index].append(event.text)
-                self._chances[event.index] += sum(token.logprob or 0.0 for token in event.tokens)
 
     def body(self, usage: Usage) -> bytes:
-        best = sorted(range(len(self._said)), key=lambda index: -self._chances[index])[: self._count]
-        texts = self._texts()
-        return encode({"text": [self._before + texts[index] for index in best]})
+        return encode({"text": [self._before + text for text in self._texts()]})
 
     def _texts(self) -> list[str]:
         """The whole text of each choice, which is kept in one piece from here on."""

@@ -45,9 +45,9 @@ class ChatReply(Reply):
     rules: ClassVar[Rules] = RULES
 
     def __init__(self, body: Fields, head: Head):
-        chat, self._legacy = conversation(body, roles=self.rules.roles)
+        chat, self._legacy = conversation(body, roles=self.rules.roles, shown=self.rules.shown)
         max_tokens = _max_tokens(body)
-        more = extras.read(body, context=head.context, max_tokens=max_tokens)
+        more = extras.read(body, head, max_tokens=max_tokens)
         _refuse_media(body)
         stream = body.boolean("stream", False)
         usage, self._continuous = shared.include_usage(body, stream)
@@ -59,21 +59,26 @@ class ChatReply(Reply):
             sampling=shared.sampling(body),
             stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
-                logprobs=_logprobs(body),
-                prompt_logprobs=shared.prompt_logprobs(body, stream),
+                logprobs=_logprobs(body, self.rules),
+                prompt_logprobs=shared.prompt_logprobs(body, stream, self.rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
                 ids=self._ids or self._continuous,
             ),
-            n=shared.choices(body, 1, self.rules),
+            **shared.choices(body, 1, self.rules)._asdict(),
             stream=stream,
             banned=parameters.bad_words(body),
+            grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
+            priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
+            thinking_budget=more.budget,
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
         self._reasons = body.boolean("include_reasoning", True)
-        self._parallel = body.boolean("parallel_tool_calls", True)
+        self._named = chat.only is not None
         self._name = more.name or head.id
         self._id_names = body.boolean("return_tokens_as_token_ids", False)
         self._head = head
@@ -154,8 +159,6 @@ class ChatReply(Reply):
         return {"reasoning_content": event.text, "reasoning": event.text} if self._reasons else {}
 
     def _call_piece(self, call: CallDelta) -> dict[str, Any]:
-        if call.index > 0 and (self._legacy or not self._parallel):
-            return {}
         function = {"arguments": call.arguments}
         if call.name is not None:
             function = {"name": call.name, **function}
@@ -222,14 +225,13 @@ class ChatReply(Reply):
         assert choice.done is not None
         content: str | None = self._echo + "".join(choice.content)
         reasoning = "".join(choice.reasoning) if self._reasons else ""
-        calls = choice.calls if self._parallel else choice.calls[:1]
-        if not content and (calls or choice.reasoning):
+        if not content and (choice.calls or choice.reasoning):
             content = None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
-        if calls and self._legacy:
-            message["function_call"] = calls[0]["function"]
-        elif calls:
-            message["tool_calls"] = calls
+        if choice.calls and self._legacy:
+            message["function_call"] = choice.calls[0]["function"]
+        elif choice.calls:
+            message["tool_calls"] = choice.calls
         message["reasoning_content"] = message["reasoning"] = reasoning or None
         return {
             "index": index,
@@ -257,6 +259,8 @@ class ChatReply(Reply):
         return envelope
 
     def _finish(self, done: Done) -> str:
+        if done.reason == "tool" and self._named:  # the client chose the call, not the model
+            return "stop"
         return "function_call" if self._legacy and done.reason == "tool" else shared.FINISH[done.reason]
 
     def _token_ids(self, tokens: list[Token]) -> dict[str, Any]:
@@ -292,9 +296,9 @@ def _max_tokens(body: Fields) -> int | None:
     return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
 
 
-def _logprobs(body: Fields) -> int | None:
+def _logprobs(body: Fields, rules: Rules) -> int | None:
     wanted = body.boolean("logprobs", False)
-    top = body.integer("top_logprobs", None, 0, shared.MAX_TOP)
+    top = shared.alternatives(body, "top_logprobs", rules)
     if top and not wanted:
         raise body.fail("top_logprobs", "needs 'logprobs' to be true.")
     return (top or 0) if wanted else None

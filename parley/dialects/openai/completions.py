@@ -97,18 +97,18 @@ class CompletionReply(Reply):
     def __init__(self, body: Fields, head: Head):
         given = _prompts(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
-        more = extras.read(body, context=head.context, max_tokens=max_tokens)
+        more = extras.read(body, head, max_tokens=max_tokens)
         if body.string("suffix", ""):
             raise shared.unsupported(body, "suffix", "Filling in before a suffix is")
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
-        logprobs = body.integer("logprobs", None, 0, shared.MAX_TOP)
-        n = shared.choices(body, len(given), self.rules)
+        logprobs = shared.alternatives(body, "logprobs", self.rules)
+        wish = shared.choices(body, len(given), self.rules)
         usage, self._continuous = shared.include_usage(body, stream)
         self._ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
             raise body.fail("max_tokens", "may only be 0 when 'echo' is true.")
-        scores = shared.prompt_logprobs(body, stream)
+        scores = shared.prompt_logprobs(body, stream, self.rules)
         self._own_scores = scores is not None
         if scores is None and echo:
             scores = logprobs
@@ -126,17 +126,21 @@ class CompletionReply(Reply):
                 skip_special=body.boolean("skip_special_tokens", True),
                 ids=self._ids or self._continuous,
             ),
-            n=n,
+            **wish._asdict(),
             stream=stream,
             banned=parameters.bad_words(body),
+            grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
+            priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
         )
         id_names = body.boolean("return_tokens_as_token_ids", False)
         self._name = more.name or head.id
         self._head = head
         self._choices = [
-            Choice(None if logprobs is None else Logprobs(logprobs, id_names)) for _ in range(n * len(given))
+            Choice(None if logprobs is None else Logprobs(logprobs, id_names)) for _ in range(wish.n * len(given))
         ]
         self._prompt_ids: dict[int, list[int]] = {}
         self._scores: dict[int, list[Token]] = {}

@@ -36,13 +36,14 @@ class EmbeddingReply(Whole):
     rules: ClassVar[Rules] = RULES
 
     def __init__(self, body: Fields, head: Head):
-        more = extras.pooling(body, context=head.context)
+        more = extras.pooling(body, head)
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),
             prompts=self._prompts(body),
             salt=more.salt,
             truncate=more.truncate,
+            priority=more.priority,
             pooling=Pooling(
                 body.integer("dimensions", None, 1, MAX_DIMENSIONS),
                 _normalize(body),

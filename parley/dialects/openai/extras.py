@@ -6,17 +6,24 @@ as if it had been done; null, false, empty and -1 ask for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects.fields import Fields
+from parley.dialects.dialect import Head
+from parley.dialects.fields import INT64, Fields
 from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.parameters import MAX_ID, MAX_LIST, MAX_WORDS
+from parley.errors import Invalid
+from parley.types import Grammar
 
 MAX_NAME = 256
+MAX_SECONDS = 1e9
 SALT = 128  # characters
+PRIORITY = b"x-vllm-priority"  # a header
+NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 CONTROL = set(map(chr, range(32)))
 
 Read = Callable[[Fields, str], Any]  # what a member asks for; nothing, if it is empty or 0
@@ -46,9 +53,8 @@ def _detection(body: Fields, name: str) -> int:
     return wish.integer("max_pattern_size", 0, 0, MAX_TOKENS)
 
 
-# Members that change nothing here, or only together with others: requests are served in the order of their arrival.
+# Members that change nothing here, or only together with others.
 HARMLESS: dict[str, Read] = {
-    "priority": lambda body, name: body.integer(name, 0),
     "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME),
     "spaces_between_special_tokens": _boolean,
     "length_penalty": lambda body, name: body.number(name, 1.0),
@@ -61,10 +67,6 @@ FEATURES: dict[str, tuple[str, Read]] = {
     "use_beam_search": ("Beam search is", _boolean),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
     "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
-    "thinking_token_budget": (
-        "A budget for thinking is",
-        lambda body, name: body.integer(name, -1, -1, MAX_TOKENS) >= 0,
-    ),
     "repetition_detection": ("Detection of repetition is", _detection),
     "stream_interval": (
         "Several tokens in one chunk are",
@@ -83,23 +85,34 @@ FEATURES: dict[str, tuple[str, Read]] = {
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """``name``: what the client calls the request. ``truncate``: of a longer prompt only the last so many tokens."""
+    """``name``: what the client calls the request. ``truncate``: of a longer prompt only the last so many tokens.
+
+    ``priority``: lower is sooner, here as there. ``grammar``: the form that the answer is to have. ``seconds``: after
+    so many the answer ends with what there is. ``budget``: how many tokens of reasoning there may be.
+    """
 
     name: str | None
     salt: str
     truncate: int | None
+    priority: int
+    grammar: Grammar | None = None
+    seconds: float | None = None
+    budget: int | None = None
 
 
-def read(body: Fields, *, context: int, max_tokens: int | None) -> Extras:
-    """``context``: of the model, in tokens. Raises BadRequest."""
+def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
+    """Raises BadRequest."""
     _check(body)
-    constraints.refuse(body)
-    return Extras(_name(body), _salt(body), _truncate(body, context, max_tokens))
+    grammar = constraints.read(body)
+    truncate = _truncate(body, head.context, max_tokens)
+    budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
+    priority = _priority(body, head.headers)
+    seconds = body.number("max_time", None, 0, MAX_SECONDS, open=True)
+    return Extras(_name(body), _salt(body), truncate, priority, grammar, seconds, budget if budget >= 0 else None)
 
 
-def pooling(body: Fields, *, context: int) -> Extras:
+def pooling(body: Fields, head: Head) -> Extras:
     """The same for a request of vectors: of a longer text only the first so many tokens. Raises BadRequest."""
-    body.integer("priority", 0)
     body.boolean("padding", None)  # nothing is ever padded
     if body.free("mm_processor_kwargs"):
         raise shared.unsupported(body, "mm_processor_kwargs", "Media are")
@@ -108,7 +121,8 @@ def pooling(body: Fields, *, context: int) -> Extras:
         raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
     if body.string("truncation_side", "right", allowed=("left", "right")) == "left":
         raise shared.unsupported(body, "truncation_side", "Leaving out the beginning of a text that is embedded is")
-    return Extras(_name(body), _salt(body), max(1, context) if count == -1 else count)
+    truncate = max(1, head.context) if count == -1 else count
+    return Extras(_name(body), _salt(body), truncate, _priority(body, head.headers))
 
 
 def _check(body: Fields) -> None:
@@ -127,6 +141,16 @@ def _name(body: Fields) -> str | None:
     if name is not None and (not name or not CONTROL.isdisjoint(name)):
         raise body.fail("request_id", "must be text without control characters.")
     return name
+
+
+def _priority(body: Fields, headers: Mapping[bytes, bytes]) -> int:
+    """That of the header, if there is one, for a gateway may know better than the client."""
+    priority = body.integer("priority", 0)
+    if (said := headers.get(PRIORITY)) is None:
+        return priority
+    if not NUMBER.fullmatch(said) or not INT64[0] <= int(said) <= INT64[1]:
+        raise Invalid("The header X-Vllm-Priority must be an integer of 64 bits.", field="priority")
+    return int(said)
 
 
 def _arguments(body: Fields, member: str) -> None:

@@ -1,17 +1,17 @@
-"""Reading a conversation: messages, content parts, tools, and what the chat template is told."""
+"""Reading a conversation: messages, content parts, and what the chat template is told."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared
+from parley.dialects.openai import shared, tools
+from parley.dialects.openai.tools import MAX_TOOLS
 from parley.errors import Unsupported
 from parley.types import Chat, Message, ToolCall
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
-MAX_TOOLS = 128
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 MEDIA = ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds")
 
@@ -20,13 +20,16 @@ RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_messag
             "documents", "conversation", "tokenizer", "self"}  # fmt: skip
 
 
-def conversation(body: Fields, joint: str = "\n", roles: tuple[str, ...] = shared.ROLES) -> tuple[Chat, bool]:
+def conversation(
+    body: Fields, joint: str = "\n", roles: tuple[str, ...] = shared.ROLES, *, shown: bool = False
+) -> tuple[Chat, bool]:
     """The conversation, and whether its tools came as the deprecated ``functions``.
 
     ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
+    ``shown``: the model sees its tools although it must not call one.
     """
     messages = turns(body, joint, roles)
-    tools, legacy = _tools(body)
+    wish = tools.read(body, shown=shown)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
     if continue_final and generation_prompt:
@@ -35,12 +38,16 @@ def conversation(body: Fields, joint: str = "\n", roles: tuple[str, ...] = share
         raise body.fail("continue_final_message", "needs a last message of role 'assistant'.")
     chat = Chat(
         messages=messages,
-        tools=tools,
+        tools=wish.tools,
+        choice=wish.choice,
+        only=wish.only,
+        allowed=wish.allowed,
+        parallel=wish.parallel,
         options=_options(body),
         add_generation_prompt=generation_prompt,
         continue_final=continue_final,
     )
-    return chat, legacy
+    return chat, wish.legacy
 
 
 def turns(body: Fields, joint: str, roles: tuple[str, ...]) -> list[Message]:
@@ -160,65 +167,3 @@ def _part(part: Fields) -> str:
     if text is None:
         raise part.missing(member)
     return text
-
-
-def _tools(body: Fields) -> tuple[list[dict[str, Any]], bool]:
-    """The tools that the model is shown (none when the request forbids their use)."""
-    tools = [_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
-    functions = [
-        {"type": "function", "function": _signature(function)} for function in body.objects("functions", cap=MAX_TOOLS)
-    ]
-    choice = _choice(body, "tool_choice", tools)
-    old_choice = _choice(body, "function_call", functions)
-    body.boolean("parallel_tool_calls", True)
-    if tools and functions:
-        raise body.fail("functions", "cannot be used together with 'tools', which replaces it.")
-    if tools:
-        return ([] if choice == "none" else tools), False
-    return ([] if old_choice == "none" else functions), bool(functions)
-
-
-def _tool(tool: Fields) -> dict[str, Any]:
-    kind = tool.string("type", None, allowed=("function", "custom"))
-    if kind is None:
-        raise tool.missing("type")
-    if kind == "custom":
-        raise Unsupported(
-            "Tools of type 'custom' are not available on this server.",
-            field=tool.path("type"),
-            code="unsupported_value",
-        )
-    function = tool.object("function")
-    if function is None:
-        raise tool.missing("function")
-    return {"type": "function", "function": _signature(function)}
-
-
-def _signature(function: Fields) -> dict[str, Any]:
-    signature: dict[str, Any] = {"name": shared.name(function)}
-    description = function.string("description", None)
-    if description is not None:
-        signature["description"] = description
-    signature["parameters"] = function.free("parameters") or {"type": "object", "properties": {}}
-    function.boolean("strict", None)
-    return signature
-
-
-def _choice(body: Fields, member: str, tools: list[dict[str, Any]]) -> str:
-    """ "none" or "auto"; forcing a call is refused for now."""
-    value = body.raw(member)
-    if value is None:
-        return "auto"
-    if isinstance(value, str):
-        choice = body.string(member, "auto", allowed=("none", "auto", "required"))
-    else:
-        wish = body.object(member)
-        assert wish is not None
-        if member == "tool_choice" and not wish.has("type"):
-            raise wish.missing("type")
-        choice = "named"
-    if not tools and choice not in ("none", "auto"):
-        raise body.fail(member, "only allowed when tools are given.")
-    if choice in ("required", "named"):
-        raise shared.unsupported(body, member, "Forcing a tool call is")
-    return choice

@@ -10,7 +10,7 @@ import msgspec
 from parley.dialects import parameters
 from parley.dialects.dialect import Answer
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_ID, MAX_N, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP
+from parley.dialects.parameters import MAX_ID, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP, Choices
 from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
 from parley.types import Reason, Sampling, Stop, Token, Usage
 
@@ -36,12 +36,15 @@ class Rules:
     """What the servers of this API read differently.
 
     ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
-    behind the prompt; None: all. ``best_of``: is it a member?
+    behind the prompt; None: all. ``best_of``: is it a member? ``fewest`` alternatives that may be asked for; -1 is all
+    of the vocabulary. ``shown``: with ``tool_choice`` none the model sees its tools all the same.
     """
 
     roles: tuple[str, ...] = ROLES
     reserve: int | None = None
     best_of: bool = True
+    fewest: int = -1
+    shown: bool = False
 
 
 RULES = Rules()
@@ -68,17 +71,13 @@ def stop(body: Fields, max_tokens: int | None, rules: Rules = RULES) -> Stop:
     )
 
 
-def choices(body: Fields, prompts: int, rules: Rules = RULES) -> int:
-    """``n``, with the features that depend on it refused and n times prompts capped."""
-    n = body.integer("n", 1, 1, MAX_N)
-    best_of = body.integer("best_of", n, 1, MAX_N) if rules.best_of else n
-    if best_of < n:
-        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
-    if best_of > n:
-        raise unsupported(body, "best_of", "Choosing the best of more answers than n is")
-    if n * prompts > MAX_CHOICES:
-        raise body.fail("n", f"{prompts} prompts times n = {n} is more than {MAX_CHOICES} choices.")
-    return n
+def choices(body: Fields, prompts: int, rules: Rules = RULES) -> Choices:
+    """How many answers, capped over all prompts."""
+    wish = parameters.choices(body, ranked=rules.best_of)
+    name, each = ("n", wish.n) if wish.best_of is None else ("best_of", wish.best_of)
+    if each * prompts > MAX_CHOICES:
+        raise body.fail(name, f"{prompts} prompts times {name} = {each} is more than {MAX_CHOICES} choices.")
+    return wish
 
 
 def include_usage(body: Fields, stream: bool) -> tuple[bool, bool]:
@@ -92,8 +91,13 @@ def include_usage(body: Fields, stream: bool) -> tuple[bool, bool]:
     return usage, options.boolean("continuous_usage_stats", False) and usage
 
 
-def prompt_logprobs(body: Fields, stream: bool) -> int | None:
-    count = body.integer("prompt_logprobs", None, 0, MAX_TOP)
+def alternatives(body: Fields, name: str, rules: Rules) -> int | None:
+    """How many other tokens' log-probabilities are wanted."""
+    return body.integer(name, None, rules.fewest, MAX_TOP)
+
+
+def prompt_logprobs(body: Fields, stream: bool, rules: Rules) -> int | None:
+    count = alternatives(body, "prompt_logprobs", rules)
     if count is not None and stream:
         raise body.fail("prompt_logprobs", "not available when 'stream' is true.")
     return count

@@ -64,6 +64,7 @@ class ChatReply(openai.Spoken):
             model=self._model or "",
             prompts=[chat],
             sampling=wish.sampling,
+            grammar=wish.form,
             stop=Stop(strings=wish.stop, max_tokens=wish.max_new_tokens, include=True, reserve=RESERVED),
             want=Want(
                 logprobs=(wish.top_n_tokens or 0) if self._scores else None,
@@ -89,7 +90,7 @@ class ChatReply(openai.Spoken):
         for event in events:
             match event:
                 case Delta(part="tool", call=call):
-                    if call is not None and call.index == 0:
+                    if call is not None:
                         frames.append(self._call(call))
                         self._name_of_call = self._name_of_call or call.name
                 case Delta():
@@ -148,7 +149,7 @@ class ChatReply(openai.Spoken):
                     self._tokens += event.tokens
                     if event.call is None and event.part != "tool":
                         self._text.append(event.text)
-                    elif event.call is not None and event.call.index == 0:
+                    elif event.call is not None:
                         self._name_of_call = self._name_of_call or event.call.name
                         self._arguments.append(event.call.arguments)
                 case Done():

@@ -113,6 +113,7 @@ class GenerateReply(Reply):
             model="",
             prompts=[Text(inputs)],
             sampling=wish.sampling,
+            grammar=wish.form,
             stop=wish.stopping,
             want=Want(
                 logprobs=(wish.top_n_tokens or 0) if tokens else None,

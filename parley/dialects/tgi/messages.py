@@ -1,16 +1,16 @@
 """A conversation as TGI reads it: its messages are OpenAI's, its tools and their choice are its own.
 
-The last turn of an assistant is left open, so that the model goes on with it. What tools need of the model beside the
-template (a call that is forced) comes with constrained output.
+The last turn of an assistant is left open, so that the model goes on with it. An answer has one call at most, whose
+arguments always follow the tool's schema.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai.messages import MAX_TOOLS, turns
-from parley.dialects.tgi.shared import unavailable
+from parley.dialects.openai.messages import turns
+from parley.dialects.openai.tools import MAX_TOOLS
 from parley.errors import Invalid
 from parley.types import Chat, Message
 
@@ -18,7 +18,7 @@ from parley.types import Chat, Message
 def talk(body: Fields) -> Chat:
     """Raises BadRequest."""
     messages = turns(body, joint="", roles=())
-    tools = _tools(body)
+    tools, choice, only = _tools(body)
     prompt = body.string("tool_prompt", None)
     guideline = body.string("guideline", None)
     if tools and prompt:
@@ -30,6 +30,9 @@ def talk(body: Fields) -> Chat:
     return Chat(
         messages=messages,
         tools=tools,
+        choice=choice,
+        only=only,
+        parallel=not tools,
         options={} if guideline is None else {"guideline": guideline},
         add_generation_prompt=not goes_on,
         continue_final=goes_on,
@@ -52,17 +55,17 @@ def _members(message: Message) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__struct_fields__}
 
 
-def _tools(body: Fields) -> list[dict[str, Any]]:
-    """The tools that the model is shown: none if it is not to use any."""
+def _tools(body: Fields) -> tuple[list[dict[str, Any]], Literal["auto", "required"], str | None]:
+    """The tools that the model is shown (none if it is not to use any), whether it has to call one, and which."""
     tools = [_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
     choice = _choice(body)
     if not tools or choice == "none":
-        return []
-    if choice not in ("auto", "required") and choice not in [tool["function"]["name"] for tool in tools]:
+        return [], "auto", None
+    if choice in ("auto", "required"):
+        return tools, choice, None  # type: ignore[return-value]  # one of those compared with
+    if choice not in [tool["function"]["name"] for tool in tools]:
         raise Invalid(f"Tool with name {choice} not found", field="tool_choice", code="tool_error")
-    if choice != "auto":
-        raise unavailable("tool_choice")
-    return tools
+    return tools, "required", choice
 
 
 def _tool(tool: Fields) -> dict[str, Any]:
@@ -80,7 +83,8 @@ def _tool(tool: Fields) -> dict[str, Any]:
     description = function.string("description", None)
     if description is not None:
         signature["description"] = description
-    return {"type": "function", "function": signature | {"parameters": function.free(schema)}}
+    signature |= {"parameters": function.free(schema), "strict": True}
+    return {"type": "function", "function": signature}
 
 
 def _choice(body: Fields) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.fields import Fields
+from parley.dialects.fields import MAX_DEPTH, Fields, shallow
+from parley.dialects.forms import OBJECT
 from parley.dialects.tgi.shared import F32, I32, U32, U64, WORDS, Rules, unavailable
-from parley.errors import Invalid, Unsupported
-from parley.types import Sampling, Stop
+from parley.errors import Invalid
+from parley.types import Grammar, Sampling, Stop
 
 RESERVED = 1024  # of max_new_tokens, how many must fit; the rest is given as long as there is room
 MAX_STOP_CHARACTERS = 16_384  # of all together
@@ -75,6 +76,17 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             frequency_penalty=self.frequency_penalty or 0.0,
             watermark=self.watermark,
         )
+
+    @property
+    def form(self) -> Grammar | None:
+        """What the answer is to look like. The original writes objects, with the members that it was told of."""
+        if self.grammar is None:
+            return None
+        kind, value = self.grammar
+        if kind == "regex":
+            return Grammar("regex", value, field="grammar")
+        schema = msgspec.json.decode(value) if isinstance(value, str) else value
+        return Grammar("json", {**OBJECT, **schema}, closed=True, field="grammar")
 
     @property
     def stopping(self) -> Stop:
@@ -155,8 +167,7 @@ def check(wish: Parameters, rules: Rules, *, empty: bool, stream: bool, context:
     if sum(map(len, wish.stop)) > MAX_STOP_CHARACTERS:
         raise Invalid(f"`stop` supports up to {MAX_STOP_CHARACTERS} characters in all.", field="stop")
     if wish.grammar is not None:
-        _check_grammar(*wish.grammar)
-        raise Unsupported("grammar is not supported", field="grammar")
+        _check_grammar(*wish.grammar, rules)
     if wish.adapter_id and (rules.strict or wish.adapter_id != "None"):  # as MindIE writes that there is none
         raise unavailable("adapter_id")
 
@@ -209,7 +220,7 @@ def _share(value: float | None, rules: Rules) -> bool:
     return value is None or 0 < value < 1 or (value == 1 and not rules.strict)
 
 
-def _check_grammar(kind: str, value: Any) -> None:
+def _check_grammar(kind: str, value: Any, rules: Rules) -> None:
     """What is wrong with a grammar itself. Raises Invalid."""
     if kind == "regex":
         return
@@ -218,7 +229,7 @@ def _check_grammar(kind: str, value: Any) -> None:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
             raise Invalid(f"grammar is not valid: {error}", field="grammar") from None
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not shallow(value, MAX_DEPTH):
         raise Invalid("grammar is not supported", field="grammar")
-    if "properties" not in value:
+    if rules.strict and "properties" not in value:
         raise Invalid("grammar is not valid: Grammar must have a 'properties' field", field="grammar")

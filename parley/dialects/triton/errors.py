@@ -11,6 +11,7 @@ import msgspec
 from parley.dialects.dialect import Answer
 from parley.errors import (
     BadRequest,
+    Expired,
     Invalid,
     Malformed,
     NotAllowed,
@@ -66,6 +67,8 @@ def error(error: ParleyError) -> Answer:
             status, message = 501, "Unsupported compression type"
         case Overloaded():
             status = 503
+        case Expired(limit="client"):
+            status, message = 503, "Request timeout expired"
     return Answer(status, body(message))
 
 

@@ -9,17 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from parley.dialects import forms
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_ID, MAX_N, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP, sampling
+from parley.dialects.forms import MAX_CHARACTERS, Kind
+from parley.dialects.parameters import (
+    MAX_ID,
+    MAX_N,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    MAX_TOP,
+    Choices,
+    choices,
+    sampling,
+)
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import about
 from parley.dialects.triton.model import INPUTS, OUTPUTS
-from parley.errors import BadRequest, Invalid, Unsupported
-from parley.types import Request, Sampling, Stop, Text, Want
+from parley.errors import BadRequest, Invalid, Unsupported, excerpt
+from parley.types import Grammar, Request, Sampling, Stop, Text, Want
 
 MAX_TEMPERATURE = 1000.0  # every token is equally likely long before
 DEFAULT_TOKENS = 16
+MICRO = 1_000_000  # of these in a second
+LEVEL = 5  # the priority of requests that say nothing, or 0
 
 # Other names for the same: TensorRT-LLM's of several ages.
 ALIASES = {
@@ -40,7 +53,8 @@ ALIASES = {
     "sampling_param_return_perf_metrics": "return_perf_metrics",
 }
 WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
-         "end_id", "pad_id", "no_repeat_ngram_size"}  # fmt: skip
+         "end_id", "pad_id", "no_repeat_ngram_size", "priority", "timeout"}  # fmt: skip
+OWN = frozenset({"priority", "timeout"})  # the protocol's own parameters, which are no model's
 REAL = {"temperature", "top_p", "min_p", "length_penalty", "repetition_penalty", "presence_penalty",
         "frequency_penalty"}  # fmt: skip
 FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
@@ -54,14 +68,6 @@ FEATURES = {
     "lora_task_id": "LoRA feature is not enabled.",
     "lora_weights": "LoRA feature is not enabled.",
     "lora_config": "LoRA feature is not enabled.",
-    "structured_outputs": "Constrained output is not available on this server.",
-    "guided_decoding": "Constrained output is not available on this server.",
-    "guided_json": "Constrained output is not available on this server.",
-    "guided_regex": "Constrained output is not available on this server.",
-    "guided_choice": "Constrained output is not available on this server.",
-    "guided_grammar": "Constrained output is not available on this server.",
-    "guided_decoding_guide_type": "Constrained output is not available on this server.",
-    "guided_decoding_guide": "Constrained output is not available on this server.",
     "logits_processors": "Custom logits processors are not available on this server.",
     "truncate_prompt_tokens": "Truncation of the prompt is not available on this server.",
     "prompt_logprobs": "Log-probabilities of the prompt are not available through this API.",
@@ -82,7 +88,20 @@ FEATURES = {
     "use_draft_logits": "Draft models are not available on this server.",
 }
 SCORED = frozenset({"cumulative_logprob", "cum_log_probs", "output_log_probs"})  # outputs made of log-probabilities
-KNOWN = WHOLE | REAL | FLAGS | STRUCTURES | set(ALIASES) | set(FEATURES)
+FORMS = ("structured_outputs", "guided_decoding")  # an object of constraints, or its text
+GUIDED: dict[str, Kind] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+GUIDES: dict[str, Kind] = {  # TensorRT-LLM's; "json" alone has no guide
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
+KNOWN = WHOLE | REAL | FLAGS | STRUCTURES | set(ALIASES) | set(FEATURES) | set(GUIDED) | set(FORMS)
 
 
 @dataclass(slots=True)
@@ -108,7 +127,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
     outputs = {o.name for o in OUTPUTS.values() if not o.asked_by or body.boolean(o.asked_by, False)}
     if wanted is not None:
         outputs = wanted
-    told = body.integer("logprobs", None, 0, MAX_TOP)
+    told = body.integer("logprobs", None, -1, MAX_TOP)
     scored = not outputs.isdisjoint(SCORED) or (told is not None and "logprobs" in outputs)
     request = Request(
         id=head.id,
@@ -122,7 +141,10 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
             ids="num_output_tokens" in outputs,
         ),
         banned=_strings(body, "bad_words"),
-        n=_choices(body),
+        **_choices(body)._asdict(),
+        priority=_priority(body),
+        grammar=_grammar(body),
+        timeout=body.integer("timeout", 0, 0) / MICRO or None,
     )
     return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)
 
@@ -150,7 +172,7 @@ def _gather(values: dict[str, Any]) -> dict[str, Any]:
             raise Invalid(
                 "'sampling_parameters' must be the text of a JSON object.", field="sampling_parameters"
             ) from None
-        values = inner | {n: v for n, v in values.items() if n in INPUTS and not INPUTS[n].loose}
+        values = inner | {n: v for n, v in values.items() if n in OWN or (n in INPUTS and not INPUTS[n].loose)}
     gathered: dict[str, Any] = {}
     for given, value in values.items():
         name = ALIASES.get(given, given)
@@ -186,6 +208,12 @@ def _refuse(body: Fields) -> None:
             raise Unsupported(f"'{name}': {reason}", field=name)
 
 
+def _priority(body: Fields) -> int:
+    """From levels that begin with 1, the most urgent one."""
+    level = body.integer("priority", 0, 0)
+    return level - LEVEL if level else 0
+
+
 def _sampling(body: Fields) -> Sampling:
     body.number("length_penalty", 1.0)  # of beams alone
     body.integer("pad_id", None)  # nothing is padded
@@ -210,6 +238,35 @@ def _stop(body: Fields) -> Stop:
     )
 
 
+def _grammar(body: Fields) -> Grammar | None:
+    """The form that the answer is to have. Raises BadRequest."""
+    wishes = [forms.constraint(body, name, kind) for name, kind in GUIDED.items()]
+    for name in FORMS:
+        if body.raw(name):
+            spelled = body.spelled(name, cap=MAX_CHARACTERS) if isinstance(body.raw(name), str) else body
+            wish = spelled.object(name)
+            wishes.append(None if wish is None else forms.structured(wish))
+    return forms.one(*wishes, _guide(body))
+
+
+def _guide(body: Fields) -> Grammar | None:
+    """TensorRT-LLM's: two texts, of which one says what the other is."""
+    given = body.string("guided_decoding_guide_type", "")
+    text = body.string("guided_decoding_guide", "", cap=MAX_CHARACTERS)
+    if not given:
+        if text:
+            raise body.missing("guided_decoding_guide_type")
+        return None
+    if given == "json":
+        return Grammar("json", forms.OBJECT, field="guided_decoding_guide_type")
+    if given not in GUIDES:
+        known = ", ".join(("json", *GUIDES))
+        raise body.fail("guided_decoding_guide_type", f"must be one of {known}, but got {excerpt(given)}.")
+    if not text:
+        raise body.missing("guided_decoding_guide")
+    return forms.constraint(body, "guided_decoding_guide", GUIDES[given])
+
+
 def _strings(body: Fields, name: str) -> list[str]:
     """Strings, of which an empty one asks for nothing."""
     value = body.raw(name)
@@ -217,15 +274,7 @@ def _strings(body: Fields, name: str) -> list[str]:
     return Fields({name: value or None}).strings(name, cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
 
 
-def _choices(body: Fields) -> int:
-    n = body.integer("n", 1, 1, MAX_N)
-    best_of = body.integer("best_of", n, 1, MAX_N)
-    if best_of < n:
-        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
-    if best_of > n:
-        raise Unsupported(
-            "'best_of': Choosing the best of more answers than n is not available on this server.", field="best_of"
-        )
+def _choices(body: Fields) -> Choices:
     if body.integer("beam_width", 1, 1, MAX_N) > 1:
         raise Unsupported("'beam_width': Beam search is not available on this server.", field="beam_width")
-    return n
+    return choices(body)

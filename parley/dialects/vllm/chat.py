@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from parley.dialects.dialect import Answer, Head
 from parley.dialects.fields import Fields
 from parley.dialects.openai import chat
-from parley.dialects.openai.shared import FINISH, Rules, prompt_scores
+from parley.dialects.openai.shared import Rules, prompt_scores
 from parley.dialects.vllm import requests, shared
 from parley.types import Accepted, CallDelta, Delta, Done, Event, Token, Usage
 
@@ -34,6 +34,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         super().__init__(body, head)
         self.request.stop = requests.cap(self.request.stop, head)
         self._name = requests.name(head, self._name)
+        self._legacy = False  # what was called is always told in the newer form
         self._echoes = body.boolean("echo", False)
         self._wants_tokens = self._ids or self.request.want.logprobs is not None
         if self._echoes and self.request.want.prompt_logprobs is None and not self.request.stream:
@@ -91,7 +92,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
             "index": index,
             "delta": piece,
             "logprobs": self._logprobs(tokens) if tokens else None,
-            "finish_reason": None if done is None else FINISH[done.reason],
+            "finish_reason": None if done is None else self._finish(done),
         }
         if done is not None:
             choice["stop_reason"] = done.stop
@@ -112,8 +113,6 @@ class ChatReply(shared.Streamed, chat.ChatReply):
 
     def _calls(self, call: CallDelta) -> list[dict[str, Any]]:
         """The announcement of a call has no arguments; they follow in chunks of their own."""
-        if call.index > 0 and not self._parallel:
-            return []
         pieces: list[dict[str, Any]] = []
         if call.name is not None:
             function = {"name": call.name}
@@ -154,18 +153,17 @@ class ChatReply(shared.Streamed, chat.ChatReply):
     def _choice(self, index: int, choice: chat.Choice) -> dict[str, Any]:
         assert choice.done is not None
         reasoning = ("".join(choice.reasoning) if self._reasons else "") or None
-        calls = choice.calls if self._parallel else choice.calls[:1]
         content: str | None = self._echo + "".join(choice.content)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": None if not content and (calls or choice.reasoning) else content,
+            "content": None if not content and (choice.calls or choice.reasoning) and not self._named else content,
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
         }
-        if calls:
-            message["tool_calls"] = [call | {"id": _call_id(call["id"])} for call in calls]
+        if choice.calls:
+            message["tool_calls"] = [call | {"id": _call_id(call["id"])} for call in choice.calls]
         message["reasoning"] = reasoning
         if reasoning is not None:
             message["reasoning_content"] = reasoning  # its name in older versions
@@ -173,7 +171,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
             "index": index,
             "message": message,
             "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": FINISH[choice.done.reason],
+            "finish_reason": self._finish(choice.done),
             "stop_reason": choice.done.stop,
             "token_ids": [token.id for token in choice.tokens] if self._ids else None,
             "routed_experts": None,

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from parley.dialects import parameters
+from parley.dialects import forms, parameters
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import extras
 from parley.dialects.openai.shared import MAX_TOKENS, RULES, Rules, stop, unsupported
-from parley.dialects.parameters import MAX_N, MAX_TOP
+from parley.dialects.parameters import MAX_TOP, Choices
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import WORDS
 from parley.errors import BadRequest, ParleyError
-from parley.types import Delta, Done, Event, Prompt, Request, Scored, Text, Tokens, Usage, Want
+from parley.types import Delta, Done, Event, Grammar, Prompt, Request, Scored, Text, Tokens, Usage, Want
 
 DEFAULT_TOKENS = 16
 HOTTEST = 3.4028234663852886e38
@@ -71,9 +71,9 @@ class GenerateReply(Reply):
     def __init__(self, manner: Manner, body: Fields, head: Head):
         prompt = _prompt(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 1, MAX_TOKENS)
-        n = _choices(body)
+        wish = _choices(body)
         _check(body)
-        more = extras.read(body, context=head.context, max_tokens=max_tokens)
+        more = extras.read(body, head, max_tokens=max_tokens)
         stream = body.raw("stream")
         self.request = Request(
             id=head.id,
@@ -86,12 +86,16 @@ class GenerateReply(Reply):
                 skip_special=body.boolean("skip_special_tokens", True),
             ),
             banned=parameters.bad_words(body),
-            n=n,
+            **wish._asdict(),
+            grammar=forms.one(more.grammar, _guided(body)),
             stream=bool(stream),
             truncate=more.truncate,
+            priority=more.priority,
+            timeout=more.seconds,
+            partial=more.seconds is not None,
         )
         self._manner = manner
-        self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(n)]
+        self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(wish.n)]
 
     def chunk(self, events: Sequence[Event]) -> bytes:
         if not any(isinstance(event, Delta | Done) for event in events):
@@ -148,26 +152,25 @@ def _prompt(body: Fields) -> Prompt:
     return Text(text)
 
 
-def _choices(body: Fields) -> int:
-    n = body.integer("n", 1, 1, MAX_N)
-    best_of = body.integer("best_of", n, 1, MAX_N)
-    if best_of < n:
-        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
+def _choices(body: Fields) -> Choices:
+    wish = parameters.choices(body)
     if body.boolean("use_beam_search", False):
-        if best_of < 2:
+        if (wish.best_of or wish.n) < 2:
             raise body.fail("best_of", "must be greater than 1 when using beam search.")
         if body.number("temperature", 1.0) != 0:
             raise body.fail("temperature", "must be 0 when using beam search.")
-    elif best_of > n:
-        raise unsupported(body, "best_of", "Choosing the best of more answers than n is")
-    return n
+    return wish
 
 
 def _check(body: Fields) -> None:
     """Members that are taken and change nothing: log-probabilities are never told here."""
-    body.integer("logprobs", None, 0, MAX_TOP)
-    body.integer("prompt_logprobs", None, 0, MAX_TOP)
+    body.integer("logprobs", None, -1, MAX_TOP)
+    body.integer("prompt_logprobs", None, -1, MAX_TOP)
     if not body.boolean("detokenize", True):
         raise unsupported(body, "detokenize", "An answer without text is")
-    if body.free("guided_decoding"):
-        raise unsupported(body, "guided_decoding", "Constrained output is")
+
+
+def _guided(body: Fields) -> Grammar | None:
+    """What ``structured_outputs`` was called before."""
+    wish = body.object("guided_decoding")
+    return forms.structured(wish) if wish is not None and wish.names else None

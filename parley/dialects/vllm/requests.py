@@ -12,7 +12,7 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
-from parley.dialects.openai.constraints import KINDS
+from parley.dialects.forms import KINDS
 from parley.dialects.openai.shared import MAX_TOKENS, Rules
 from parley.dialects.parameters import MAX_N
 from parley.dialects.vllm import shared
@@ -24,7 +24,7 @@ MAX_STOPS = 4
 MAX_ID = 128  # characters of an id that a header gives
 CAP = "max_new_tokens"  # of a model's advice, what is no default of a member
 GREEDY = 1e-5  # a temperature below it is 0
-RULES = Rules(roles=(), reserve=1, best_of=False)
+RULES = Rules(roles=(), reserve=1, best_of=False, fewest=0, shown=True)
 UNTRUSTED_TEMPLATE = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with "
     "untrusted chat template."

@@ -57,6 +57,10 @@ RULES: dict[str, tuple[str, bool]] = {
     "prompt_logprobs": ("`prompt_logprobs` are not available when `stream=True`.", True),
     "top_logprobs": ("when using `top_logprobs`, `logprobs` must be set to true.", True),
     "tool_choice": ("When using `tool_choice`, `tools` must be set.", False),
+    "tool_choice.function.name": (
+        "The tool specified in `tool_choice` does not match any of the specified `tools`",
+        False,
+    ),
 }
 EMPTY: dict[str, str] = {
     "messages": "Cannot apply chat template to an empty conversation. Provide at least one message.",

@@ -1,0 +1,175 @@
+"""The form of an answer, as more than one API asks for it: schemas, grammars, structural tags, vLLM's constraints.
+
+Types and caps are looked at here, so that a wish is read in full; whether a schema or a grammar can be followed is told
+by whoever compiles it. Knows the names inside of these objects, but not what a body calls them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from parley.dialects.fields import Fields
+from parley.errors import Invalid, Unsupported
+from parley.types import Grammar, Tag, Tags
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
+OBJECT = {"type": "object"}  # any at all
+MAX_CHOICES = 4096
+MAX_CHARACTERS = 1 << 20  # of a regular expression or grammar, or of all choices together
+GBNF = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)  # how a rule of one begins; Lark's have a colon
+
+
+def one(*wishes: Grammar | None) -> Grammar | None:
+    """The only one there is. Raises Invalid for two."""
+    given = [wish for wish in wishes if wish is not None]
+    if len(given) > 1:
+        first, second = given[0].field, given[1].field
+        raise Invalid(f"'{second}' cannot be used together with '{first}': an answer has one form.", field=second)
+    return given[0] if given else None
+
+
+def constraint(fields: Fields, name: str, kind: Kind) -> Grammar | None:
+    """A member of this kind; None if it asks for nothing. Raises BadRequest."""
+    field = fields.path(name)
+    match kind:
+        case "json":
+            wanted = schema(fields, name)
+            return None if wanted is None else Grammar("json", wanted, field=field)
+        case "choice":
+            choices = fields.strings(name, cap=MAX_CHOICES, total=MAX_CHARACTERS)
+            return Grammar("choice", choices, field=field) if choices else None
+        case "json_object":
+            return Grammar("json", OBJECT, field=field) if fields.boolean(name, False) else None
+    text = fields.string(name, "", cap=MAX_CHARACTERS)
+    if not text:
+        return None
+    if kind == "regex":
+        return Grammar("regex", text, field=field)
+    if kind == "grammar":
+        return rules(text, field)
+    tag = fields.spelled(name, cap=MAX_CHARACTERS).object(name)
+    if tag is None:
+        raise fields.fail(name, "the text is not an object.")
+    return tags(tag, field)
+
+
+def structured(wish: Fields) -> Grammar:
+    """vLLM's object of constraints: exactly one of ``KINDS``, and what may stand between JSON's marks."""
+    found = {kind: _known(wish, kind) for kind in KINDS}
+    given = [kind for kind, grammar in found.items() if grammar is not None]
+    bare = wish.boolean("disable_any_whitespace", False)
+    closed = wish.boolean("disable_additional_properties", False)
+    pattern = wish.string("whitespace_pattern", None, cap=MAX_CHARACTERS)
+    if len(given) != 1:
+        got = "none is given" if not given else "several are: " + ", ".join(given)
+        raise wish.fail(given[0] if given else "json", f"exactly one of {', '.join(KINDS)} is needed, but {got}.")
+    if bare and pattern is not None:
+        raise wish.fail("whitespace_pattern", "cannot be used together with 'disable_any_whitespace'.")
+    grammar = found[given[0]]
+    assert grammar is not None
+    return msgspec.structs.replace(grammar, whitespace="" if bare else pattern, closed=closed)
+
+
+def schema(fields: Fields, name: str) -> dict[str, Any] | bool | None:
+    """A JSON schema, or its text; None when absent, null or empty text. Raises BadRequest."""
+    value = fields.raw(name)
+    if value == "":
+        return None
+    if isinstance(value, str):
+        value = fields.spelled(name, cap=MAX_CHARACTERS).raw(name)
+        if not isinstance(value, dict | bool):
+            raise fields.fail(name, "the text is not a JSON schema.")
+        return value
+    return None if value is None else fields.free(name)
+
+
+def rules(text: str, field: str) -> Grammar:
+    """A grammar in one of the two notations that are in use."""
+    return Grammar("ebnf" if GBNF.search(text) else "lark", text, field=field)
+
+
+def tags(wish: Fields, field: str) -> Grammar:
+    """A structural tag: the newer form has a ``format``, the older one ``structures`` and ``triggers``."""
+    if wish.has("format"):
+        shape = wish.object("format")
+        assert shape is not None
+        return _format(shape, field)
+    if not wish.has("structures"):
+        raise wish.missing("format")
+    found = []
+    for structure in wish.objects("structures", cap=MAX_CHOICES):
+        marks = [_text(structure, name) for name in ("begin", "end")]
+        inside = schema(structure, "schema")
+        found.append(Tag(marks[0], True if inside is None else inside, marks[1]))
+    return _tags(wish, found, "structures", field)
+
+
+def _format(shape: Fields, field: str) -> Grammar:
+    kind = shape.string("type", None)
+    match kind:
+        case None:
+            raise shape.missing("type")
+        case "json_schema":
+            inside = schema(shape, "json_schema")
+            if inside is None:
+                raise shape.missing("json_schema")
+            return Grammar("json", inside, field=field)
+        case "regex":
+            return Grammar("regex", _text(shape, "pattern"), field=field)
+        case "grammar":
+            return rules(_text(shape, "grammar"), field)
+        case "const_string":
+            return Grammar("choice", [_text(shape, "value")], field=field)
+        case "triggered_tags":
+            for name in ("at_least_one", "stop_after_first"):
+                if shape.boolean(name, False):
+                    raise _unavailable(shape, name, f"'{name}'")
+            found = [_tag(tag) for tag in shape.objects("tags", cap=MAX_CHOICES)]
+            return _tags(shape, found, "tags", field)
+    raise _unavailable(shape, "type", f"a format of type '{kind[:60]}'")
+
+
+def _tag(tag: Fields) -> Tag:
+    content = tag.object("content")
+    if content is None:
+        raise tag.missing("content")
+    kind = content.string("type", None)
+    if kind != "json_schema":
+        raise _unavailable(content, "type", f"a tag whose content is of type '{(kind or '')[:60]}'")
+    inside = schema(content, "json_schema")
+    if inside is None:
+        raise content.missing("json_schema")
+    return Tag(_text(tag, "begin"), inside, _text(tag, "end"))
+
+
+def _tags(wish: Fields, found: list[Tag], name: str, field: str) -> Grammar:
+    triggers = wish.strings("triggers", cap=MAX_CHOICES, total=MAX_CHARACTERS)
+    if not triggers:
+        raise wish.missing("triggers")
+    if not found:
+        raise wish.empty(name, "array")
+    for number, tag in enumerate(found):
+        if not tag.begin.startswith(tuple(triggers)):
+            raise wish.fail(f"{name}[{number}]", "'begin' must begin with one of the triggers.")
+    return Grammar("tags", Tags(found, triggers), field=field)
+
+
+def _known(wish: Fields, kind: str) -> Grammar | None:
+    assert kind in KINDS
+    return constraint(wish, kind, kind)  # type: ignore[arg-type]
+
+
+def _text(fields: Fields, name: str) -> str:
+    text = fields.string(name, None, cap=MAX_CHARACTERS)
+    if text is None:
+        raise fields.missing(name)
+    return text
+
+
+def _unavailable(fields: Fields, name: str, subject: str) -> Unsupported:
+    return Unsupported(f"Unsupported value: '{fields.path(name)}'. In a structural tag, {subject} is not available on "
+                       "this server.", field=fields.path(name), code="unsupported_value")  # fmt: skip

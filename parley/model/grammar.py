@@ -1,0 +1,206 @@
+"""What a sequence's grammar lets come next: a mask over the vocabulary for each token, made beside the network's work.
+
+A ``Form`` is one sequence's place in its grammar. As soon as a token is drawn it moves on, and a thread begins the mask
+of the next one; the network has a whole step to run before that is needed. llguidance does the work, in Rust and
+without the interpreter's lock. The API process has checked the grammar (``text/grammar.py``) and how much it takes, so
+what fails here fails one choice.
+
+Knows sequences and the vocabulary's spelling; nothing of logits but which of them are struck out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import llguidance
+import numpy as np
+import torch
+
+from parley.core.sequence import Sequence
+from parley.model.thought import Thought
+from parley.text.tokenizer import Tokenizer
+from parley.types import Work
+
+log = logging.getLogger("parley.engine")
+
+End = Literal["form", "mark"]
+
+# Of what llguidance counts, per token: its lexer does some 14,000 steps of fuel and its parser 20,000 items in a
+# millisecond, so a token of the worst grammar costs 10 ms. A lexer state takes 1 to 2 kB.
+LIMITS: dict[str, Any] = {
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "verbose_errors": False,
+}
+KEPT = 64  # grammars kept to be copied: the choices of a request, and requests that follow one another, share one
+
+COMPLEX = "The answer's grammar became too complex to go on with."
+
+
+class Grammars:
+    """The grammars of one model. ``folder``: where its tokenizer is; ``vocab_size``: how many logits a row has."""
+
+    def __init__(self, folder: str | Path, vocab_size: int):
+        self.vocab_size = vocab_size
+        self._folder = folder
+        self._tokenizer: Tokenizer | None = None
+        self._spelled: llguidance.LLTokenizer | None = None
+        self.ends: frozenset[int] = frozenset()  # tokens that end an answer
+        self._models: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self.pool = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar")
+
+    def begin(self, sequence: Sequence) -> Form:
+        """Its place in its grammar, behind what it has written already."""
+        return Form(self, sequence)
+
+    def matcher(self, grammar: str) -> llguidance.LLMatcher:
+        """A matcher at the beginning of the grammar. Takes its time: for threads. Raises ValueError."""
+        with self._lock:
+            model = self._models.get(grammar)
+            if model is None:
+                limits = llguidance.LLParserLimits(**LIMITS)
+                model = llguidance.LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
+                if model.is_error():
+                    raise ValueError(model.get_error())
+                self._models[grammar] = model
+                if len(self._models) > KEPT:
+                    self._models.popitem(last=False)
+            self._models.move_to_end(grammar)
+            return model.deep_copy()
+
+    def tokenizer(self) -> Tokenizer:
+        """How tokens are spelled, read at the first use. Raises BadTokenizer."""
+        with self._reading:
+            if self._tokenizer is None:
+                self._tokenizer = Tokenizer.load(self._folder)
+                self.ends = self._tokenizer.eos_ids
+            return self._tokenizer
+
+    def _vocabulary(self) -> llguidance.LLTokenizer:
+        """The same for llguidance. Takes a second where there are many tokens."""
+        if self._spelled is None:
+            tokenizer = self.tokenizer()
+            size = max(self.vocab_size, tokenizer.vocab_size)
+            ends = sorted(tokenizer.eos_ids) or None
+            self._spelled = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends)
+        return self._spelled
+
+
+class Form:
+    """A sequence's place in its grammar and in its reasoning, as far as that is limited.
+
+    ``end``: nothing may follow the token that was drawn last, which is text ("form") or a mark that ends it ("mark").
+    """
+
+    def __init__(self, grammars: Grammars, sequence: Sequence):
+        self.end: End | None = None
+        self._grammars = grammars
+        self._stops = sequence.stops
+        self._error: str | None = None
+        self._matcher: llguidance.LLMatcher | None = None
+        self._thought: Thought | None = None
+        self._forced: int | None = None  # the token that must come next
+        self._refused: torch.Tensor | None = None  # bool [V]: those that may not
+        written = sequence.tokens[sequence.prompt_len :]
+        self._making: Future[None] | None = grammars.pool.submit(self._begin, sequence.work, written)
+
+    @staticmethod
+    def wanted(work: Work) -> bool:
+        """Whether a sequence of this work needs a Form."""
+        return bool(work.grammar) or work.thinking is not None
+
+    def copy(self) -> Form:
+        """The same place, to go on from separately. Waits for the mask."""
+        self.ready()
+        other = object.__new__(Form)
+        other.__dict__.update(self.__dict__)
+        if self._error is None:
+            other._matcher = self._matcher.deep_copy() if self._matcher is not None else None
+            other._thought = self._thought.copy() if self._thought is not None else None
+        return other
+
+    def ready(self) -> str | None:
+        """Wait for the mask of the next token: why there is none, None if it is there."""
+        if self._making is not None:
+            making, self._making = self._making, None
+            try:
+                making.result()
+            except Exception as error:
+                log.error("a grammar cannot be followed: %s", error)
+                self._error = COMPLEX
+        return self._error
+
+    @property
+    def changes(self) -> bool:
+        """Whether it has anything to say of the next token. ``ready`` must have been asked."""
+        return self._forced is not None or self._refused is not None
+
+    def apply(self, row: torch.Tensor) -> None:
+        """Strike out what may not come next, in logits float32 [V]. ``ready`` must have said that there is a mask."""
+        if self._forced is not None:
+            row.fill_(float("-inf"))
+            row[self._forced] = 0.0
+        elif self._refused is not None:
+            refused = self._refused.to(row.device)
+            row.masked_fill_(refused, float("-inf"))
+            if torch.isneginf(row.amax()):  # a model may rule out all that is left: then one of that is drawn
+                row.masked_fill_(~refused, 0.0)
+
+    def after(self, token: int) -> End | None:
+        """What ``end`` would be if this token were drawn. ``ready`` must have said that there is a mask."""
+        if self._matcher is None:
+            return None
+        matcher = self._matcher.deep_copy()
+        return self._end(token) if matcher.consume_token(token) and matcher.is_stopped() else None
+
+    def append(self, token: int) -> None:
+        """Move on by a token that was drawn, and begin the next mask."""
+        self._forced = self._refused = None
+        if self._thought is not None:
+            self._thought.append(token)
+            self._forced = self._thought.forced
+        matcher = self._matcher
+        if matcher is None:
+            return
+        if not matcher.consume_token(token):
+            self._error = COMPLEX
+        elif matcher.is_stopped():
+            self.end = self._end(token)
+        elif self._forced is None:
+            self._making = self._grammars.pool.submit(self._mask, matcher)
+
+    def _end(self, token: int) -> End:
+        return "mark" if token in self._grammars.ends else "form"
+
+    def _begin(self, work: Work, written: list[int]) -> None:
+        if work.thinking is not None:
+            self._thought = Thought(work.thinking, self._grammars.tokenizer().token_bytes)
+            for token in written:
+                self._thought.append(token)
+            self._forced = self._thought.forced
+        if work.grammar:
+            matcher = self._matcher = self._grammars.matcher(work.grammar)
+            if not matcher.consume_tokens(written):
+                raise ValueError(matcher.get_error())
+            if self._forced is None:
+                self._mask(matcher)
+
+    def _mask(self, matcher: llguidance.LLMatcher) -> None:
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        allowed = np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little")
+        spared = [id for id in self._grammars.ends - self._stops if id < len(allowed) and allowed[id]]
+        if spared and allowed.sum() > len(spared):  # the request ignores them, so they come when nothing else can
+            allowed[spared] = 0
+        if not allowed.any():
+            raise ValueError("no token of the vocabulary may come next")
+        self._refused = torch.from_numpy(allowed == 0)

@@ -1,0 +1,91 @@
+"""Which drafts of a step's rows stand: those that are what would have been drawn without them.
+
+What is drawn at a position is a function of the logits there, the seed, the position and the tokens before it. So every
+position is drawn exactly as it would be alone, and a row's draws count up to the first that its draft did not foresee.
+The tokens are those of a run without drafts, whatever the drafts are: only the number of steps differs.
+
+A slot without a state has all its positions drawn at once. Where edits of the logits follow the tokens so far, a row is
+drawn one position after the other, and meanwhile its sequence holds what was drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from parley.core.sequence import Row, Sampled
+from parley.model.sampler import Sampler
+
+BROKEN = "The model produced logits that are not numbers."
+
+
+@dataclass(eq=False, slots=True)
+class Trial:
+    """A row that samples, with or without drafts; its positions are logits ``first`` and those that follow."""
+
+    row: Row
+    result: Sampled
+    first: int
+    position: int = field(init=False)  # of its first token to be drawn, in the output
+    right: bool = True  # so far
+
+    def __post_init__(self) -> None:
+        self.position = self.row.sequence.generated
+
+
+def verify(
+    sampler: Sampler, logits: torch.Tensor, likely: torch.Tensor, sound: list[bool], trials: list[Trial]
+) -> None:
+    """Draw for each trial, into its result, until a draft is wrong.
+
+    logits float32 [P, vocab]; ``likely`` int64 [P] are the ids of the largest; ``sound`` tells of each whether it is
+    made of numbers. A row draws nothing from a position that is not: if that is its first one, it gets ``error``. The
+    sampler is ready for the first positions.
+    """
+    left = trials
+    try:
+        while left:
+            left = _round(sampler, logits, likely, sound, left)
+    finally:
+        for trial in trials:  # to append them is the loop's
+            sequence = trial.row.sequence
+            del sequence.tokens[sequence.prompt_len + trial.position :]
+
+
+def _round(
+    sampler: Sampler, logits: torch.Tensor, likely: torch.Tensor, sound: list[bool], trials: list[Trial]
+) -> list[Trial]:
+    """Draw the next position of each trial, or all that it has. Gives those that go on."""
+    asked: list[tuple[Trial, int]] = []
+    for trial in trials:
+        begin = trial.first + len(trial.result.tokens)
+        end = begin + 1 if sampler.stateful(trial.row.sequence.slot) else trial.first + 1 + len(trial.row.drafts)
+        good = next((at for at in range(begin, end) if not sound[at]), end)
+        if good == trial.first:
+            trial.result.error = BROKEN
+        asked += [(trial, at) for at in range(begin, good)]
+    if not asked:
+        return []
+    which = torch.tensor([at for _, at in asked], device=logits.device)
+    slots = [trial.row.sequence.slot for trial, _ in asked]
+    positions = [trial.position + at - trial.first for trial, at in asked]
+    draws = sampler.sample(logits[which], slots, positions, likely[which])
+    going: list[Trial] = []
+    for (trial, at), (token, score) in zip(asked, draws, strict=True):
+        if not trial.right:
+            continue
+        trial.result.tokens.append(token)
+        if score is not None:
+            trial.result.scores.append(score)
+        number, drafts = at - trial.first, trial.row.drafts
+        trial.right = number < len(drafts) and drafts[number] == token
+        slot = trial.row.sequence.slot
+        if sampler.stateful(slot):
+            trial.result.end = sampler.end(slot)
+            if trial.right and trial.result.end is None:
+                trial.row.sequence.tokens.append(token)
+                going.append(trial)
+    problems = sampler.ready([trial.row.sequence.slot for trial in going])
+    # What has one now has it at its next step as well, and fails there.
+    return [trial for trial, problem in zip(going, problems, strict=True) if problem is None]

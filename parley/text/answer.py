@@ -1,0 +1,170 @@
+"""What tools make of an answer: which of them it may call, and the grammar that holds it to that.
+
+The form that a request asks for and its tools are one grammar: the answer is calls, or it has the form. Knows neutral
+conversations, families and schemas; no matchers, no requests.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from parley.errors import Invalid
+from parley.types import Chat, Grammar, Message
+
+from . import schema as schemas
+from .calls import Form
+from .families import Markup
+from .grammar import BUDGET
+from .spelling import calls_grammar
+
+Tool = dict[str, Any]
+
+# What a model writes whose family has no calls, and who is made to call all the same.
+GENERIC = Form(open=("[",), between=", ", close=("]",), keys=("name", "parameters"), bare=True)
+TOLD = (
+    "\n\nThese are the tools: {tools}\nAnswer with a JSON array of calls and nothing else: "
+    '[{{"name": <name of a tool>, "parameters": <its arguments as an object>}}]'
+)
+PLAIN = ("enum", "const", "default", "examples")  # keywords whose values are no schemas
+
+
+def callable_tools(chat: Chat) -> list[Tool]:
+    """Those that the answer may call."""
+    if chat.choice == "none":
+        return []
+    names = [chat.only] if chat.only is not None else chat.allowed
+    return [tool for tool in chat.tools if not names or _name(tool) in names]
+
+
+def readable(markup: Markup, chat: Chat) -> Markup:
+    """How the answer is marked: without calls where there may be none, with the generic form where there must be."""
+    if not callable_tools(chat):
+        return replace(markup, calls=())
+    if chat.choice == "required" and not markup.calls:
+        return replace(markup, calls=(GENERIC,))
+    return markup
+
+
+def told(chat: Chat) -> Chat:
+    """The conversation for a model whose template shows no tools: its last turn tells of them."""
+    last = chat.messages[-1]
+    tools = json.dumps([tool["function"] for tool in callable_tools(chat)], ensure_ascii=False)
+    content = (last.content or "") + TOLD.format(tools=tools)
+    members = {name: getattr(last, name) for name in last.__struct_fields__} | {"content": content}
+    return msgspec.structs.replace(chat, messages=[*chat.messages[:-1], Message(**members)])
+
+
+def compose(
+    markup: Markup,
+    special: Mapping[str, int],
+    chat: Chat,
+    form: Grammar | None,
+    loose: Collection[str] = (),
+) -> Grammar | None:
+    """The grammar of the answer, None for any text. ``markup`` is the readable one, ``form`` what else is asked for.
+
+    Has the answer to call, it is calls, and the form has no say. May it call, it is calls or has the form; without a
+    form it is text in which calls of ``strict`` tools follow their schemas. The arguments of tools in ``loose`` are
+    any object.
+    """
+    tools = [_bound(tool, _name(tool) in loose) for tool in callable_tools(chat)]
+    if not tools or not markup.calls:
+        return form
+
+    def spelled(required: bool) -> str:
+        return calls_grammar(
+            markup, tools, parallel=chat.parallel and chat.only is None, required=required, special=special
+        )
+
+    if chat.choice == "required":
+        return Grammar("lark", spelled(True), field="tool_choice")
+    if form is not None:
+        if markup.calls[0].bare and form.kind == "json":
+            return _bare(tools, markup.calls[0].keys, form)
+        return Grammar("either", [Grammar("lark", spelled(True), field="tools"), form], field=form.field)
+    if chat.allowed or any(_strict(tool) for tool in tools):
+        return Grammar("lark", spelled(False), field="tools")
+    return None
+
+
+def unfit(chat: Chat, compiled: Callable[[Grammar], str]) -> frozenset[str]:
+    """Names of tools whose schemas cannot be followed. Raises Invalid where a tool is strict, and has to be."""
+    found = set()
+    callable_names = set(map(_name, callable_tools(chat)))
+    began = time.thread_time()
+    for number, tool in enumerate(chat.tools):
+        parameters = tool["function"].get("parameters")
+        if _name(tool) not in callable_names or not isinstance(parameters, dict):
+            continue
+        if time.thread_time() - began > BUDGET:
+            raise Invalid("tools cannot be followed: it takes too long to prepare them.", field="tools")
+        try:
+            compiled(Grammar("json", _object(parameters), field=f"tools[{number}].function.parameters"))
+        except Invalid:
+            if _strict(tool):
+                raise
+            found.add(_name(tool))
+    return frozenset(found)
+
+
+def _bound(tool: Tool, loose: bool) -> Tool:
+    """The tool with the schema that its arguments are held to."""
+    function = tool["function"]
+    parameters = function.get("parameters")
+    if loose or not isinstance(parameters, dict):
+        schema: dict[str, Any] = {"type": "object"}
+    else:
+        schema = schemas.ready(_object(parameters), _strict(tool))
+    return {"type": "function", "function": {**function, "parameters": schema}}
+
+
+def _object(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object"} | parameters
+
+
+def _bare(tools: list[Tool], keys: tuple[str, str], form: Grammar) -> Grammar:
+    """Calls that are JSON without marks, or JSON of the form, as one schema: two grammars may not begin alike."""
+    name, arguments = keys
+    options = []
+    for tool in tools:
+        parts = {name: {"const": _name(tool)}, arguments: tool["function"]["parameters"]}
+        options.append({"type": "object", "properties": parts, "required": [*keys], "additionalProperties": False})
+    # the schemas of arguments refer to their own parts, which are at another place then
+    parts = {f"call{number}": _moved(option, number, arguments) for number, option in enumerate(options)}
+    value = schemas.ready(form.value, form.closed) if isinstance(form.value, dict) else form.value
+    parts["form"] = _rerooted(value, "#/$defs/form")
+    listed = [{"$ref": f"#/$defs/{part}"} for part in parts]
+    return Grammar("json", {"anyOf": listed, "$defs": parts}, form.whitespace, field=form.field)
+
+
+def _moved(option: dict[str, Any], number: int, arguments: str) -> dict[str, Any]:
+    inner = option["properties"][arguments]
+    moved = _rerooted(inner, f"#/$defs/call{number}/properties/{arguments}")
+    return option | {"properties": option["properties"] | {arguments: moved}}
+
+
+def _rerooted(value: Any, root: str) -> Any:
+    """A schema whose references to its own parts hold where it stands below ``root``."""
+    if isinstance(value, list):
+        return [_rerooted(each, root) for each in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: each if key in PLAIN else _rerooted(each, root) for key, each in value.items()}
+    if isinstance(made.get("$ref"), str) and made["$ref"].startswith("#"):
+        made["$ref"] = root + made["$ref"][1:]
+    return made
+
+
+def _name(tool: Tool) -> str:
+    name: str = tool["function"]["name"]
+    return name
+
+
+def _strict(tool: Tool) -> bool:
+    return tool["function"].get("strict") is True

@@ -1,0 +1,56 @@
+"""How a family of models writes tool calls, as data: which marks stand around calls, and what a call is between them.
+
+Marks are given as the model writes them, blanks included; a reader ignores the blanks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Shape = Literal["object", "named"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """``open`` (``each`` call ``after``) ``between`` (``each`` call ``after``) … ``close``
+
+    ``shape`` says what a call is:
+    - "object": a JSON object with a name and arguments, under ``keys`` where a model is made to write it
+    - "named": the name, its id behind the mark ``id`` if a model writes one, the marks ``head``, and arguments as JSON
+
+    ``bare``: there is no mark that nothing else has, so calls are looked for only where an answer begins, and count
+    only if they name one of the request's tools. ``numbered``: names are written "functions.NAME:NUMBER", which as a
+    whole is the call's id.
+    """
+
+    shape: Shape = "object"
+    open: tuple[str, ...] = ()
+    each: tuple[str, ...] = ()
+    id: str = ""
+    head: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    between: str = ""
+    close: tuple[str, ...] = ()
+    keys: tuple[str, str] = ("name", "arguments")
+    bare: bool = False
+    numbered: bool = False
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All of them, without the blanks around them."""
+        marks = (*self.open, *self.each, self.id, *self.head, *self.after, *self.close)
+        return tuple(filter(None, map(str.strip, marks)))
+
+    @cached_property
+    def trigger(self) -> str:
+        """What a block of calls begins with."""
+        marks = (*self.open, *self.each)
+        return marks[0].strip() if marks else "{"
+
+    @cached_property
+    def guard(self) -> str:
+        """The mark that ends a call even where its JSON is broken; empty if a form has none that JSON cannot have."""
+        marks = [mark.strip() for mark in (*reversed(self.after), *reversed(self.close))]
+        return next((mark for mark in marks if len(mark) > 1 and mark[0] not in '[{"'), "")

@@ -1,0 +1,178 @@
+"""Calls whose arguments are JSON: inside an object beside the name, or behind it. They are passed on as written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator
+from functools import cache
+
+from .scan import Malformed, Scan, Wait
+
+NAMES = ("name", "tool_name")
+ARGUMENTS = ("arguments", "parameters")
+LONGEST = 256  # characters of a name
+_NAME = re.compile(r"[^\s\[\]{}<>()\"'`|,;=｜]*")
+_SCALAR = re.compile(r'[^\s,{}\[\]"<]*')
+_STRING = re.compile(r'["\\\x00-\x1f]')
+
+
+def whole(scan: Scan) -> Wait:
+    """``{"name": …, "arguments": {…}}``, other members ignored. The name may come last: then all comes at once."""
+    held: list[str] | None = None  # arguments that came before the name
+    passed = False
+    yield from scan.expect("{")
+    while (yield from scan.peek()) != "}":
+        key = yield from string(scan)
+        yield from scan.expect(":")
+        yield from scan.peek()
+        if key in NAMES and not scan.inside:
+            scan.announce((yield from string(scan)))
+            scan.say("".join(held or ()))
+        elif key in ARGUMENTS and held is None and not passed:
+            passed = True
+            if scan.inside:
+                yield from passing(scan)
+            else:
+                held = []
+                yield from value(scan, held.append)
+        else:
+            yield from value(scan, _drop)
+        if (yield from scan.peek()) == ",":
+            scan.at += 1
+        elif scan.text[scan.at] != "}":
+            raise Malformed
+    scan.at += 1
+    if not scan.inside:
+        raise Malformed
+
+
+def named(scan: Scan) -> Wait:
+    """A name, the marks of the form's head, and JSON. Where that begins, models leave marks out."""
+    name, id = yield from heading(scan)
+    for mark in scan.form.head:
+        if (yield from scan.peek()) == "{":
+            break
+        yield from scan.expect(mark.strip())
+    if not scan.form.head and (yield from scan.peek()) != "{":
+        raise Malformed
+    scan.announce(name, id)
+    yield from scan.peek()
+    yield from passing(scan)
+
+
+def heading(scan: Scan) -> Generator[None, None, tuple[str, str | None]]:
+    """The name of a call that stands for itself, and the id with it if there is one. Raises Malformed."""
+    written = yield from word(scan)
+    if scan.form.numbered:
+        name, _, number = written.removeprefix("functions.").partition(":")
+        return name, written if number else None
+    if scan.form.id and (yield from scan.peek()) == scan.form.id[0] and (yield from scan.stands(scan.form.id)):
+        scan.at += len(scan.form.id)
+        return written, (yield from word(scan))
+    return written, None
+
+
+def word(scan: Scan) -> Generator[None, None, str]:
+    """Characters that names are made of."""
+    yield from scan.peek()
+    parts: list[str] = []
+    while True:
+        end = _NAME.match(scan.text, scan.at).end()  # type: ignore[union-attr]  # it also matches nothing
+        scan.take(end, parts.append)
+        if sum(map(len, parts)) > LONGEST:
+            raise Malformed
+        if end < len(scan.text):
+            break
+        yield
+    return "".join(parts)
+
+
+def passing(scan: Scan) -> Wait:
+    """A JSON value as the arguments of the open call."""
+    scan.tail = str
+    yield from value(scan, scan.say)
+    scan.tail = None
+
+
+def value(scan: Scan, into: Callable[[str], object]) -> Wait:
+    """Any JSON value, passed on in pieces. Only brackets and strings are told apart.
+
+    Where the form has a mark that ends a call, it also ends a value that is broken. Raises Malformed then.
+    """
+    guard = scan.form.guard
+    outside, within = _breaks(guard[:1])
+    depth = 0
+    quoted = torn = False  # torn: the string has a raw line break, so its end is probably missing
+    if (yield from scan.peek()) not in '"{[':
+        yield from _scalar(scan, into)
+        return
+    while True:
+        found = (within if quoted else outside).search(scan.text, scan.at)
+        scan.take(found.start() if found else len(scan.text), into)
+        if found is None:
+            yield
+            continue
+        char = found[0]
+        if char == guard[:1]:
+            if (torn or not quoted) and (yield from scan.stands(guard)):
+                raise Malformed
+        elif char == "\\":
+            if scan.at + 1 == len(scan.text):
+                yield
+                continue
+            scan.take(scan.at + 1, into)
+        elif char == '"':
+            quoted, torn = not quoted, False
+        elif quoted:
+            torn = True
+        else:
+            depth += 1 if char in "{[" else -1
+        scan.take(scan.at + 1, into)
+        if depth <= 0 and not quoted:
+            return
+
+
+def string(scan: Scan) -> Generator[None, None, str]:
+    """A JSON string, decoded. Raises Malformed."""
+    yield from scan.expect('"')
+    parts = ['"']
+    while True:
+        found = _STRING.search(scan.text, scan.at)
+        scan.take(found.start() if found else len(scan.text), parts.append)
+        if found is None or (found[0] == "\\" and scan.at + 1 == len(scan.text)):
+            yield
+            continue
+        if found[0] < " ":
+            raise Malformed
+        scan.take(scan.at + (2 if found[0] == "\\" else 1), parts.append)
+        if found[0] == '"':
+            break
+    try:
+        return json.loads("".join(parts))
+    except ValueError:
+        raise Malformed from None
+
+
+def _scalar(scan: Scan, into: Callable[[str], object]) -> Wait:
+    empty = True
+    while True:
+        end = _SCALAR.match(scan.text, scan.at).end()  # type: ignore[union-attr]  # it also matches nothing
+        empty = empty and end == scan.at
+        scan.take(end, into)
+        if end < len(scan.text):
+            break
+        yield
+    if empty:
+        raise Malformed
+
+
+def _drop(_: str) -> None:
+    pass
+
+
+@cache
+def _breaks(guard: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """What matters in a value outside of its strings, and inside of one."""
+    guard = re.escape(guard)
+    return re.compile(r'["{}\[\]' + guard + "]"), re.compile(r'["\\' + guard + r"\x00-\x1f]")

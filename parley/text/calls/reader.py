@@ -1,0 +1,122 @@
+"""A block of tool calls, read while it arrives: its marks, and between them calls of the form's shape.
+
+Reading is lenient where models slip (a missing or surplus brace, a line break inside a string, a closing mark left
+out) and never evaluates what it reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+
+from parley.types import CallDelta
+
+from . import objects
+from .form import Form
+from .scan import Malformed, Scan, Wait
+from .tools import Tools
+
+SHAPES: dict[str, Callable[[Scan], Wait]] = {"object": objects.whole, "named": objects.named}
+_SLIPS = re.compile(r"[ \t\r\n}]*")  # what may stand before a mark that ends something
+
+
+class CallReader(Scan):
+    """Reads one block of calls, from its first mark on.
+
+    ``ended``: nothing more belongs to the block. ``raw``: text that was consumed and belongs to no call: all of it as
+    long as none was announced, later what could not be read as another one.
+    """
+
+    def __init__(self, form: Form, index: int, new_id: Callable[[], str], tools: Tools):
+        super().__init__(form, index, new_id, tools)
+        self.ended = False
+        self._raw: list[str] = []
+        self._start = 0  # where in the text it goes on
+        self._run = self._block()
+
+    @property
+    def raw(self) -> str:
+        return "".join(self._raw)
+
+    def read(self, text: str, start: int) -> tuple[int, list[CallDelta]]:
+        """Read on from ``start``. Returns how far it came and what is new; the rest is to be given again."""
+        self.text, self.at, self._start, self._deltas = text, start, start, []
+        try:
+            next(self._run)
+        except (StopIteration, Malformed):
+            self.ended = True
+        if not self.inside:
+            self._raw.append(text[self._start : self.at])
+        self.give()
+        return self.at, self._deltas
+
+    def finish(self, rest: str) -> tuple[list[CallDelta], str]:
+        """The end of all text, with ``rest`` unread: the last deltas, and what turned out to be no part of a call."""
+        self._deltas = []
+        if self.inside:
+            if self.tail is not None:
+                self.say(self.tail(rest))
+            self.give()
+            return self._deltas, ""
+        rest = self.raw + rest
+        bare = rest.strip()
+        ends = (mark.strip() for mark in (*self.form.after, *self.form.close))
+        belongs = self.calls > 0 and (not bare or any(mark.startswith(bare) for mark in ends))
+        return [], "" if belongs else rest
+
+    def announce(self, name: str, id: str | None = None) -> None:
+        super().announce(name, id)
+        self._raw.clear()
+
+    def leave(self) -> None:
+        super().leave()
+        self._start = self.at
+
+    def _block(self) -> Wait:
+        form = self.form
+        for mark in form.open:
+            yield from self.expect(mark.strip())
+        while True:
+            for mark in form.each:
+                yield from self.expect(mark.strip())
+            try:
+                yield from SHAPES[form.shape](self)
+            except Malformed:
+                if not self.inside:
+                    raise
+            self.leave()
+            found = not form.after
+            for mark in form.after:
+                found = (yield from self._ending(mark.strip())) or found
+            if not found or not (yield from self._another()):
+                return
+
+    def _another(self) -> Generator[None, None, bool]:
+        """Whether one more call has to come."""
+        between = self.form.between.strip()
+        if (not between and not self.form.close) or (yield from self._closed()):
+            return False
+        if between:
+            yield from self.peek()
+            if not (yield from self.stands(between)):
+                return False
+            self.at += len(between)
+            return not (yield from self._closed())
+        return True
+
+    def _closed(self) -> Generator[None, None, bool]:
+        if not self.form.close or not (yield from self._ending(self.form.close[0].strip())):
+            return False
+        for mark in self.form.close[1:]:
+            yield from self._ending(mark.strip())
+        return True
+
+    def _ending(self, mark: str) -> Generator[None, None, bool]:
+        """Step over a mark that ends something, and over what models write before it by mistake."""
+        yield from self.skip(_SLIPS)
+        if not (yield from self.stands(mark)):
+            return False
+        self.at += len(mark)
+        self._raw.clear()
+        self._start = self.at
+        return True

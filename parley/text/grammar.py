@@ -1,0 +1,284 @@
+"""The form that a request asks for, as the grammar that the engine follows. Compiling is checking.
+
+A ``Grammar`` of any kind becomes one text, llguidance's JSON, which names no tokens but by their ids. Before it goes
+anywhere a matcher is made of it, over an alphabet of bytes and the model's own marks instead of the whole vocabulary:
+that tells all that can be wrong, costs the same for every model, and needs nothing large in this process.
+
+What a hostile grammar may take is bounded three times: by its size, by llguidance's fuel, which ends any construction
+in a fraction of a second, and by the processor time that it took, measured. It happens in a few threads of its own
+(``WORKERS``), without the interpreter's lock where it could last. What came out is kept, refusals as well.
+
+Knows tokenizers and neutral grammars; no requests, no engines.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import Any
+
+import llguidance
+import msgspec
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from parley.errors import Invalid, excerpt
+from parley.types import Grammar, Tag, Tags
+
+from . import schema as schemas
+from .tokenizer import Tokenizer
+
+SIZE = 256 << 10  # bytes of a grammar's text
+SIZE_GBNF = 32 << 10  # read by Python, which takes longer
+BUDGET = 2.0  # seconds of processor time
+KEPT = 16 << 20  # bytes of grammars, each with what it is known by
+
+# Twice what the largest schemas of real tools take. Fuel is spent at some 50,000 a millisecond.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 250_000,
+    "verbose_errors": False,
+}
+
+USUAL = r" |\n[ \t]{0,32}"  # between JSON's marks: enough to be read by people, and nothing to get lost in
+TEXT = r"/(.|\n)*/"
+
+LINE = 200  # characters of llguidance's own messages that are passed on
+DEEP = "it is nested too deeply"
+UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
+REASONS = (
+    ("NoExtension", "no text has this form"),
+    ("oneOf constraints", "oneOf is supported only where its alternatives exclude one another"),
+    ("min/maxProperties only", "minProperties and maxProperties are supported only where all properties are required"),
+    ("too large", "it is too large"),
+    ("too big", "it is too large"),
+    ("fuel", "it is too complex"),
+    ("Default retriever", "references to other documents are not followed"),
+)
+
+WORKERS = ThreadPoolExecutor(2, "grammar")
+
+
+class Compiler:
+    """Grammars for one model's tokenizer. All methods may be called from several threads at once."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._alphabet: llguidance.LLTokenizer | None = None
+        self._tokenizer = tokenizer
+        self._marks = tokenizer.marks
+        longest = sorted(map(re.escape, self._marks), key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(longest)})") if longest else None
+        self._made: OrderedDict[bytes, str | Invalid] = OrderedDict()
+        self._kept = 0
+        self._lock = threading.Lock()
+
+    def find(self, grammar: Grammar) -> str | None:
+        """What was compiled before, None if it was not or is forgotten. Raises Invalid if it was refused."""
+        with self._lock:
+            key = _key(grammar)
+            made = self._made.get(key)
+            if made is not None:
+                self._made.move_to_end(key)
+        if isinstance(made, Invalid):
+            raise Invalid(made.message, field=grammar.field)
+        return made
+
+    def compile(self, grammar: Grammar) -> str:
+        """The engine's text of a grammar. Takes up to seconds: for WORKERS. Raises Invalid."""
+        key = _key(grammar)
+        began = time.thread_time()
+        try:
+            made: str | Invalid = self._compile(grammar)
+            if time.thread_time() - began > BUDGET:
+                made = _wrong(grammar, "it takes too long to prepare")
+        except Invalid as error:
+            made = error
+        except RecursionError:
+            made = _wrong(grammar, DEEP)
+        except UnicodeEncodeError:
+            made = _wrong(grammar, "it holds half of a surrogate pair")
+        with self._lock:
+            size = sum(map(len, (key, made if isinstance(made, str) else made.message)))
+            if key not in self._made:
+                self._made[key] = made
+                self._kept += size
+            while self._kept > KEPT:
+                _, old = self._made.popitem(last=False)
+                self._kept -= len(key) + len(old if isinstance(old, str) else old.message)
+        if isinstance(made, Invalid):
+            raise made
+        return made
+
+    def get(self, grammar: Grammar) -> str:
+        """What was compiled before, or is now."""
+        found = self.find(grammar)
+        return self.compile(grammar) if found is None else found
+
+    def spell(self, text: str) -> str:
+        """A text as a sequence in Lark: the model's marks by their ids, what is between them as strings."""
+        pieces = self._split.split(text) if self._split is not None else [text]
+        return " ".join(_literal(piece, self._marks) for piece in pieces if piece) or '""'
+
+    def behind(self, made: str, think: tuple[str, str], inside: bool) -> str:
+        """A compiled grammar for what follows the reasoning, which stands between the marks of ``think``.
+
+        ``inside``: the answer begins in the reasoning. Otherwise it may begin with it.
+        """
+        opening, closing = self.spell(think[0]), self.spell(think[1])
+        lines = ["THOUGHT: " + TEXT, r"GAP: /\n{0,2}/"]
+        if think[1] in self._marks:
+            thought = f"THOUGHT {closing}"
+        else:
+            thought = "thought"
+            lines.append(f"thought[lazy]: THOUGHT {closing}")
+        lines.append(f"start: {thought} GAP @form" if inside else f"start: ({opening} {thought} GAP)? @form")
+        form, *parts = json.loads(made)["grammars"]
+        answer = {"name": "answer", "lark_grammar": "\n".join(lines)}
+        return json.dumps({"grammars": [answer, form | {"name": "form"}, *parts]})
+
+    def _compile(self, grammar: Grammar) -> str:
+        text = self._write(grammar)
+        if len(text) > SIZE:
+            raise _wrong(grammar, f"it has {len(text)} characters, and at most {SIZE} are allowed")
+        limits = llguidance.LLParserLimits(**LIMITS)
+        matcher = llguidance.LLMatcher(self._letters(), text, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise _wrong(grammar, _reason(matcher.get_error()))
+        return text
+
+    def _write(self, grammar: Grammar) -> str:
+        parts = [self._part(grammar)]
+        if grammar.kind == "either":
+            parts += [{"name": f"form{number}"} | self._part(each) for number, each in enumerate(grammar.value)]
+        return json.dumps({"grammars": parts})
+
+    def _part(self, grammar: Grammar) -> dict[str, Any]:
+        """A grammar as one of llguidance's."""
+        value = grammar.value
+        match grammar.kind:
+            case "json":
+                return {"json_schema": self._schema(grammar)}
+            case "regex":
+                return _lark(f"start: /{llguidance.regex_to_lark(value, 'd')}/")
+            case "choice":
+                return _lark("start: " + " | ".join(map(_string, value)))
+            case "either":
+                return _lark("start: " + " | ".join(f"@form{number}" for number in range(len(value))))
+            case "lark":
+                return _lark(value)
+            case "ebnf":
+                if len(value) > SIZE_GBNF:
+                    raise _wrong(grammar, f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
+                try:
+                    return _lark(gbnf_to_lark(value))
+                except Exception as error:  # whatever its parser meets
+                    raise _wrong(grammar, _reason(str(error))) from None
+            case "tags":
+                return _lark(self._tags(grammar))
+
+    def _schema(self, grammar: Grammar, value: Any = None) -> dict[str, Any]:
+        """A schema with the options that llguidance reads in it."""
+        value = grammar.value if value is None else value
+        if value is True:
+            value = {}
+        if not isinstance(value, dict):
+            raise _wrong(grammar, "a JSON schema is an object or true, for false allows nothing")
+        if schemas.too_deep(value):
+            raise _wrong(grammar, f"it is nested deeper than {schemas.DEPTH} levels")
+        white = USUAL if grammar.whitespace is None else grammar.whitespace
+        options = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
+        return schemas.ready(value, grammar.closed) | {"x-guidance": options}
+
+    def _tags(self, grammar: Grammar) -> str:
+        tags: Tags = grammar.value
+        triggers: dict[str, list[Tag]] = {}
+        for tag in tags.tags:
+            found = sorted((each for each in tags.triggers if each and tag.begin.startswith(each)), key=len)
+            if not found:
+                raise _wrong(grammar, f"no trigger begins the tag {excerpt(tag.begin)}")
+            triggers.setdefault(found[0], []).append(tag)
+        if not triggers:
+            raise _wrong(grammar, "there are no tags")
+        lines = [f"start: ({' | '.join(f'tag{number}' for number in range(len(triggers)))})* TEXT", f"TEXT: {TEXT}"]
+        for number, (trigger, begun) in enumerate(triggers.items()):
+            bodies = []
+            for tag in begun:
+                inner = json.dumps(self._schema(grammar, tag.schema))
+                bodies.append(f"{self.spell(tag.begin[len(trigger) :])} %json {inner} {self.spell(tag.end)}")
+            if trigger in self._marks:
+                head = f"TEXT {self.spell(trigger)}"
+            else:
+                head = f"head{number}"
+                lines.append(f"head{number}[lazy]: TEXT {_string(trigger)}")
+            lines.append(f"tag{number}: {head} ({' | '.join(bodies)})")
+        return "\n".join(lines)
+
+    def _letters(self) -> llguidance.LLTokenizer:
+        with self._lock:
+            if self._alphabet is None:
+                letters = _Letters(self._tokenizer, self._marks)
+                self._alphabet = llguidance.LLTokenizer(llguidance.TokenizerWrapper(letters))
+            return self._alphabet
+
+
+class _Letters:
+    """Bytes and marks as a vocabulary, in the form that llguidance asks for; marks have the ids that they have."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, marks: dict[str, int]):
+        self.first = tokenizer.vocab_size
+        self.tokens = [b""] * self.first + [bytes([byte]) for byte in range(256)] + [b"<end of answer>"]
+        self.eos_token_id = len(self.tokens) - 1
+        for mark, id in marks.items():
+            self.tokens[id] = mark.encode()
+        self.special_token_ids = [*marks.values(), self.eos_token_id]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self.first + byte for byte in text]
+
+
+def _key(grammar: Grammar) -> bytes:
+    content = [grammar.kind, grammar.value, grammar.whitespace, grammar.closed]
+    try:
+        return sha256(json.dumps(content, default=msgspec.to_builtins).encode()).digest()
+    except RecursionError:
+        raise _wrong(grammar, DEEP) from None
+
+
+def _lark(text: str) -> dict[str, Any]:
+    return {"lark_grammar": text}
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _literal(piece: str, marks: dict[str, int]) -> str:
+    return f"<[{marks[piece]}]>" if piece in marks else _string(piece)
+
+
+def _wrong(grammar: Grammar, reason: str) -> Invalid:
+    return Invalid(f"{grammar.field} cannot be followed: {reason}.", field=grammar.field)
+
+
+def _reason(error: str) -> str:
+    """llguidance's message as the end of a sentence, without what only its own callers understand."""
+    if found := UNKNOWN.search(error):
+        return f"the keywords {found[1]} are not supported" if "," in found[1] else f"{found[1]} is not supported"
+    for known, told in REASONS:
+        if known in error:
+            return told
+    lines = error.strip().splitlines() or ["it is wrong"]
+    line = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    line = line.strip().rstrip(".:")
+    return line if len(line) <= LINE else line[: LINE - 1] + "…"

@@ -1,0 +1,179 @@
+"""Who is served first: priorities, and equal shares for tenants. That nothing else changes is in test_loop."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger import Bench, alone
+
+from parley.core.queue import Queue
+from parley.core.sequence import Sequence
+from parley.types import Work
+
+
+def ask(id: str, tokens: int = 5, *, length: int = 3, priority: int = 0, tenant: str = "", n: int = 1) -> Work:
+    ids = [(len(id) * 7 + sum(id.encode()) + i) % 50 for i in range(length)]
+    return Work(id, ids, max_tokens=tokens, priority=priority, tenant=tenant, n=n)
+
+
+def ends(bench: Bench) -> list[str]:
+    """Works in the order in which they ended."""
+    return [output.id for _, _, outputs in bench.log for output in outputs if output.finish]
+
+
+def test_those_that_wait_are_taken_by_priority_then_by_arrival() -> None:
+    bench = Bench(slots=1)
+    for id, priority in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2), ("f", 2**63 - 1), ("g", -(2**63))):
+        bench.loop.add(ask(id, priority=priority))
+    bench.drain()
+    assert ends(bench) == list("gceadbf") and bench.stats.preemptions == 0
+
+
+@pytest.mark.parametrize(("blocks", "slots"), [(64, 2), (4, 8)])
+def test_a_better_priority_takes_slot_or_pages_from_the_last_of_the_worst(blocks: int, slots: int) -> None:
+    bench = Bench(blocks=blocks, slots=slots, budgets=(500,))
+    works = [ask("older", 20, length=16), ask("younger", 20, length=16), ask("urgent", 3, length=16, priority=-1)]
+    bench.loop.add(works[0])
+    bench.loop.add(works[1])
+    bench.step()
+    assert bench.stats.running == 2
+    bench.loop.add(works[2])
+    bench.step()
+    assert ("urgent", 0) in bench.log[-1][0] and ("younger", 0) not in bench.log[-1][0]
+    assert ("older", 0) in bench.log[-1][0]
+    bench.drain()
+    assert ends(bench) == ["urgent", "older", "younger"]
+    assert bench.outputs["older", 0][-1].preemptions == 0 < bench.outputs["younger", 0][-1].preemptions
+    for work in works:
+        assert bench.result(work.id).token_ids == alone(work).token_ids
+
+
+def test_an_equal_priority_takes_nothing() -> None:
+    bench = Bench(slots=1)
+    bench.loop.add(ask("first", 20))
+    bench.step()
+    bench.loop.add(ask("second", 3))
+    bench.drain()
+    assert ends(bench) == ["first", "second"] and bench.stats.preemptions == 0
+
+
+def test_a_better_priority_is_read_before_a_long_prompt_goes_on() -> None:
+    bench = Bench(budgets=(16,))
+    bench.loop.add(ask("long", 1, length=200))
+    bench.step()
+    bench.loop.add(ask("urgent", 1, length=40, priority=-1))
+    bench.drain()
+    assert ends(bench) == ["urgent", "long"] and bench.stats.preemptions == 0
+
+
+def test_who_had_to_leave_comes_back_before_others_of_its_priority() -> None:
+    bench = Bench(slots=1)
+    bench.loop.add(ask("first", 8))
+    bench.step()
+    for id, priority in (("second", 0), ("urgent", -1), ("late", 1)):
+        bench.loop.add(ask(id, priority=priority))
+    bench.drain()
+    assert ends(bench) == ["urgent", "first", "second", "late"]
+
+
+def test_the_next_is_of_the_tenant_that_had_least() -> None:
+    bench = Bench(slots=1)
+    for number in range(6):
+        bench.loop.add(ask(f"heavy{number}", 10, tenant="heavy"))
+    bench.step()
+    for number in range(3):
+        bench.loop.add(ask(f"light{number}", 10, tenant="light"))
+    bench.drain()
+    assert ends(bench)[:6] == ["heavy0", "light0", "heavy1", "light1", "heavy2", "light2"]
+    assert bench.stats.preemptions == 0
+
+
+def test_a_tenant_is_not_paid_for_having_been_away() -> None:
+    bench = Bench(slots=1)
+    for number in range(20):
+        bench.loop.add(ask(f"heavy{number}", 10, tenant="heavy"))
+    for _ in range(100):
+        bench.step()
+    before = len(ends(bench))
+    for number in range(8):
+        bench.loop.add(ask(f"light{number}", 10, tenant="light"))
+    bench.drain()
+    after = ends(bench)[before:]
+    assert all(abs(sum(id.startswith("heavy") for id in after[:k]) - k / 2) <= 1.5 for k in range(16))
+
+
+def test_priority_goes_before_fairness() -> None:
+    bench = Bench(slots=1)
+    bench.loop.add(ask("running", 3, tenant="heavy", priority=-9))
+    for number in range(3):
+        bench.loop.add(ask(f"heavy{number}", 10, tenant="heavy", priority=-1))
+        bench.loop.add(ask(f"light{number}", 10, tenant="light"))
+    bench.drain()
+    assert all(id.startswith("heavy") for id in ends(bench)[1:4])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.integers(1, 40)), min_size=3, max_size=60))
+@settings(deadline=None, max_examples=60)
+def test_under_overload_shares_differ_by_no_more_than_what_runs_at_once(jobs: list[tuple[str, int, int]]) -> None:
+    """As long as a tenant waits, no other has had more than it by more than all slots can hold at their longest."""
+    bench = Bench(slots=2, prefix_cache=False)
+    for number, (tenant, tokens, length) in enumerate(jobs):
+        bench.loop.add(ask(f"w{number}", tokens, length=length, tenant=tenant))
+    most = 2 * max(2 * tokens + length for _, tokens, length in jobs)
+    while bench.step():
+        service, waiting = bench.loop.scheduler.waiting.service, bench.loop.scheduler.waiting
+        for behind in {sequence.work.tenant for sequence in waiting}:
+            assert all(had - service[behind] <= most for had in service.values())
+    spent = {tenant: 0 for tenant, _, _ in jobs}
+    for tenant, tokens, length in jobs:
+        spent[tenant] += 2 * tokens + length - 1  # the last token is never computed
+    assert bench.loop.scheduler.waiting.service == spent
+
+
+class Model:
+    """What the queue ought to do, by looking at everyone."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Sequence] = []
+
+    def head(self, service: dict[str, int]) -> Sequence:
+        best = min(sequence.work.priority for sequence in self.waiting)
+        level = [sequence for sequence in self.waiting if sequence.work.priority == best]
+        back = [sequence for sequence in level if sequence.turn >= 0]
+        if back:
+            return min(back, key=lambda sequence: sequence.turn)
+        firsts = {sequence.work.tenant: sequence for sequence in reversed(level)}
+        return min(firsts.values(), key=lambda sequence: (service[sequence.work.tenant], sequence.order))
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_the_queue_does_what_looking_at_everyone_does(data: st.DataObject) -> None:
+    queue, model, orders, turns = Queue(), Model(), count(), count()
+    ran: list[Sequence] = []
+    for _ in range(data.draw(st.integers(0, 60))):
+        action = data.draw(st.sampled_from(["add", "add", "pop", "remove", "back", "serve"]))
+        if action == "add":
+            work = ask("w", priority=data.draw(st.integers(-1, 1)), tenant=data.draw(st.sampled_from("abc")))
+            sequence = Sequence("w", 0, work, [1], 1, 0, next(orders))
+            queue.add(sequence)
+            model.waiting.append(sequence)
+        elif action == "pop" and model.waiting:
+            sequence = model.head(queue.service)
+            assert queue.pop() is sequence
+            model.waiting.remove(sequence)
+            sequence.turn = next(turns) if sequence.turn < 0 else sequence.turn
+            ran.append(sequence)
+        elif action == "remove" and model.waiting:
+            sequence = model.waiting.pop(data.draw(st.integers(0, len(model.waiting) - 1)))
+            queue.remove(sequence)
+        elif action == "back" and ran:
+            sequence = ran.pop()
+            queue.add(sequence)
+            model.waiting.append(sequence)
+        elif action == "serve" and ran:
+            queue.serve(ran[-1], data.draw(st.integers(0, 9)))
+        assert len(queue) == len(model.waiting) and set(queue) == set(model.waiting)

@@ -1,0 +1,223 @@
+"""Drafts: whatever is guessed nothing shows but the number of steps; what is guessed, and for whom it pays."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ledger import Bench, Guesser, Violation, alone, draw, histories
+
+from parley.core.lookup import ENOUGH, LEAST, Lookup
+from parley.core.sequence import Row, Sequence
+from parley.core.speculation import DEAR, Costs, Speculation
+from parley.types import Output, Work
+
+
+def right(sequence: Sequence, length: int) -> list[int]:
+    """What the ledger will draw."""
+    guess: list[int] = []
+    for ahead in range(length):
+        guess.append(draw(sequence, histories(sequence.work.salt, sequence.tokens + guess)[-1], ahead))
+    return guess
+
+
+def guessing(guess, **settings) -> Bench:
+    """A bench whose drafts are what ``guess(sequence, length)`` gives."""
+    bench = Bench(guesses=0, **settings)
+    assert bench.loop.speculation is not None
+    bench.loop.speculation.proposer.propose = lambda asked: [guess(*each) for each in asked]  # type: ignore[method-assign]
+    return bench
+
+
+def same(got: Output, work: Work, index: int = 0) -> None:
+    expected = alone(work, index)
+    got.cached_tokens = 0
+    assert got == expected
+
+
+def sequence(tokens: list[int], generated: int = 1) -> Sequence:
+    return Sequence("w", 0, Work("w", tokens, 1000), tokens, len(tokens) - generated, 0, 0, limit=1000)
+
+
+def test_right_guesses_save_steps_and_the_limit_is_kept() -> None:
+    bench = guessing(right)
+    bench.loop.add(Work("w", [1, 2, 3], max_tokens=60, logprobs=0))
+    bench.drain()
+    assert bench.stats.steps == 1 + 7 + 1  # eight at a time, three for what is left
+    assert [len(part.token_ids) for part in bench.outputs["w", 0]] == [1] + [8] * 7 + [3]
+    assert (bench.stats.drafts, bench.stats.draft_tokens, bench.stats.draft_accepted) == (8, 51, [8, 8, 7, 7, 7, 7, 7])
+    assert bench.stats.generated_tokens == 60
+    same(bench.result("w"), Work("w", [1, 2, 3], max_tokens=60, logprobs=0))
+
+
+def test_a_stop_token_that_was_guessed_ends_the_choice_there() -> None:
+    whole = alone(Work("w", [1, 2, 3], max_tokens=60)).token_ids
+    for place in (1, 5, 20, 59):
+        work = Work("w", [1, 2, 3], max_tokens=60, stop_ids=[whole[place]])
+        bench = guessing(right)
+        bench.loop.add(work)
+        bench.drain()
+        assert bench.result("w").finish == "stop"
+        same(bench.result("w"), work)
+
+
+def test_pages_are_found_only_when_their_tokens_are_certain() -> None:
+    """A wrong draft fills a page; the right tokens then do, and the next turn finds as much as without drafts."""
+    for guess in (right, lambda sequence, length: [0] * length):
+        bench = guessing(guess)
+        first = Work("turn 1", list(range(20)), max_tokens=30)
+        bench.loop.add(first)
+        bench.drain()
+        history = first.token_ids + bench.result("turn 1").token_ids
+        bench.loop.add(Work("turn 2", [*history, 1, 2, 3], max_tokens=3))
+        bench.drain()
+        assert bench.result("turn 2").cached_tokens == 48
+        same(bench.result("turn 2"), Work("turn 2", [*history, 1, 2, 3], max_tokens=3))
+
+
+def test_the_ledger_notices_a_page_that_was_announced_with_its_drafts() -> None:
+    bench = guessing(lambda sequence, length: [0] * length, slots=2)
+    row = bench.loop.scheduler._row  # type: ignore[union-attr]
+
+    def eager(step, sequence, count, drafts=()):
+        sequence.tokens += drafts
+        row(step, sequence, count + len(drafts))
+        sequence.computed -= len(drafts)
+        step.rows[-1].count, step.rows[-1].drafts, step.rows[-1].sample = count, drafts, True
+        del sequence.tokens[len(sequence.tokens) - len(drafts) :]
+
+    bench.loop.scheduler._row = eager  # type: ignore[union-attr, method-assign]
+    bench.loop.add(Work("first", list(range(12)), max_tokens=10))
+    for _ in range(2):
+        bench.step()
+    tokens = bench.loop.scheduler.running[0].tokens[:13]
+    bench.loop.add(Work("second", tokens + [0] * 7, max_tokens=4))
+    with pytest.raises(Violation):
+        bench.drain()
+
+
+def test_drafts_preempt_nobody() -> None:
+    """Two sequences fill the pool but for their own next pages: drafts stay within the pages that there are."""
+    plain, drafted = Bench(blocks=8, slots=2), guessing(lambda sequence, length: [0] * length, blocks=8, slots=2)
+    for bench in (plain, drafted):
+        for number in range(2):
+            bench.loop.add(Work(f"w{number}", [number] * 30, max_tokens=33))
+        bench.drain()
+        assert bench.stats.preemptions == 0
+    assert drafted.stats.drafts > 0
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_preempted_with_drafts_at_any_step(prefix_cache: bool) -> None:
+    works = [
+        Work("scored", list(range(37)), max_tokens=25, prompt_logprobs=0, logprobs=0, min_tokens=3, stop_ids=[5]),
+        Work("plain", list(range(9)), max_tokens=30, n=2, stop_ids=[7]),
+    ]
+    for moment in range(22):
+        bench = Bench(budgets=(16,), prefix_cache=prefix_cache, guesses=moment)
+        for work in works:
+            bench.loop.add(work)
+        for _ in range(moment):
+            bench.step()
+        for _ in range(min(1 + moment % 3, len(bench.loop.scheduler.running))):
+            bench.loop.scheduler.preempt()
+        bench.drain()
+        for work in works:
+            for index in range(work.n):
+                same(bench.result(work.id, index), work, index)
+
+
+def test_a_proposer_that_fails_is_not_asked_again() -> None:
+    asked = []
+
+    def fail(sequence: Sequence, length: int) -> list[int]:
+        asked.append(length)
+        raise RuntimeError("no idea")
+
+    bench = guessing(fail)
+    bench.loop.add(Work("w", [1, 2, 3], max_tokens=10))
+    bench.drain()
+    assert len(asked) == 1
+    same(bench.result("w"), Work("w", [1, 2, 3], max_tokens=10))
+
+
+def longest(tokens: list[int]) -> int:
+    """How many tokens at the end stood somewhere before, by definition."""
+    agree = 0
+    for place in range(len(tokens) - 1):
+        length = 0
+        while length <= place and tokens[place - length] == tokens[-1 - length]:
+            length += 1
+        agree = max(agree, length)
+    return agree
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=12), st.integers(1, 9))
+def test_a_guess_goes_on_where_the_longest_end_stood_before(pieces: list[list[int]], length: int) -> None:
+    tokens: list[int] = [0]
+    one, lookup = sequence(tokens), Lookup()
+    for piece in pieces:
+        tokens += piece
+        (guess,) = lookup.propose([(one, length)])
+        agree = longest(tokens)
+        if agree < LEAST:
+            assert guess == []
+        elif len(tokens) <= 16:  # all places are looked at
+            assert len(guess) == min(length, 2 ** (min(agree, ENOUGH) - 1))
+            text = tokens + guess
+            ends = [
+                place
+                for place in range(len(tokens) - 1)
+                if text[place + 1 : place + 1 + len(guess)] == guess
+                and place + 1 >= min(agree, ENOUGH)
+                and tokens[place + 1 - min(agree, ENOUGH) : place + 1] == tokens[len(tokens) - min(agree, ENOUGH) :]
+            ]
+            assert ends
+    lookup.forget(one)
+    lookup.forget(one)
+
+
+def test_a_piece_that_repeats_itself_is_guessed_on_and_on() -> None:
+    lookup = Lookup()
+    assert lookup.propose([(sequence([9, 1, 2, 1, 2, 1, 2]), 8)]) == [[1, 2, 1, 2, 1, 2, 1, 2]]
+    assert lookup.propose([(sequence([1]), 8), (sequence([1, 2, 3]), 8)]) == [[], []]
+
+
+def policy() -> Speculation:
+    return Speculation(Guesser(0), 7, 50)
+
+
+def test_wrong_guesses_make_pauses_that_grow_and_right_ones_end_them() -> None:
+    speculation, one = policy(), sequence([1, 2, 3])
+    asked = []
+    for _ in range(200):
+        if speculation.length(one):
+            asked.append(one.generated)
+            speculation.learn(Row(one, 0, 1, True, drafts=(4,)), 0)
+        one.tokens.append(4)
+    gaps = [later - before for before, later in pairwise(asked)]
+    assert gaps[:5] == [2, 4, 8, 16, 32] and set(gaps[5:]) == {32}
+    one.tokens += [4] * 32
+    speculation.learn(Row(one, 0, 1, True, drafts=(4, 4)), 2)
+    assert speculation.length(one) > 0
+    speculation.forget(one)
+    assert not speculation._habits
+
+
+def test_a_row_s_price_is_learnt_and_large_batches_have_none() -> None:
+    """Steps that cost 10 ms and 1 ms a row: what a row is worth beside others is its share of the step."""
+    costs = Costs()
+    for turn in range(200):
+        rows = 1 + turn % 8
+        costs.observe(1, rows, 0.010 + 0.001 * rows)
+    assert costs.row == pytest.approx(0.001, rel=0.1)
+    assert costs.price(1) < 0.2 < costs.price(8) < DEAR < costs.price(200)
+
+
+def test_rows_that_cost_nothing_are_free_in_any_batch() -> None:
+    costs = Costs()
+    for turn in range(200):
+        costs.observe(1, 1 + turn % 8, 0.010)
+    assert costs.price(64) < 0.2

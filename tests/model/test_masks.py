@@ -1,0 +1,224 @@
+"""Grammars in the engine: every answer has its form, and its bits do not depend on what else was done meanwhile."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+
+import jsonschema
+import models
+import pytest
+from serving import Answer, serve, start
+
+from parley.core.loop import Loop
+from parley.core.pace import Fixed
+from parley.text import Language
+from parley.types import Grammar, Sampling, Settings, Tag, Tags, Thinking, Work
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0},
+                   "tags": {"type": "array", "items": {"enum": ["a", "bc", "zwölf", "日本"]}, "maxItems": 3}},
+    "required": ["name", "age"], "additionalProperties": False,
+}  # fmt: skip
+SCHEMAS = [
+    PERSON,
+    {"type": "boolean"},
+    {"enum": [1, "zwei", None, {"a": [1.5]}]},
+    {"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 4},
+    {"type": "string", "pattern": "^(ä|🙂){1,5}$"},
+    {"$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 2}}, "$ref": "#/$defs/tree"},
+]  # fmt: skip
+TEXTS = [
+    (Grammar("regex", r"[0-9]{3}-(ab|cd){1,3}"), r"[0-9]{3}-(ab|cd){1,3}"),
+    (Grammar("regex", "^日?(é|🙂)+x$"), "日?(é|🙂)+x"),
+    (Grammar("choice", ["yes", "no", "nobody 'knows' \\ \n"]), r"yes|no|nobody 'knows' \\ \n"),
+    (Grammar("lark", 'start: (NUMBER ",")~1..3 "."\nNUMBER: /[0-9]{1,2}/'), r"([0-9]{1,2},){1,3}\."),
+    (Grammar("ebnf", 'root ::= "<" b ">"\nb ::= [a-c] | b [a-c]'), "<[a-c]+>"),
+    (Grammar("choice", [""]), ""),
+]  # fmt: skip
+
+
+@cache
+def model():
+    folder = models.model("qwen3")
+    return start(folder, kv_memory=16 << 20, threads=1)[0], Language.load(folder)
+
+
+def work(id: str = "w", grammar: Grammar | None = None, prompt: str = "the quick brown fox", **options) -> Work:
+    language = model()[1]
+    text = "" if grammar is None else language.grammars.compile(grammar)
+    options = {"max_tokens": 200, "stop_ids": sorted(language.tokenizer.eos_ids)} | options
+    return Work(id, language.tokenizer.encode(prompt), grammar=text, **options)
+
+
+def run(*works: Work, **options) -> dict[tuple[str, int], Answer]:
+    return serve(model()[0], list(works), **options)[0]
+
+
+def text(answer: Answer) -> str:
+    tokenizer = model()[1].tokenizer
+    return tokenizer.decode([id for id in answer.token_ids if id not in tokenizer.eos_ids])
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0, 2.0])
+def test_answers_follow_their_schemas(heat):
+    many = [
+        work(str(number), Grammar("json", schema), n=3, seed=number, sampling=Sampling(temperature=heat))
+        for number, schema in enumerate(SCHEMAS)
+    ]
+    ended = set()
+    for (id, _), answer in run(*many).items():
+        if answer.finish == "stop":
+            jsonschema.validate(json.loads(text(answer)), SCHEMAS[int(id)])
+            ended.add(id)
+    assert len(ended) >= len(SCHEMAS) - (heat == 0)
+
+
+def test_answers_follow_expressions_choices_and_grammars():
+    heat = Sampling(temperature=2.0)
+    for number, (grammar, expression) in enumerate(TEXTS):
+        for answer in run(work(grammar=grammar, n=6, seed=number, sampling=heat)).values():
+            assert answer.finish == "length" or re.fullmatch(expression, text(answer)), text(answer)
+
+
+def test_what_may_be_written_between_tags_has_its_form():
+    grammar = Grammar("tags", Tags([Tag("<f=a>", {"const": 1}, "</f>"), Tag("<f=b>", {"const": [2]}, "</f>")], ["<f"]))
+    # A random model would hardly write the trigger.
+    likely = dict.fromkeys(model()[1].tokenizer.encode("<f", special=False), 30.0)
+    begun = 0
+    for answer in run(work(grammar=grammar, n=8, max_tokens=60, sampling=Sampling(logit_bias=likely))).values():
+        pieces = text(answer).split("<f")[1:]
+        begun += len(pieces)
+        for number, piece in enumerate(pieces, 1):
+            whole = re.match(r"=(a>1|b>\[\s*2\s*\])</f>", piece)
+            assert whole or (number == len(pieces) and len(piece) < 80), piece
+    assert begun
+
+
+def cases() -> list[Work]:
+    """Rows with and without a grammar."""
+    made = []
+    for number, heat in enumerate((0.0, 1.0, 1.7)):
+        sampling = Sampling(temperature=heat, repetition_penalty=1.1, top_p=0.95)
+        options = {"seed": number, "logprobs": 3, "sampling": sampling, "max_tokens": 24}
+        made.append(work(f"json{number}", Grammar("json", PERSON), n=2, **options))
+        made.append(work(f"free{number}", None, **options))
+        made.append(work(f"regex{number}", Grammar("regex", "([a-f ]|é)*"), prompt="the " * 40, **options))
+    return made
+
+
+@cache
+def alone() -> dict[tuple[str, int], Answer]:
+    return {key: answer for each in cases() for key, answer in run(each).items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"step": 7}, {"cache": False}, {"batch": 2}, {"blocks": 24, "step": 20}])
+def test_a_row_is_the_same_in_any_company(options):
+    runner = model()[0]
+    pages, blocks = runner.pages, runner.blocks
+    try:
+        assert run(*cases(), **options) == alone()
+    finally:
+        runner.pages, runner.blocks = pages, blocks
+
+
+def test_a_row_is_the_same_when_it_begins_again_at_every_step():
+    answers: dict[tuple[str, int], Answer] = {}
+
+    def emit(outputs, stats):
+        for output in outputs:
+            answer = answers.setdefault((output.id, output.index), Answer())
+            assert output.error is None
+            answer.token_ids += output.token_ids
+            answer.scores += output.scores or []
+            answer.finish = output.finish
+
+    loop = Loop(model()[0], Settings(model="m", max_batch=16), emit, Fixed(500))
+    for each in cases():
+        loop.add(each)
+    while loop.step():
+        loop.reset(running=True)
+    assert answers == alone()
+
+
+def test_scores_are_those_of_the_model_without_the_grammar():
+    sampling = Sampling(temperature=0.0)
+    (answer,) = run(work(grammar=Grammar("choice", ["quite unlikely"]), logprobs=2, sampling=sampling)).values()
+    ids = answer.token_ids
+    prompt = [*work().token_ids, *ids]
+    (scored,) = run(Work("s", prompt, max_tokens=0, prompt_logprobs=2)).values()
+    assert [score.logprob for score in answer.scores] == [score.logprob for score in scored.prompt_scores[-len(ids) :]]
+    assert [score.rank for score in answer.scores] == [score.rank for score in scored.prompt_scores[-len(ids) :]]
+
+
+def test_an_answer_ends_with_its_grammar_whatever_else_was_asked_for():
+    for stops in ([], None):
+        for least in (0, 50):
+            options = {"min_tokens": least} | ({} if stops is None else {"stop_ids": stops})
+            for heat in (0.0, 1.5):
+                sampling = Sampling(temperature=heat)
+                (answer,) = run(work(grammar=Grammar("regex", "[ab]{5}c?"), sampling=sampling, **options)).values()
+                assert answer.finish == "stop" and re.fullmatch("[ab]{5}c?", text(answer))
+                if stops is not None or least:
+                    assert text(answer).endswith("c")  # as long as more may come, it does
+
+
+def test_what_was_cut_off_is_a_beginning():
+    whole = run(work(grammar=Grammar("json", PERSON), seed=5))["w", 0]
+    for most in range(1, len(whole.token_ids)):
+        (cut,) = run(work(grammar=Grammar("json", PERSON), seed=5, max_tokens=most)).values()
+        assert cut.finish == "length" and cut.token_ids == whole.token_ids[:most]
+
+
+def test_a_grammar_that_fails_ends_its_own_choice_only():
+    outputs = []
+    loop = Loop(model()[0], Settings(model="m"), lambda made, stats: outputs.extend(made), Fixed(500))
+    broken = work("broken", None, max_tokens=5)
+    broken.grammar = '{"grammars": [{"lark_grammar": "start: @missing"}]}'
+    loop.add(broken)
+    loop.add(work("fine", None, max_tokens=5, stop_ids=[]))
+    while loop.step():
+        pass
+    last = {output.id: output for output in outputs if output.finish}
+    assert last["broken"].finish == "error" and "grammar" in last["broken"].error
+    assert last["fine"].finish == "length"
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5, 30])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("form", [None, Grammar("json", {"const": [1]})])
+def test_reasoning_ends_with_its_budget(budget, inside, form):
+    language = model()[1]
+    tokenizer = language.tokenizer
+    close = tokenizer.encode("\n</think>\n\n", special=False)
+    thinking = Thinking("<think>", "</think>", inside, budget, close)
+    each = work(grammar=form, n=4, seed=1, max_tokens=90, thinking=thinking, sampling=Sampling(temperature=1.5))
+    each.stop_ids = []
+    if form is not None:
+        each.grammar = language.grammars.behind(each.grammar, ("<think>", "</think>"), inside)
+    if not inside:  # such a model would hardly write the mark
+        each.token_ids += tokenizer.encode("<", special=False)
+        each.sampling = Sampling(temperature=1.0, logit_bias={id: 30.0 - at for at, id in enumerate(
+            tokenizer.encode("<think>", special=False))})  # fmt: skip
+    limits = set()
+    answers = run(each)
+    for answer in answers.values():
+        shown = tokenizer.decode(answer.token_ids)
+        if not inside and not shown.startswith("<think>"):
+            continue
+        ends = [
+            at for at in range(len(answer.token_ids))
+            if "</think>" in tokenizer.decode(answer.token_ids[: at + 1])
+        ]  # fmt: skip
+        assert ends, shown
+        limits.add(ends[0] + 1)
+        if form is not None:
+            tail = shown.split("</think>", 1)[1]
+            assert json.loads(tail) == [1] or answer.finish == "length"
+    opening = 0 if inside else len(tokenizer.encode("<think>", special=False)) + 2
+    assert all(limit <= opening + budget + 3 + len(close) for limit in limits)
+    assert limits or not inside
+    for key, answer in run(each, work("other"), step=9, cache=False).items():
+        assert key[0] == "other" or answer == answers[key]

@@ -1,0 +1,194 @@
+"""Tools through the official client and the built-in model: what it calls, what it is made to call, and what is told.
+
+Every case runs streamed and whole, with thinking and without: all have to tell the same.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+from openai import BadRequestError, OpenAI
+
+from parley.demo.errands import TOOLS
+
+MODEL = "parley-demo"
+WEATHER = TOOLS["get_weather"]
+BOTH = "What is the weather in Paris and London?"
+MODES = [(stream, thinking) for stream in (False, True) for thinking in (False, True)]
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(client, messages, stream=False, thinking=False, **options):
+    """The first choice of an answer, in the same form whether it came whole or in chunks."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    options = {"model": MODEL, "temperature": 0, "max_tokens": 300, "messages": messages} | options
+    body = {"chat_template_kwargs": {"enable_thinking": thinking}} | options.pop("extra_body", {})
+    if not stream:
+        return client.chat.completions.create(**options, extra_body=body).choices[0]
+    message, finish = SimpleNamespace(content=None, tool_calls=[], reasoning=None, function_call=None), None
+    for chunk in client.chat.completions.create(**options, extra_body=body, stream=True):
+        (choice,) = chunk.choices
+        delta, finish = choice.delta, choice.finish_reason or finish
+        if delta.content:
+            message.content = (message.content or "") + delta.content
+        if getattr(delta, "reasoning", None):
+            message.reasoning = (message.reasoning or "") + delta.reasoning
+        for call in delta.tool_calls or ():
+            if call.index == len(message.tool_calls):
+                assert call.id and call.type == "function" and call.function.name
+                message.tool_calls.append(SimpleNamespace(id=call.id, type=call.type, function=call.function))
+            else:
+                assert call.id is None and call.function.name is None
+                message.tool_calls[call.index].function.arguments += call.function.arguments
+        if delta.function_call:
+            if message.function_call is None:
+                message.function_call = delta.function_call
+            else:
+                message.function_call.arguments += delta.function_call.arguments
+    return SimpleNamespace(message=message, finish_reason=finish)
+
+
+def called(choice):
+    return [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or ()]
+
+
+@pytest.mark.parametrize(("stream", "thinking"), MODES)
+def test_a_loop_of_three_rounds(client, stream, thinking):
+    messages: list = []
+    for city, choice in (("Paris", "auto"), ("London", "auto"), ("Rome", "required")):
+        messages.append({"role": "user", "content": f"What is the weather in {city}?"})
+        answer = ask(client, messages, stream, thinking, tools=[WEATHER], tool_choice=choice)
+        assert (called(answer), answer.finish_reason) == ([("get_weather", {"city": city})], "tool_calls")
+        assert bool(answer.message.reasoning) is thinking and not answer.message.content
+        (call,) = answer.message.tool_calls
+        function = {"name": call.function.name, "arguments": call.function.arguments}
+        messages.append({
+            "role": "assistant", "content": None, "reasoning": answer.message.reasoning,
+            "tool_calls": [{"id": call.id, "type": "function", "function": function}],
+        })  # fmt: skip
+        result = json.dumps({"city": city, "sky": "sunny", "temperature": 21})
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+        answer = ask(client, messages, stream, thinking, tools=[WEATHER])
+        assert f"21 degrees in {city}" in answer.message.content and answer.finish_reason == "stop"
+        messages.append({"role": "assistant", "content": answer.message.content})
+
+
+@pytest.mark.parametrize(("stream", "thinking"), MODES)
+def test_calls_at_once_and_one_at_a_time(client, stream, thinking):
+    paris, london = ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "London"})
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    for tool, more in ((WEATHER, {}), (strict, {}), (WEATHER, {"tool_choice": "required"})):
+        answer = ask(client, BOTH, stream, thinking, tools=[tool], **more)
+        assert (called(answer), answer.finish_reason) == ([paris, london], "tool_calls")
+        assert len({call.id for call in answer.message.tool_calls}) == 2
+        answer = ask(client, BOTH, stream, thinking, tools=[tool], parallel_tool_calls=False, **more)
+        assert (called(answer), answer.finish_reason) == ([paris], "tool_calls")
+
+
+@pytest.mark.parametrize(("stream", "thinking"), MODES)
+def test_a_call_that_is_forced(client, stream, thinking):
+    """Also of a tool that the model has never seen, and where it would rather have talked."""
+    properties = {"stars": {"enum": [1, 2, 3]}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}}
+    schema = {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
+    }  # fmt: skip
+    rate = {"type": "function", "function": {"name": "rate", "parameters": schema}}
+    named = {"type": "function", "function": {"name": "rate"}}
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    for choice, finish in ((named, "stop"), (some, "tool_calls")):
+        answer = ask(client, "Hello!", stream, thinking, tools=[WEATHER, rate], tool_choice=choice, temperature=1.0)
+        assert answer.finish_reason == finish and bool(answer.message.reasoning) is thinking
+        for name, arguments in called(answer) or pytest.fail("nothing was called"):
+            assert name == "rate"
+            jsonschema.validate(arguments, schema)
+    answer = ask(client, "Hello!", stream, thinking, tools=[WEATHER], tool_choice="none")
+    assert answer.message.content and not answer.message.tool_calls
+    old = {"functions": [WEATHER["function"]], "function_call": {"name": "get_weather"}}
+    answer = ask(client, "What is the weather in Rome?", stream, thinking, **old)
+    assert json.loads(answer.message.function_call.arguments) == {"city": "Rome"} and answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("stream", "thinking"), MODES)
+def test_an_answer_is_a_call_or_has_the_form(client, stream, thinking):
+    properties = {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}}
+    schema = {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
+    }  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}}
+    options = {"tools": [WEATHER], "response_format": form}
+    assert called(ask(client, BOTH, stream, thinking, **options)) == [
+        ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "London"})
+    ]  # fmt: skip
+    person = "Give me JSON for a person: Anna, 31 years old, from Paris."
+    answer = ask(client, person, stream, thinking, **options)
+    assert not answer.message.tool_calls and answer.finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.message.content), schema)
+    forced = ask(client, BOTH, stream, thinking, **options, tool_choice="required")
+    assert [name for name, _ in called(forced)] == ["get_weather", "get_weather"]
+
+
+def test_many_choices_have_their_own_calls_and_scores(client):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": BOTH}], n=3, seed=1, temperature=0.8, logprobs=True,
+        tools=[WEATHER], tool_choice="required", max_tokens=200,
+    )  # fmt: skip
+    ids = [call.id for choice in answer.choices for call in choice.message.tool_calls]
+    assert len(set(ids)) == len(ids) >= 3
+    for choice in answer.choices:
+        assert {name for name, _ in called(choice)} == {"get_weather"}
+        assert choice.logprobs.content and all(token.logprob <= 0 for token in choice.logprobs.content)
+    assert answer.usage.completion_tokens == sum(len(choice.logprobs.content) for choice in answer.choices)
+
+
+def test_reasoning_has_a_switch_and_a_budget(client):
+    question = [{"role": "user", "content": "What is 47 + 38?"}]
+
+    def think(**body):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=question, temperature=0, max_tokens=200, extra_body=body
+        )
+        return answer.choices[0].message, answer.usage.completion_tokens_details.reasoning_tokens
+
+    free, spent = think(enable_thinking=True)
+    assert "carry 1" in free.reasoning_content and free.content == "47 + 38 = 85." and spent > 6
+    again, told = think(reasoning_effort="high")
+    assert (again.reasoning_content, told) == (free.reasoning_content, spent)
+    hidden, told = think(enable_thinking=True, include_reasoning=False)
+    assert (hidden.reasoning_content, hidden.content, told) == (None, free.content, spent)
+    for off in ({"reasoning_effort": "none"}, {"enable_thinking": False}, {}):
+        message, told = think(**off)
+        assert message.reasoning_content is None and told == 0
+    short, told = think(enable_thinking=True, thinking_token_budget=4)
+    assert told < spent and free.reasoning_content.startswith((short.reasoning_content or "").rstrip())
+    forced = ask(
+        client, "What is 47 + 38?", thinking=True, tools=[TOOLS["add"]], tool_choice="required",
+        extra_body={"thinking_token_budget": 4},
+    )  # fmt: skip
+    assert [name for name, _ in called(forced)] == ["add"]
+
+
+def test_what_cannot_be_followed_is_refused_before_it_begins(client):
+    def refused(**options):
+        with pytest.raises(BadRequestError) as caught:
+            ask(client, "Hello!", **options)
+        return caught.value
+
+    broken = {"type": "function", "function": {
+        "name": "f", "strict": True, "parameters": {
+            "type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}, "required": ["a"],
+            "additionalProperties": False},
+    }}  # fmt: skip
+    assert refused(tools=[WEATHER, broken]).param == "tools[1].function.parameters"
+    loose = {"type": "function", "function": {name: broken["function"][name] for name in ("name", "parameters")}}
+    named = {"type": "function", "function": {"name": "f"}}
+    ((name, arguments),) = called(ask(client, "Hello!", tools=[loose], tool_choice=named))
+    assert name == "f" and isinstance(arguments, dict)  # what is not strict is followed as far as it can be
