@@ -66,6 +66,7 @@ class TextReply(Single):
             want=Want(ids=True, logprobs=scores, prompt_logprobs=scores if prefilled else None),
             stream=stream,
             truncate=values["truncate"],
+            adapter=values["adapter_id"],
         )
 
     def frame(self, piece: Piece) -> bytes:
