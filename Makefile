@@ -2,6 +2,7 @@
 # make serve   the built-in model on http://127.0.0.1:8000        ARGS="--port 9000" passes flags on
 # make test    every test                                         ARGS="-k chat -x" passes flags on
 # make test-torch    the same without the compiled kernels
+# make test-nightly  the same, and whole where make test takes a part
 # make test-clients  real clients of every API, each in an environment of its own (needs an index and npm)
 # make fuzz    20,000 odd bodies against every route; make test has 1,000
 # make lint    formatter, linter and type checker
@@ -19,7 +20,7 @@ STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test test-torch test-clients fuzz lint format docs bench sanitize clean
+.PHONY: setup serve test test-torch test-nightly test-clients fuzz lint format docs bench sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -42,6 +43,9 @@ test: setup
 
 test-torch: setup
 	@PARLEY_NATIVE=off $(VENV)/bin/python -m pytest $(ARGS)
+
+test-nightly: setup
+	@PARLEY_NIGHTLY=1 $(VENV)/bin/python -m pytest $(ARGS)
 
 test-clients: setup
 	@$(VENV)/bin/python tests/clients/run.py $(ARGS)

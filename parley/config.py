@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from parley.kinds import adapter, choice, duration, endpoint, integer, named, number, pattern, size, switch, text
+from parley.kinds import (
+    adapter,
+    choice,
+    duration,
+    endpoint,
+    family,
+    integer,
+    named,
+    number,
+    pattern,
+    size,
+    switch,
+    text,
+)
 from parley.options import Option
 
 if TYPE_CHECKING:
@@ -22,7 +35,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 OWN = (
     "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-dtype", "max-batch", "step-ms", "step-tokens",
     "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora", "max-loras",
-    "max-lora-rank",
+    "max-lora-rank", "tool-parser", "reasoning-parser",
 )  # fmt: skip
 
 SERVE: list[Option] = [
@@ -80,6 +93,22 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "tool-parser",
+        family("CALLS"),
+        "Family whose tool calls are read and written; auto: by the chat template, none: calls stay text.",
+        "auto",
+        section="model",
+        variable=True,
+    ),
+    Option(
+        "reasoning-parser",
+        family("THOUGHTS"),
+        "Family whose marks tell reasoning from the answer; auto: by the chat template, none: it stays text.",
+        "auto",
+        section="model",
+        variable=True,
+    ),
+    Option(
         "kv-memory",
         size(1 << 20),
         "Memory for the KV cache of a model.",
@@ -132,9 +161,9 @@ SERVE: list[Option] = [
     Option("lowering", switch(), "Run known layers on the fused decoder.", True, section="engine", variable=True),
     Option(
         "speculate",
-        choice("none", "ngram"),
-        "Guess several tokens ahead from what stands in the text already, and compute them in one step. Answers are "
-        "the same, sooner where guesses are right.",
+        pattern(r"none|ngram|draft=.+", "none|ngram|draft=FOLDER", "none, ngram or draft=FOLDER"),
+        "Guess several tokens ahead and compute them in one step: from what stands in the text already, or by a small "
+        "model with the same tokenizer. Answers are the same, sooner where guesses are right.",
         "none",
         section="engine",
         variable=True,
@@ -359,6 +388,8 @@ def settings(config: Mapping[str, Any], folder: str) -> Settings:
         prefix_cache=config["prefix-cache"],
         threads=config["threads"],
         lowering=config["lowering"],
+        tool_parser=config["tool-parser"],
+        reasoning_parser=config["reasoning-parser"],
         pack_cache=config["pack-cache"],
         quantization=config["quantization"],
         adapters=dict(config["lora"]),

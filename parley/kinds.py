@@ -39,6 +39,22 @@ def choice(*names: str) -> Kind:
     return Kind("|".join(names), read)
 
 
+def family(table: str) -> Kind:
+    """A row of one of the tables in ``parley.text.families``, by any of its names; or auto, or none."""
+
+    def read(raw: Any) -> str:
+        from parley.text import families, markup  # only where such an option is given: it is much to load
+
+        known = [markup.AUTO, markup.NONE, *markup.names(getattr(families, table))]
+        name = markup.plain(raw) if isinstance(raw, str) else ""
+        found = next((each for each in known if markup.plain(each) == name), None)
+        if found is None:
+            raise ValueError(f"one of {', '.join(known)}")
+        return found
+
+    return Kind("FAMILY", read)
+
+
 def pattern(expression: str, metavar: str, wanted: str) -> Kind:
     """Text that a regular expression matches as a whole."""
     form = re.compile(expression)

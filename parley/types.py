@@ -62,8 +62,9 @@ class Chat(msgspec.Struct, frozen=True):
     ``tools`` are those that the model is shown, in OpenAI's form; the arguments of one whose function is ``strict``
     follow its ``parameters``. By ``choice`` the answer may, must not or must call: with "required" it is nothing but
     calls, of the tool that ``only`` names if it does. ``allowed``: names of those that it may call; empty: any.
-    ``parallel``: there may be several calls. ``options`` are extra names the template may read (``enable_thinking``);
-    ``continue_final`` leaves the last turn open so that the model goes on writing it.
+    ``parallel``: there may be several calls. ``thinking`` switches reasoning on or off, ``effort`` says how much of it
+    ("none" to "max"); None is the model's default. ``options`` are extra names that the template may read, and win over
+    these. ``continue_final`` leaves the last turn open so that the model goes on writing it.
     """
 
     messages: list[Message]
@@ -72,6 +73,8 @@ class Chat(msgspec.Struct, frozen=True):
     only: str | None = None
     allowed: list[str] = []
     parallel: bool = True
+    thinking: bool | None = None
+    effort: str | None = None
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final: bool = False
@@ -107,6 +110,14 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     watermark: bool = False
 
 
+class Repetition(msgspec.Struct, frozen=True):
+    """A pattern of ``least`` to ``most`` tokens that comes ``count`` (2 or more) times in a row."""
+
+    least: int
+    most: int
+    count: int
+
+
 class Stop(msgspec.Struct, frozen=True):
     """When to stop. ``max_tokens`` None means "to the end of the context".
 
@@ -121,6 +132,7 @@ class Stop(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     include: bool = False  # keep the stop string (or stop token's text) in the output
     reserve: int | None = None
+    repetition: Repetition | None = None  # ends an output whose last tokens are that
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -137,6 +149,7 @@ class Want(msgspec.Struct, frozen=True):
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
     plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
     costs: bool = False  # what each token took, with the tokens behind each delta
+    interval: int = 1  # of a stream: how many new tokens of a choice are worth telling, but for its first and last ones
 
 
 class Tag(msgspec.Struct, frozen=True):
@@ -177,12 +190,14 @@ class Beam(msgspec.Struct, frozen=True):
 
     An output's score is the sum of its tokens' log-probabilities divided by its length ** ``length_penalty``.
     ``early_stopping``: when the search ends. True: with ``width`` finished outputs. False: when the best beam, ended as
-    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers.
+    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers. What says how
+    tokens are drawn has no part in it. ``field``: the member of the request that asked for it, for errors.
     """
 
     width: int
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
+    field: str = "use_beam_search"
 
 
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -411,9 +426,11 @@ class Settings(msgspec.Struct, kw_only=True):
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
+    tool_parser: str = "auto"  # the family whose calls are read, for the API process
+    reasoning_parser: str = "auto"  # and that whose reasoning is
     pack_cache: bool = False  # keep packed weights on disk
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
-    speculate: str = "none"  # who guesses tokens ahead: none or ngram (what the text so far says)
+    speculate: str = "none"  # who guesses tokens: none, ngram (what the text so far says) or draft=FOLDER (a model)
     speculate_tokens: int = 7  # how many at most
     adapters: dict[str, str] = {}  # folders of adapters, by name; they are read when they are wanted
     max_adapters: int = 8  # that are in memory at once
@@ -578,7 +595,7 @@ class Delta(msgspec.Struct):
     call: CallDelta | None = None
 
 
-Reason = Literal["stop", "length", "tool", "cancel", "error"]
+Reason = Literal["stop", "length", "tool", "repetition", "cancel", "error"]
 
 
 class Done(msgspec.Struct):

@@ -64,7 +64,7 @@ class Loop:
         if runner.blocks:
             # A sequence that is alone can always go on: no context is longer than the pool.
             self.context = min(self.context, runner.blocks * BLOCK_SIZE)
-            proposer = runner.proposer or (Lookup() if settings.speculate == "ngram" else None)
+            proposer = Lookup() if settings.speculate == "ngram" else runner.proposer
             if proposer is not None:
                 self.speculation = Speculation(proposer, settings.speculate_tokens, runner.vocab_size)
             self.scheduler = Scheduler(

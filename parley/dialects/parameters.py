@@ -5,10 +5,10 @@ Knows names that APIs share; what only one of them has is in its own package.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from parley.dialects.fields import Fields
-from parley.types import Sampling
+from parley.types import Beam, Sampling
 
 MAX_N = 128
 MAX_STOPS = 1024
@@ -18,6 +18,7 @@ MAX_TOP = 20  # alternatives per token
 MAX_ID = 2**31 - 1
 MAX_LIST = 1 << 20  # token ids in a list
 MAX_WORDS = 1024
+MAX_LENGTH_PENALTY = 10  # of beams; a power of their length
 MAX_GRAM = 1024  # tokens in a row that are told from others
 
 
@@ -26,15 +27,27 @@ class Choices(NamedTuple):
 
     n: int = 1
     best_of: int | None = None
+    beam: Beam | None = None
 
 
 def choices(body: Fields, *, ranked: bool = True) -> Choices:
-    """``n`` and, unless it is not a member, ``best_of``."""
+    """``n``, the members of beam search and, unless it is not one, ``best_of``: which with beams is their number."""
     n = body.integer("n", 1, 1, MAX_N)
     best_of = body.integer("best_of", n, 1, MAX_N) if ranked else n
     if best_of < n:
         raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
+    search = beam(body, best_of)
+    if body.boolean("use_beam_search", False):
+        return Choices(n, None, search)
     return Choices(n, best_of if best_of > n else None)
+
+
+def beam(body: Fields, width: int, field: str = "use_beam_search") -> Beam:
+    """A search with so many beams, as ``length_penalty`` and ``early_stopping`` have it."""
+    early: bool | Literal["never"] = "never"
+    if body.raw("early_stopping") != "never":
+        early = body.boolean("early_stopping", False)
+    return Beam(width, body.number("length_penalty", 1.0, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY), early, field)
 
 
 def sampling(body: Fields, *, hottest: float) -> Sampling:

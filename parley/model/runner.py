@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from parley import native
@@ -111,35 +110,20 @@ class Runner:
         return results
 
     def _pack(self, rows: list[Row]) -> Batch:
-        spans: list[Span] = []
+        batch = Batch.pack(
+            (
+                ([*row.sequence.tokens[row.start : row.start + row.count], *row.drafts], row.start, row.sequence.blocks)
+                for row in rows
+            ),
+            self.device,
+        )
         adapted: dict[lora.Adapter, list[int]] = {}
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        for row in rows:
-            width, table = row.width, row.sequence.blocks
-            start, end = row.start, row.start + width
-            at = len(token_ids)
-            spans.append(Span(at, width, end, table))
+        for row, span in zip(rows, batch.spans, strict=True):
             if (adapter := row.sequence.adapter) is not None:
                 assert isinstance(adapter, lora.Adapter)
-                adapted.setdefault(adapter, []).extend(range(at, at + width))
-            if width == 1:
-                token_ids.append(row.sequence.tokens[start])
-                positions.append(start)
-                slots.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
-                continue
-            token_ids += row.sequence.tokens[start : start + row.count]
-            token_ids += row.drafts
-            positions += range(start, end)
-            for page in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
-                first = page * BLOCK_SIZE
-                shift = table[page] * BLOCK_SIZE - first
-                slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
-        whole = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(self.device)
-        batch = Batch(whole[0], whole[1], whole[2], spans)
+                adapted.setdefault(adapter, []).extend(range(span.first, span.first + span.count))
         if adapted:
-            groups = [(adapter.weights, rows) for adapter, rows in adapted.items()]
+            groups = [(adapter.weights, tokens) for adapter, tokens in adapted.items()]
             batch.adapted = native.adapted(groups, self.device)
         return batch
 

@@ -29,6 +29,7 @@ from parley.errors import (
     UnknownToken,
     excerpt,
 )
+from parley.server import beams
 from parley.server.chance import draw
 from parley.server.clock import Clock
 from parley.server.model import Model, off_loop
@@ -97,6 +98,7 @@ class Generation:
         request, model = self._request, self._model
         self._check_adapter()
         check(request, model.info)
+        beams.settle(request, model.settings.max_batch)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
         self._grammars = [await self._compile(prompt) for prompt in request.prompts]
@@ -257,9 +259,7 @@ class Generation:
         """Of how many tokens may the log-probabilities of the whole vocabulary be told? Raises Invalid."""
         want, vocabulary = self._request.want, self._model.info.vocab_size
         lists = {
-            "logprobs": self._request.made * sum(max_tokens for _, max_tokens in prepared)
-            if want.logprobs == -1
-            else 0,
+            "logprobs": self._request.made * sum(most for _, most in prepared) if want.logprobs == -1 else 0,
             "prompt_logprobs": sum(len(ready.token_ids) for ready, _ in prepared) if want.prompt_logprobs == -1 else 0,
         }
         for field_, tokens in lists.items():
@@ -314,7 +314,7 @@ class Generation:
                 prompt=len(ids),
                 requested=wanted if counted else None,
             )
-        given = (stop.max_tokens, self._model.options.max_output)
+        given = (stop.max_tokens, self._model.options.max_output, beams.room(self._request, info, len(ids), wanted))
         return min([room, *(each for each in given if each is not None)])
 
     def _submit(self, number: int, ready: Prepared, max_tokens: int, stops: Stops | None, stop_ids: list[int]) -> None:
@@ -340,6 +340,7 @@ class Generation:
             grammar=language.gate(self._grammars[number], ready, want.plain),
             thinking=None if budget is None else language.bound(ready, budget),
             priority=request.priority,
+            beam=request.beam,
             tenant=self._tenant,
         )
         first = number * request.n

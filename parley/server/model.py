@@ -132,9 +132,13 @@ class Model:
         files = Path(self.settings.model).glob("*.safetensors")
         return sum(file.stat().st_size for file in files) + (self.settings.kv_memory or 0)
 
+    def _read(self) -> Language:
+        settings = self.settings
+        return Language.load(settings.model, settings.tool_parser, settings.reasoning_parser)
+
     async def load(self) -> ModelInfo:
         """Load tokenizer and model side by side, then its adapters. Raises EngineFailed, BadTokenizer."""
-        language = asyncio.create_task(asyncio.to_thread(Language.load, self.settings.model))
+        language = asyncio.create_task(asyncio.to_thread(self._read))
         try:
             await self.engine.start()
             self._language = await language

@@ -9,7 +9,14 @@ from parley.dialects.dialect import Timings
 from parley.server.metrics import Metrics
 from parley.types import Reason, Request, Usage
 
-REASONS: dict[Reason, str] = {"stop": "stop", "tool": "stop", "length": "length", "cancel": "abort", "error": "error"}
+REASONS: dict[Reason, str] = {
+    "stop": "stop",
+    "tool": "stop",
+    "length": "length",
+    "repetition": "repetition",
+    "cancel": "abort",
+    "error": "error",
+}
 
 
 @dataclass

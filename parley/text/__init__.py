@@ -2,7 +2,7 @@
 
 from .choice import Choice, scored, token
 from .detokenizer import Detokenizer
-from .families import Markup, detect
+from .markup import Markup, detect
 from .prompt import Language, Prepared
 from .regions import Regions
 from .stops import Scanner, Stops

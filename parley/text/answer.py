@@ -19,8 +19,8 @@ from parley.types import Chat, Grammar, Message
 
 from . import schema as schemas
 from .calls import Form
-from .families import Markup
 from .grammar import BUDGET
+from .markup import Markup
 from .spelling import calls_grammar
 
 Tool = dict[str, Any]
@@ -85,8 +85,9 @@ def compose(
     if chat.choice == "required":
         return Grammar("lark", spelled(True), field="tool_choice")
     if form is not None:
-        if markup.calls[0].bare and form.kind == "json":
-            return _bare(tools, markup.calls[0].keys, form)
+        first = markup.calls[0]
+        if first.bare and first.shape == "object" and not first.open and form.kind == "json":
+            return _bare(tools, first.keys, form)
         return Grammar("either", [Grammar("lark", spelled(True), field="tools"), form], field=form.field)
     if chat.allowed or any(_strict(tool) for tool in tools):
         return Grammar("lark", spelled(False), field="tools")

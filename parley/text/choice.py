@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
 
+from .channels import Channels, reader
 from .detokenizer import Detokenizer
-from .families import PLAIN
+from .markup import PLAIN
 from .prompt import Prepared
 from .regions import Region, Regions
+from .repeats import Repeats
 from .stops import Scanner, Stops
 from .tokenizer import Tokenizer
 
@@ -46,7 +48,7 @@ class Choice:
         self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = Regions(markup, prepared.thinking, tools=prepared.tools) if markup else None
+        self._regions = reader(markup, prepared.thinking, prepared.tools) if markup else None
         self._single = prepared.single
         self._called = False  # the one call is complete: nothing more is said
         keep = tokenizer.special_within(markup.marks) if markup else ()
@@ -55,9 +57,13 @@ class Choice:
             stops = Stops(request.stop.strings)
         self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
         unread = self._regions is None and self._scanner is None
-        self._plain = unread and not self._details and request.best_of is None
+        self._repeats = Repeats(request.stop.repetition) if request.stop.repetition is not None else None
+        self._interval = want.interval
+        self._told = -want.interval  # tokens whose events were given
+        special = self._details or self._repeats is not None or request.best_of is not None or want.interval > 1
+        self._plain = unread and not special
         self._tokens: list[Token] = []  # not attached to a delta yet
-        self._deltas: list[Delta] = []
+        self._deltas: list[Delta] = []  # not given yet, or just so
 
     def push(self, output: Output) -> list[Event]:
         """The events of one output: deltas, and Done when it is the last or completes a stop string."""
@@ -70,7 +76,7 @@ class Choice:
             text = "".join(map(self._text.one, output.token_ids))
             usage.completion_tokens += len(output.token_ids)
             return [Delta(self.index, text)] if text else []
-        self._deltas = []
+        self._begin()
         silent = self._silent(output)
         for number, id in enumerate(output.token_ids):
             score = output.scores[number] if output.scores else None
@@ -79,7 +85,13 @@ class Choice:
                 return self._end("stop", self._scanner.matched)
             if self._called:
                 return self._end("stop", None)
+            repeats = self._repeats is not None and self._repeats.push(id)
+            if repeats and usage.completion_tokens >= self._stop.min_tokens:
+                return self._end("repetition", None)
         if output.finish is None:
+            if usage.completion_tokens - self._told < self._interval:
+                return []
+            self._told = usage.completion_tokens
             return list(self._deltas)
         stop = output.stop_id if output.stop_id in self._stop.ids else None
         return self._end(output.finish, stop)
@@ -88,8 +100,13 @@ class Choice:
         """End the choice from outside, giving out what was held back. Nothing if it has ended already."""
         if self.ended:
             return []
-        self._deltas = []
+        self._begin()
         return self._end(reason, None)
+
+    def _begin(self) -> None:
+        """New deltas, if those that there are were given."""
+        if self._told == self.usage.completion_tokens:
+            self._deltas = []
 
     def _silent(self, output: Output) -> int:
         """Position of the token whose text is not shown, -1 for none: it ended the choice."""
@@ -119,7 +136,7 @@ class Choice:
             return
         self._tell(self._regions.push(text), self._regions)
 
-    def _tell(self, found: list[Region], regions: Regions) -> None:
+    def _tell(self, found: list[Region], regions: Regions | Channels) -> None:
         if self._single and regions.called:
             self._called = True
             belong = (number for number, (_, _, call) in enumerate(found) if call is not None and call.index == 0)

@@ -1,175 +1,340 @@
-"""Families of models: how each writes reasoning and tool calls, as data, and how a chat template tells which it is.
+"""Families of models: how each writes tool calls and reasoning, and how its chat template is told. Data only.
 
-A model has one row of ``CALLS`` and one of ``THOUGHTS``, found apart from each other. Names that other servers have for
-the same thing are listed with each. Knows texts only, no tokens.
+A model has one row of ``CALLS`` and one of ``THOUGHTS``, found apart from each other: the first whose signs its
+template has. Names that other servers have for the same thing are listed with each.
 """
 
 from __future__ import annotations
 
-import os
-import string
 from dataclasses import dataclass
-from functools import cached_property
 
 from .calls import Form
 
-FIRST = string.ascii_letters + string.digits
-
-
-@dataclass(frozen=True)
-class Markup:
-    """How the answers of one model are marked: the pair around reasoning, and the forms of tool calls, best first.
-
-    None and empty for what the model cannot do. Of forms with the same trigger the first that fits is read; the first
-    of all is the one that grammars make a model write. ``short``: ids of calls have nine letters and digits.
-    """
-
-    think: tuple[str, str] | None = None
-    calls: tuple[Form, ...] = ()
-    short: bool = False
-
-    def __bool__(self) -> bool:
-        """Is there anything to tell apart?"""
-        return self.think is not None or bool(self.calls)
-
-    @cached_property
-    def marks(self) -> tuple[str, ...]:
-        """All marks. Where special tokens are in them, the text to be parsed must not hide these."""
-        found = [*(self.think or ()), *(mark for form in self.calls for mark in form.marks)]
-        return tuple(dict.fromkeys(found))
-
-    def new_id(self) -> str:
-        """An id for a call, in the family's form."""
-        if self.short:
-            return "".join(FIRST[byte % len(FIRST)] for byte in os.urandom(9))
-        return "call_" + os.urandom(12).hex()
-
-
-PLAIN = Markup()
+Signs = tuple[tuple[str, ...], ...]  # a template that has all texts of one of them has the sign
 
 
 @dataclass(frozen=True)
 class Calls:
-    """A way of writing calls. ``signs``: a template that has all the texts of one of them belongs to it."""
+    """A way of writing calls. Of its forms with the same trigger the first that fits is read; grammars use the first.
+
+    ``short``: ids of calls have nine letters and digits. ``channels``: everything in an answer is in a named channel.
+    """
 
     name: str
     forms: tuple[Form, ...]
-    signs: tuple[tuple[str, ...], ...]
+    signs: Signs
     aliases: tuple[str, ...] = ()
     short: bool = False
+    channels: bool = False
 
 
 @dataclass(frozen=True)
 class Thoughts:
-    """A way of marking reasoning. ``signs`` as in ``Calls``."""
+    """A way of marking reasoning. ``around``: marks that some models put around what follows it."""
 
     name: str
     marks: tuple[str, str]
-    signs: tuple[tuple[str, ...], ...]
+    signs: Signs
     aliases: tuple[str, ...] = ()
+    around: tuple[str, str] | None = None
 
 
-HERMES = (Form(each=("<tool_call>\n",), after=("\n</tool_call>",), between="\n"),)
-LLAMA = (
-    Form(keys=("name", "parameters"), between="; ", bare=True),
-    Form(open=("<|python_tag|>",), keys=("name", "parameters"), between="; "),
-)
-MISTRAL_LIST = Form(open=("[TOOL_CALLS]", "["), between=", ", close=("]",))
+def _list(before: str, after: str = "", keys: tuple[str, str] = ("name", "arguments"), bare: bool = False) -> Form:
+    """A JSON list of objects."""
+    begin, end = tuple(filter(None, (before, "["))), tuple(filter(None, ("]", after)))
+    return Form(open=begin, between=", ", close=end, keys=keys, bare=bare)
+
+
+def _deepseek(each: str, head: str, after: tuple[str, ...], between: str) -> Form:
+    return Form(
+        "named",
+        open=("<｜tool▁calls▁begin｜>",),
+        each=(f"<｜tool▁call▁begin｜>{each}",),
+        head=(head,),
+        after=(*after, "<｜tool▁call▁end｜>"),
+        between=between,
+        close=("<｜tool▁calls▁end｜>",),
+    )
+
+
+def _invokes(
+    begin: str,
+    end: str,
+    mark: str = "",
+    each: tuple[str, ...] = (),
+    after: tuple[str, ...] = ("\n",),
+    typed: bool = False,
+) -> Form:
+    """``<invoke name="…">`` with ``<parameter name="…">``, their names behind a mark of the family's own."""
+    return Form(
+        "tags",
+        open=(begin,),
+        each=(*each, f'<{mark}invoke name="'),
+        after=(f"</{mark}invoke>", *after),
+        head=('">\n',),
+        key=(f'<{mark}parameter name="', '"' if typed else '">'),
+        value=("", f"</{mark}parameter>\n"),
+        typed=typed,
+        close=(end,),
+    )
+
+
+def _functions(before: tuple[str, ...], after: tuple[str, ...], line: str) -> Form:
+    """``<function=…>`` with ``<parameter=…>``."""
+    return Form(
+        "tags",
+        each=(*before, "<function="),
+        head=(">\n",),
+        key=("<parameter=", ">"),
+        value=(line, f"{line}</parameter>\n"),
+        after=("</function>", *after),
+        between="\n",
+    )
+
+
+def _kimi(begin: tuple[str, ...], end: tuple[str, ...]) -> Form:
+    return Form(
+        "named",
+        open=begin,
+        each=("<|tool_call_begin|>",),
+        head=("<|tool_call_argument_begin|>",),
+        after=("<|tool_call_end|>",),
+        close=end,
+        numbered=True,
+    )
+
+
+HERMES = Form(each=("<tool_call>\n",), after=("\n</tool_call>",), between="\n")
+LLAMA = Form(keys=("name", "parameters"), between="; ", bare=True)
+PYTHON_TAG = "<|python_tag|>"
+PYTHON_LIST = Form("python", open=("[",), between=", ", close=("]",), bare=True)
 MISTRAL_ARGS = Form("named", each=("[TOOL_CALLS]",), id="[CALL_ID]", head=("[ARGS]",))
-MISTRAL_BASE = Form(open=("[TOOL_CALLS]",))
-DEEPSEEK_BEGIN, DEEPSEEK_END = ("<｜tool▁calls▁begin｜>",), ("<｜tool▁calls▁end｜>",)
-DEEPSEEK_V3 = Form(
-    "named",
-    open=DEEPSEEK_BEGIN,
-    each=("<｜tool▁call▁begin｜>function<｜tool▁sep｜>",),
-    head=("\n```json\n",),
-    after=("\n```", "<｜tool▁call▁end｜>"),
-    between="\n",
-    close=DEEPSEEK_END,
-)
-DEEPSEEK_V31 = Form(
-    "named",
-    open=DEEPSEEK_BEGIN,
-    each=("<｜tool▁call▁begin｜>",),
-    head=("<｜tool▁sep｜>",),
-    after=("<｜tool▁call▁end｜>",),
-    close=DEEPSEEK_END,
-)
+MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(open=("[TOOL_CALLS]",)))
+DEEPSEEK_V3 = _deepseek("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
+DEEPSEEK_V31 = _deepseek("", "<｜tool▁sep｜>", (), "")
+TOOL_CALLS = _list("<tool_calls>", "</tool_calls>")
 
-# The first row whose signs a template has is taken.
 CALLS = (
+    Calls(
+        "openai",
+        (
+            Form(
+                "named",
+                each=("<|start|>assistant<|channel|>commentary to=functions.",),
+                head=(" <|constrain|>json<|message|>",),
+                alone=True,
+            ),
+        ),
+        (("<|channel|>", "<|message|>"),),
+        aliases=("gpt-oss", "gptoss", "harmony"),
+        channels=True,
+    ),
+    Calls(
+        "kimi_k2",
+        (
+            _kimi(("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
+            _kimi((), ()),
+        ),
+        (("<|tool_call_begin|>",),),
+        aliases=("kimi",),
+    ),
+    Calls(
+        "deepseek_v32",
+        (
+            _invokes("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", "｜DSML｜", typed=True),
+            _invokes("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True),
+        ),
+        (("｜DSML｜",), ("dsml_token",)),
+        aliases=("deepseekv32", "deepseek_v4", "deepseekv4"),
+    ),
     Calls(
         "deepseek_v3",
         (DEEPSEEK_V3, DEEPSEEK_V31),
         (("<｜tool▁calls▁begin｜>", "```json"),),
-        aliases=("deepseek-v3", "deepseekv3", "deepseek_r1"),
+        aliases=("deepseekv3", "deepseek_r1"),
+    ),
+    Calls("deepseek_v31", (DEEPSEEK_V31, DEEPSEEK_V3), (("<｜tool▁calls▁begin｜>",),), aliases=("deepseekv31",)),
+    Calls("mistral", (MISTRAL_ARGS, *MISTRAL_LIST), (("[TOOL_CALLS]", "[ARGS]"),), short=True),
+    Calls("mistral_v3", (*MISTRAL_LIST, MISTRAL_ARGS), (("[TOOL_CALLS]",),), aliases=("mistral_old",), short=True),
+    Calls(
+        "gemma4",
+        (Form("loose", each=("<|tool_call>", "call:"), quote='<|"|>', after=("<tool_call|>",)),),
+        (("<|tool_call>call:",), ("<tool_call|>",)),
     ),
     Calls(
-        "deepseek_v31",
-        (DEEPSEEK_V31, DEEPSEEK_V3),
-        (("<｜tool▁calls▁begin｜>",),),
-        aliases=("deepseekv31",),
+        "functiongemma",
+        (Form("loose", each=("<start_function_call>", "call:"), quote="<escape>", after=("<end_function_call>",)),),
+        (("<start_function_call>",),),
     ),
     Calls(
-        "mistral",
-        (MISTRAL_ARGS, MISTRAL_LIST, MISTRAL_BASE),
-        (("[TOOL_CALLS]", "[ARGS]"),),
-        short=True,
+        "seed_oss",
+        (_functions(("<seed:tool_call>\n",), ("\n</seed:tool_call>",), ""),),
+        (("<seed:tool_call>",),),
     ),
     Calls(
-        "mistral_v3",
-        (MISTRAL_LIST, MISTRAL_BASE, MISTRAL_ARGS),
-        (("[TOOL_CALLS]",),),
-        aliases=("mistral_old",),
-        short=True,
+        "minimax_m2",
+        (_invokes("<minimax:tool_call>\n", "</minimax:tool_call>"),),
+        (("<minimax:tool_call>",),),
     ),
+    Calls(
+        "step3",
+        (
+            _invokes(
+                "<｜tool_calls_begin｜>\n",
+                "<｜tool_calls_end｜>",
+                "steptml:",
+                each=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
+                after=("<｜tool_call_end｜>\n",),
+            ),
+        ),
+        (("steptml:invoke",),),
+    ),
+    Calls(
+        "glm45",
+        (
+            Form(
+                "tags",
+                each=("<tool_call>",),
+                head=("\n",),
+                key=("<arg_key>", "</arg_key>\n"),
+                value=("<arg_value>", "</arg_value>\n"),
+                after=("</tool_call>",),
+                between="\n",
+            ),
+            HERMES,
+        ),
+        (("<arg_key>",),),
+        aliases=("glm", "glm4", "glm47"),
+    ),
+    Calls(
+        "qwen3_coder",
+        (_functions(("<tool_call>\n",), ("\n</tool_call>",), "\n"), _functions((), ("</tool_call>",), "\n"), HERMES),
+        (("<function=", "<parameter="),),
+        aliases=("qwen3_xml", "qwen35", "nemotron_v3", "mimo_v2", "step3p5"),
+    ),
+    Calls(
+        "internlm",
+        (Form(each=("<|action_start|>", "<|plugin|>\n"), keys=("name", "parameters"), after=("<|action_end|>",)),),
+        (("<|action_start|>",), ("<|plugin|>",)),
+        aliases=("internlm2",),
+    ),
+    Calls(
+        "cohere_command3",
+        (
+            _list("<|START_ACTION|>", "<|END_ACTION|>", keys=("tool_name", "parameters")),
+            Form(
+                open=("Action:", " ```json\n", "["),
+                keys=("tool_name", "parameters"),
+                between=", ",
+                close=("]", "\n```"),
+            ),
+        ),
+        (("<|START_ACTION|>",), ("Action:", "tool_name")),
+        aliases=("cohere", "cohere_command4", "command_r", "command_a"),
+    ),
+    Calls("granite-20b-fc", (Form(each=("<function_call> ",)),), (("<function_call>",),), aliases=("granite_20b_fc",)),
+    Calls(
+        "granite",
+        (_list("<|tool_call|>"), _list("<tool_call>"), HERMES),
+        (("<|start_of_role|>", "<|tool_call|>"),),
+    ),
+    Calls(
+        "phi4_mini_json",
+        (_list("<|tool_call|>", "<|/tool_call|>"), _list("functools")),
+        (("<|tool_call|>",), ("functools",), ("<|/tool|>",)),
+        aliases=("phi4", "phi4_mini"),
+    ),
+    Calls(
+        "lfm2",
+        (
+            Form(
+                "python",
+                open=("<|tool_call_start|>", "["),
+                between=", ",
+                close=("]", "<|tool_call_end|>"),
+            ),
+        ),
+        (("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+    ),
+    Calls(
+        "olmo3",
+        (Form("python", open=("<function_calls>\n",), between="\n", close=("\n</function_calls>",)),),
+        (("<function_calls>",),),
+    ),
+    Calls(
+        "minimax",
+        (Form(open=("<tool_calls>\n",), between="\n", close=("\n</tool_calls>",)), TOOL_CALLS),
+        (("<tool_calls>\n{",), ("<tool_calls>\\n", "<beginning_of_sentence>")),
+    ),
+    Calls("jamba", (TOOL_CALLS,), (("<tool_calls>",),), aliases=("hunyuan_a13b", "hunyuan")),
+    Calls("nemotron_json", (_list("<TOOLCALL>", "</TOOLCALL>"),), (("<TOOLCALL>",),), aliases=("nemotron",)),
+    Calls(
+        "longcat",
+        (Form(each=("<longcat_tool_call>\n",), after=("\n</longcat_tool_call>",), between="\n"),),
+        (("<longcat_tool_call>",),),
+    ),
+    Calls(
+        "apertus",
+        (Form("keyed", open=("<|tools_prefix|>", "["), between=", ", close=("]", "<|tools_suffix|>")),),
+        (("<|tools_prefix|>",),),
+    ),
+    Calls("gigachat3", (Form(open=("function call<|role_sep|>\n",)),), (("function call<|role_sep|>",),)),
     Calls(
         "llama3_json",
-        LLAMA,
-        (("<|python_tag|>", "<|start_header_id|>"), ("<|start_header_id|>", '"parameters"', "ipython")),
-        aliases=("llama3", "llama_3", "llama3.1", "llama4_json"),
+        (
+            LLAMA,
+            Form(open=(PYTHON_TAG,), keys=("name", "parameters"), between="; "),
+            Form("python", open=(PYTHON_TAG,), known=True),
+        ),
+        ((PYTHON_TAG, "<|start_header_id|>"), ("<|start_header_id|>", '"parameters"', "ipython")),
+        aliases=("llama3", "llama4_json"),
     ),
-    Calls("hermes", HERMES, (("<tool_call>",),), aliases=("qwen", "qwen25", "qwen2_5", "qwen3")),
+    Calls(
+        "llama4_pythonic",
+        (
+            PYTHON_LIST,
+            Form("python", open=("<|python_start|>", "["), between=", ", close=("]", "<|python_end|>")),
+            Form(keys=("name", "parameters"), between="; ", bare=True),
+        ),
+        (("<|header_start|>", "tool"), ("func_name1(",)),
+        aliases=("llama4",),
+    ),
+    Calls(
+        "pythonic",
+        (
+            PYTHON_LIST,
+            Form("python", open=("```tool_code\n",), between="\n", close=("\n```",)),
+        ),
+        (("tool_code",), ("[func_name",)),
+        aliases=("gemma3", "toolace"),
+    ),
+    Calls("xlam", (_list("", bare=True),), (("xlam",),)),
+    Calls("hermes", (HERMES,), (("<tool_call>",),), aliases=("qwen", "qwen25", "qwen3", "granite4", "ernie45", "mimo")),
 )
+
+THINK = ("<think>", "</think>")
 
 THOUGHTS = (
+    Thoughts("openai_gptoss", ("<|channel|>analysis<|message|>", "<|end|>"), (("<|channel|>", "<|message|>"),),
+             aliases=("gpt-oss", "gptoss", "harmony")),
     Thoughts("mistral", ("[THINK]", "[/THINK]"), (("[THINK]",),)),
+    Thoughts("seed_oss", ("<seed:think>", "</seed:think>"), (("<seed:think>",),)),
+    Thoughts("gemma4", ("<|channel>thought", "<channel|>"), (("<|channel>",),)),
+    Thoughts("cohere_command3", ("<|START_THINKING|>", "<|END_THINKING|>"), (("<|START_THINKING|>",),),
+             aliases=("cohere", "cohere_command4")),
+    Thoughts("granite", ("Here is my thought process:", "Here is my response:"), (("Here is my thought process",),)),
+    Thoughts("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),)),
+    Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
+    Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
+    Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),
+    Thoughts("ernie45", THINK, (("<think>", "<response>\\n"),), around=("<response>", "</response>")),
     Thoughts(
         "qwen3",
-        ("<think>", "</think>"),
+        THINK,
         (("<think>",), ("</think>",)),
-        aliases=("deepseek_r1", "deepseek-r1", "deepseek_v3", "think"),
+        aliases=(
+            "deepseek_r1", "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47", "holo2", "hy_v3", "kimi_k2",
+            "mimo", "minimax_m2", "nemotron_v3", "olmo3", "step3", "step3p5", "think",
+        ),
     ),
-)
-
-UNKNOWN = ("<function=", "<arg_key>")  # marks of forms that are not known, within those of a form that is
-
-
-def detect(template: str) -> Markup:
-    """The markup of the family that a chat template belongs to, told by the marks in it."""
-    calls = next((row for row in CALLS if _fits(row.signs, template)), None)
-    if calls is not None and calls.name == "hermes" and any(mark in template for mark in UNKNOWN):
-        calls = None
-    thoughts = next((row for row in THOUGHTS if _fits(row.signs, template)), None)
-    return Markup(
-        thoughts.marks if thoughts is not None else None,
-        calls.forms if calls is not None else (),
-        calls.short if calls is not None else False,
-    )
-
-
-def _fits(signs: tuple[tuple[str, ...], ...], template: str) -> bool:
-    return any(all(sign in template for sign in each) for each in signs)
-
-
-def begins_thinking(markup: Markup, prompt: str, continued: bool) -> bool:
-    """Whether the rendered prompt leaves a reasoning block open for the model to go on in.
-
-    ``continued``: the prompt ends inside a turn begun by the client, so the block may hold text already.
-    """
-    if markup.think is None:
-        return False
-    opening, closing = markup.think
-    if prompt.rstrip().endswith(opening):
-        return True
-    return continued and prompt.rfind(opening) > prompt.rfind(closing)
+)  # fmt: skip

@@ -9,13 +9,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from parley.errors import ContextLength, Invalid, excerpt
 from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text, Thinking
 
 from . import answer
 from .calls import Tools
-from .families import PLAIN, Markup, begins_thinking, detect
 from .grammar import Compiler
+from .markup import AUTO, PLAIN, Markup, begins_thinking, detect, switch
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
@@ -79,20 +81,25 @@ class Language:
         template: ChatTemplate,
         advice: dict[str, float] | None = None,
         customs: Customs | None = None,
+        markup: Markup | None = None,
     ):
         self.tokenizer = tokenizer
         self.advice = advice or {}
         self.customs = customs or Customs()
         self.template = template
-        self.markup = detect(template.text)
+        self.markup = detect(template.text) if markup is None else markup
         self.grammars = Compiler(tokenizer)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Language:
-        """From a model folder in Hugging Face format. Raises BadTokenizer."""
+    def load(cls, folder: str | Path, tools: str = AUTO, reasoning: str = AUTO) -> Language:
+        """From a model folder in Hugging Face format. Raises BadTokenizer.
+
+        ``tools`` and ``reasoning``: families by name (ValueError if there is none), where the template does not tell.
+        """
         tokenizer = Tokenizer.load(folder)
         template = ChatTemplate.load(folder, tokenizer)
-        return cls(tokenizer, template, _advice(Path(folder)), Customs.load(Path(folder)))
+        markup = detect(template.text, tools, reasoning)
+        return cls(tokenizer, template, _advice(Path(folder)), Customs.load(Path(folder)), markup)
 
     def prepare(
         self, prompt: Prompt, limit: int | None = None, cut: int | None = None, *, pooling: Pooling | None = None
@@ -128,7 +135,9 @@ class Language:
         """A conversation as the model reads it. Raises BadRequest."""
         if chat.choice == "required" and chat.tools and "tools" not in self.template.text:
             chat = answer.told(chat)
-        return self.template.render(chat)
+        thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
+        options = switch(self.template.variables, chat.options, thinking, chat.effort)
+        return self.template.render(msgspec.structs.replace(chat, options=options))
 
     def found(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
         """What ``compile`` gives, if that takes no time; None if it does."""

@@ -20,7 +20,7 @@ from functools import cache
 from parley.types import CallDelta, Part
 
 from .calls import CallReader, Form, Tools
-from .families import Markup
+from .markup import Markup
 
 Region = tuple[Part, str, CallDelta | None]
 
@@ -49,13 +49,14 @@ class Regions:
         self._at = 0
         self._newlines = 0  # held back: dropped before a mark, given out before text
         self._trim = thinking  # drop newlines until the first text of this region
-        self._fresh = bool(self._bare)  # no content yet, so that a call may begin without a mark
+        self._around = markup.around
+        self._closing: tuple[str, ...] = ()  # the mark that ends what content is wrapped in
         self._after_call = False  # nothing but newlines since the last call
         self._reader: CallReader | None = None
         self._others: list[Form] = []  # to be tried if the reader's form does not fit
         # Unbound, so that a parser does not refer to itself and goes as soon as its answer does.
         start = Regions._reasoning if thinking else Regions._beginning
-        self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._content
+        self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._opening
         self._out: list[Region] = []
 
     @property
@@ -105,7 +106,7 @@ class Regions:
         elif len(rest) < len(mark) and mark.startswith(rest):
             return False
         else:
-            self._state = Regions._content
+            self._state = Regions._opening
         return True
 
     def _reasoning(self) -> bool:
@@ -115,34 +116,52 @@ class Regions:
             return False
         self._at += len(mark)
         self._newlines, self._trim = 0, True
+        self._state = Regions._opening
+        return True
+
+    def _opening(self) -> bool:
+        """Content begins: it may be wrapped in marks, or be a call that needs none."""
+        if not self._trimmed():
+            return False
+        self._skip_newlines()
+        if self._at == len(self._text):
+            return False
+        if self._around is not None and not self._closing:
+            mark, closing = self._around
+            here = self._text[self._at : self._at + len(mark)]
+            if here == mark:
+                self._at += len(mark)
+                self._newlines, self._trim, self._closing = 0, True, (closing,)
+                return True
+            if mark.startswith(here):
+                return False
         self._state = Regions._content
+        self._call([form for form in self._bare if self._text.startswith(form.trigger, self._at)])
         return True
 
     def _content(self) -> bool:
         if not self._trimmed():
             return False
-        if self._fresh:
-            self._skip_newlines()
-            if self._at == len(self._text):
-                return False
-            self._fresh = False
-            if self._call([form for form in self._bare if self._text.startswith(form.trigger, self._at)]):
-                return True
-        if not self._triggers:
+        marks = self._triggers + self._closing
+        if not marks:
             self._give("content", "\n" * self._newlines + self._text[self._at :])
             self._newlines = 0
             self._at = len(self._text)
             return False
-        mark = self._until(self._triggers, "content")
-        return bool(mark) and self._call([form for form in self._marked if form.trigger == mark])
+        mark = self._until(marks, "content")
+        if mark and mark in self._closing:
+            self._at += len(mark)
+            self._newlines, self._trim, self._closing = 0, True, ()
+        elif mark:
+            self._call([form for form in self._marked if form.trigger == mark])
+        return bool(mark)
 
-    def _call(self, forms: list[Form]) -> bool:
-        if not forms:
-            return False
-        form, *self._others = forms
-        self._reader = CallReader(form, self.calls, self._new_id, self._tools)
-        self._state = Regions._calling
-        return True
+    def _call(self, forms: list[Form]) -> None:
+        """Read on after the first of the forms, if there is any, and keep the others for when it does not fit."""
+        if forms:
+            form, *self._others = forms
+            self._reader = CallReader(form, self.calls, self._new_id, self._tools)
+            self._state = Regions._calling
 
     def _calling(self) -> bool:
         reader = self._reader
@@ -153,7 +172,8 @@ class Regions:
             return False
         if not reader.calls and self._others:
             self._text, self._at = reader.raw + self._text[self._at :], 0
-            return self._call(self._others)
+            self._call(self._others)
+            return True
         self._reader = None
         self._state = Regions._content
         self._after_call = self._after_call or reader.calls > 0
@@ -164,8 +184,8 @@ class Regions:
         """Give out text up to the first of the marks, and return that; empty if none has come yet."""
         if not self._trimmed():
             return ""
-        found = _any(marks).search(self._text, self._at)
-        end = found.start() if found else len(self._text) - _overlap(self._text, self._at, marks)
+        found = any_of(marks).search(self._text, self._at)
+        end = found.start() if found else len(self._text) - overlap(self._text, self._at, marks)
         self._say(part, self._text[self._at : end])
         self._at = end
         return found[0] if found else ""
@@ -206,11 +226,12 @@ class Regions:
 
 
 @cache
-def _any(marks: tuple[str, ...]) -> re.Pattern[str]:
+def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    """A pattern of the marks, the longest first."""
     return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
 
 
-def _overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
+def overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
     """Length of the longest end of ``text[start:]`` that begins a mark without completing it."""
     for size in range(min(max(map(len, marks)) - 1, len(text) - start), 0, -1):
         if any(mark.startswith(text[-size:]) for mark in marks):

@@ -11,6 +11,8 @@ from typing import Any
 
 DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and puts the schema into more of it
 
+MEMBERS = 1000  # properties of one object: what llguidance takes for them grows with their square
+
 # Keywords whose value is a schema, a list of them, or an object of them. What stands elsewhere is plain JSON.
 ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
        "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
@@ -38,6 +40,21 @@ def too_deep(value: Any, limit: int = DEPTH) -> bool:
         if not level:
             return False
     return True
+
+
+def too_wide(value: Any, limit: int = MEMBERS) -> bool:
+    """Whether an object in the JSON has more properties than that."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            named = each.get("properties")
+            if isinstance(named, dict) and len(named) > limit:
+                return True
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return False
 
 
 def ready(schema: Schema, closed: bool) -> Schema:

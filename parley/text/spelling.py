@@ -13,10 +13,9 @@ from typing import Any
 
 from parley.errors import Invalid
 
-from .calls import Form
-from .families import Markup
+from .markup import Markup
+from .rules import Rules
 
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 FREE = "TEXT: /(?s:.*)/"
 
 
@@ -41,88 +40,95 @@ def calls_grammar(
     functions = [function for function in map(_function, tools) if only is None or function["name"] == only]
     if not functions:
         raise Invalid("tool_choice names a function that is not among the tools.", field="tool_choice")
-    spelling = _Spelling(markup.calls[0], special)
-    for function in functions:
-        spelling.add(function["name"], _schema(function, required or function.get("strict") is True))
-    return spelling.grammar(parallel, required)
+    form = markup.calls[0]
+    rules = Rules(form, special)
+    calls = " | ".join(_call(rules, function, required or function.get("strict") is True) for function in functions)
+    if markup.channels:
+        lines = _channels(rules, calls, required)
+    elif required:
+        lines = _block(rules, calls, parallel)
+    else:
+        lines = _free(rules, calls, parallel)
+    return "\n".join([*lines, *rules.lines])
 
 
-class _Spelling:
-    """The rules of a grammar for calls of one form."""
-
-    def __init__(self, form: Form, special: Mapping[str, int]):
-        self._form = form
-        self._special = special
-        marks = sorted(filter(None, special), key=len, reverse=True)
-        self._split = re.compile("|".join(map(re.escape, marks))) if marks else None
-        self._calls: list[str] = []
-        self._rules: list[str] = []
-
-    def add(self, name: str, schema: dict[str, Any]) -> None:
-        form, number = self._form, len(self._calls)
-        arguments = f"args_{number}"
-        self._rules.append(f"{arguments}: %json {json.dumps(schema | {'x-guidance': SPACING})}")
-        if form.shape == "object":
-            before = f'{{"{form.keys[0]}": {json.dumps(name, ensure_ascii=False)}, "{form.keys[1]}": '
-            call = [self.text(before), arguments, self.text("}")]
-        else:
-            name = f"functions.{name}:" if form.numbered else name
-            number_ = "/[0-9]{1,3}/" if form.numbered else ""
-            call = [self.text(name), number_, self.text("".join(form.head)), arguments]
-        self._calls.append(" ".join(filter(None, call)))
-
-    def grammar(self, parallel: bool, required: bool) -> str:
-        form = self._form
-        each, after = "".join(form.each), "".join(form.after)
-        more = f" ({self.text(form.between)} call)*" if parallel else ""
-        rules = [
-            f"call: {self.text(each)} ({' | '.join(self._calls)}) {self.text(after)}",
-            f"block: {self.text(''.join(form.open))} call{more} {self.text(''.join(form.close))}",
-            *self._rules,
-        ]
-        if required:
-            return "\n".join(["start: block", *rules])
-        return "\n".join([*self._free(parallel), *rules[2:]])
-
-    def text(self, text: str) -> str:
-        """A text as literals, special tokens as tokens."""
-        if not text:
-            return ""
-        parts, at = [], 0
-        for found in self._split.finditer(text) if self._split is not None else ():
-            parts += [_literal(text[at : found.start()]), f"<[{self._special[found[0]]}]>"]
-            at = found.end()
-        return " ".join(filter(None, [*parts, _literal(text[at:])]))
-
-    def _free(self, parallel: bool) -> list[str]:
-        """Rules for text in which a block of calls may begin with its trigger."""
-        form = self._form
-        opening, each, after = "".join(form.open), "".join(form.each), "".join(form.after)
-        trigger = form.trigger
-        whole = f"({' | '.join(self._calls)}) {self.text(after)}"
-        call = f"{self.text(each)} {whole}"
-        more = f" ({self.text(form.between)} more)*" if parallel and (form.open or form.bare) else ""
-        close = self.text("".join(form.close))
-        if form.bare:
-            return ["start: PLAIN | block", "PLAIN: /([^{](?s:.*))?/", f"block: more{more} {close}", f"more: {call}"]
-        first = opening + each
-        first = first[first.index(trigger) + len(trigger) :]
-        lazy = "[lazy]" if self._split is None or not self._split.search(trigger) else ""
-        begin = f"begin{lazy}: TEXT {self.text(trigger)}"
-        block = f"block: begin {self.text(first)} {whole}{more} {close}"
-        return [f"start: block{'*' if parallel else '?'} end", "end: TEXT", FREE, begin, block, f"more: {call}"]
+def _call(rules: Rules, function: dict[str, Any], bound: bool) -> str:
+    """One tool's calls, without the marks around every call. ``bound``: to its schema."""
+    form, name = rules.form, function["name"]
+    schema = function.get("parameters") if bound else None
+    arguments = rules.arguments({"type": "object"} | schema if isinstance(schema, dict) else {"type": "object"}, bound)
+    quoted = json.dumps(name, ensure_ascii=False)
+    match form.shape:
+        case "object":
+            parts = [rules.text(f'{{"{form.keys[0]}": {quoted}, "{form.keys[1]}": '), arguments, rules.text("}")]
+        case "keyed":
+            parts = [rules.text(f"{{{quoted}: "), arguments, rules.text("}")]
+        case "named" if form.numbered:
+            parts = [rules.text(f"functions.{name}:"), "/[0-9]{1,3}/", rules.text("".join(form.head)), arguments]
+        case "named" | "tags":
+            parts = [rules.text(name + "".join(form.head)), arguments]
+        case "python":
+            parts = [rules.text(f"{name}("), arguments, rules.text(")")]
+        case "loose":
+            parts = [rules.text(f"{name}{{"), arguments, rules.text("}")]
+    return " ".join(parts)
 
 
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
+def _block(rules: Rules, calls: str, parallel: bool) -> list[str]:
+    form = rules.form
+    opening, close = rules.text("".join(form.open)), rules.text("".join(form.close))
+    more = f"({rules.text(form.between)} call)*" if parallel and not form.alone else ""
+    return [f"start: {opening} call {more} {close}", _each(rules, calls)]
+
+
+def _each(rules: Rules, calls: str) -> str:
+    """The rule of a call with the marks around it."""
+    form = rules.form
+    each, after = "".join(form.each), "".join(form.after)
+    return f"call: {rules.text(each)} ({calls}) {rules.text(after)}"
+
+
+def _free(rules: Rules, calls: str, parallel: bool) -> list[str]:
+    """Text in which a block of calls may begin with its trigger."""
+    form = rules.form
+    each, close = "".join(form.each), rules.text("".join(form.close))
+    trigger = form.trigger
+    together = bool(form.open) or form.bare  # several calls are one block
+    more = f"({rules.text(form.between)} call)*" if parallel and together else ""
+    call = _each(rules, calls)
+    if form.bare:
+        plain = f"PLAIN: /([^{re.escape(trigger)}](?s:.*))?/"
+        return ["start: PLAIN | block", plain, f"block: {rules.text(''.join(form.open))} call {more} {close}", call]
+    first = "".join(form.open) + each
+    first = first[first.index(trigger) + len(trigger) :]
+    special = rules.special(trigger)
+    lines = [
+        f"start: block{'*' if parallel else '?'} end",
+        "end: TEXT",
+        FREE,
+        f"begin{'' if special else '[lazy]'}: TEXT {rules.text(trigger)}",
+        f"block: begin {rules.text(first)} ({calls}) {rules.text(''.join(form.after))} {more} {close}",
+    ]
+    return [*lines, call] if more else lines
+
+
+def _channels(rules: Rules, calls: str, required: bool) -> list[str]:
+    """Messages in channels: of preambles any number, then a call or the answer itself. The first may be begun."""
+    form = rules.form
+    begin = "<|start|>assistant"
+    head = "".join(form.each).removeprefix(begin)
+    lines = [f"call: {rules.text(head)} ({calls})", f"begin: {rules.text(begin)}"]
+    if required:
+        return ["start: begin? call", *lines]
+    return [
+        "start: begin? (preamble begin)* (call | final)",
+        *lines,
+        f"preamble: {rules.text('<|channel|>commentary<|message|>')} TEXT {rules.text('<|end|>')}",
+        f"final: {rules.text('<|channel|>final<|message|>')} TEXT",
+        FREE,
+    ]
 
 
 def _function(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     return function if isinstance(function, dict) else tool
-
-
-def _schema(function: dict[str, Any], bound: bool) -> dict[str, Any]:
-    """What the arguments follow: always an object."""
-    schema = function.get("parameters") if bound else None
-    return {"type": "object"} | schema if isinstance(schema, dict) else {"type": "object"}

@@ -11,6 +11,7 @@ Rendering follows Transformers' ``apply_chat_template``. Knows no tokens.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -20,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from parley.errors import BadRequest, Invalid, excerpt
-from parley.types import Chat, Message
+from parley.types import Chat
 
+from .replay import turns
 from .tokenizer import BadTokenizer, Tokenizer, read_json
 
 MAX_CHARACTERS = 64 << 20  # of rendered text; far beyond any context
@@ -168,7 +170,8 @@ def _environment() -> _Environment:
 class ChatTemplate:
     """The chat templates of one model: "default", and "tool_use" where tools have one of their own.
 
-    ``names`` are the special tokens that templates refer to. Raises BadTokenizer when a template is not valid Jinja.
+    ``names`` are the special tokens that templates refer to; ``variables``: all names that they read. Raises
+    BadTokenizer when a template is not valid Jinja.
     """
 
     def __init__(self, sources: dict[str, str], names: dict[str, str] | None = None):
@@ -177,6 +180,8 @@ class ChatTemplate:
         self._environment = _environment()
         try:
             self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
+            read = (meta.find_undeclared_variables(self._environment.parse(each)) for each in sources.values())
+            self.variables = frozenset[str]().union(*read)
         except jinja2.TemplateError as error:
             raise BadTokenizer(f"The model's chat template is not valid: {error}") from error
 
@@ -209,7 +214,7 @@ class ChatTemplate:
             )
         if not chat.messages:
             raise BadRequest("A conversation needs at least one message.", field="messages")
-        messages = [_as_dict(message) for message in chat.messages]
+        messages = turns(chat.messages, self.sources[name])
         if chat.continue_final:
             _mark(messages[-1], self.sources[name])
         values = {
@@ -220,7 +225,7 @@ class ChatTemplate:
             "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final,
         }
         values.setdefault("documents", None)
-        text = _run(template, values)
+        text = _run_either(template, values)
         return _cut(text, chat.messages[-1].content or "") if chat.continue_final else text
 
     def _options(self, chat: Chat) -> dict[str, Any]:
@@ -252,43 +257,9 @@ def _read_sources(folder: Path) -> dict[str, str]:
     return {}
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
-    """A message as templates know it: what is None is absent; arguments are an object where they are one."""
-    reasoning = message.reasoning
-    value = {
-        "role": message.role,
-        "content": message.content,
-        "name": message.name,
-        "reasoning_content": reasoning,
-        "reasoning": reasoning,
-        "thinking": reasoning,
-        "tool_call_id": message.tool_call_id,
-        "tool_calls": [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-        or None,
-    }
-    return {key: entry for key, entry in value.items() if entry is not None}
-
-
 def _described(tool: dict[str, Any]) -> dict[str, Any]:
     """A tool as a model reads it: whether its arguments are held to their schema is nothing to it."""
     return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
-
-
-def _arguments(text: str) -> Any:
-    if not text.strip():
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
 
 
 def _mark(message: dict[str, Any], source: str) -> None:
@@ -307,6 +278,22 @@ def _cut(text: str, content: str) -> str:
             field="continue_final_message",
         )
     return text[:at] if text.startswith(CONTINUE, at) else text[:at].rstrip()
+
+
+def _run_either(template: jinja2.Template, values: dict[str, Any]) -> str:
+    """Render; where turns that only call lack a content that the template reads, with one that is none, then empty."""
+    silent = [turn for turn in values["messages"] if "content" not in turn]
+    try:
+        return _run(template, values)
+    except BadRequest:
+        if not silent:
+            raise
+        for content in (None, ""):
+            for turn in silent:
+                turn["content"] = content
+            with contextlib.suppress(BadRequest):
+                return _run(template, values)
+        raise
 
 
 def _run(template: jinja2.Template, values: dict[str, Any]) -> str:

@@ -263,6 +263,13 @@ def test_settings_carry_the_engines_options():
     assert (made.quantization, made.kv_dtype) == ("int8", "int8")
 
 
+def test_families_of_models_have_many_names():
+    made = settings(resolve(SERVE, ["--tool-parser", "Qwen3-Coder", "--reasoning-parser", "none"], {}), "m")
+    assert (made.tool_parser, made.reasoning_parser) == ("qwen3_coder", "none")
+    with pytest.raises(ConfigError, match=r"--tool-parser: 'klingon' is not one of auto, none, .*hermes"):
+        resolve(SERVE, ["--tool-parser", "klingon"], {})
+
+
 def test_defaults_of_settings_are_those_of_the_engine():
     from parley.types import Settings
 

@@ -149,7 +149,7 @@ TALKS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] 
         "array",
     ),
     "reasoning_effort": (
-        lambda request: request.prompts[0].options.get("reasoning_effort"),
+        lambda request: request.prompts[0].effort,
         [(None, None), ("low", "low"), ("medium", "medium"), ("high", "high")],
         [("max", 'one of "low", "medium", "high"')],
         "string",
@@ -305,7 +305,10 @@ def test_members_of_functions():
     assert "must have at most 15 keys in properties, but has 16" in refused(talk, tools=[tool(parameters=schema)])
     assert talk(shared.LENIENT, tools=[tool(parameters=schema)]).request
     keys.popitem()
-    assert talk(tools=[tool(parameters=schema, strict=True)]).request
+    assert talk(tools=[tool(parameters=schema)]).request
+    assert "additionalProperties" in refused(talk, tools=[tool(parameters=schema, strict=True)])
+    closed = schema | {"required": list(keys), "additionalProperties": False}
+    assert talk(tools=[tool(parameters=closed, strict=True)]).request.prompts[0].tools[0]["function"]["strict"]
     for name in ("name", "description"):
         told = refused(talk, tools=[tool(**{name: None})])
         assert told == f'Bad request: "{name}" is a required property for "function" object in parameter "tools"'
@@ -343,9 +346,9 @@ def test_forms_of_the_output():
 
 
 def test_thinking():
-    assert talk(thinking={"type": "disabled"}).request.prompts[0].options == {"enable_thinking": False}
+    assert talk(thinking={"type": "disabled"}).request.prompts[0].thinking is False
     request = talk(thinking={"type": "enabled", "budget_tokens": 9}, max_tokens=10).request
-    assert (request.prompts[0].options, request.thinking_budget) == ({"enable_thinking": True}, 9)
+    assert (request.prompts[0].thinking, request.thinking_budget) == (True, 9)
     told = refused(talk, thinking={"type": "enabled", "budget_tokens": 9}, max_tokens=9)
     assert "must be less than max_tokens, which is 9, but got 9" in told
     assert '"budget_tokens" is a required' in refused(talk, thinking={"type": "enabled"})

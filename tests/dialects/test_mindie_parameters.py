@@ -10,7 +10,7 @@ from parley.dialects.dialect import Head, Reply
 from parley.dialects.mindie import OLD, STRICT, chat, completions, native, tensors, tgi, triton, vllm
 from parley.dialects.mindie.rules import Rules
 from parley.errors import ParleyError
-from parley.types import Request, Text
+from parley.types import Beam, Request, Text
 
 HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100, path={"model": "m"})
 STRICTLY, EXTENDED = Rules("strict"), Rules("extended")
@@ -327,8 +327,6 @@ SURE = "Best_of and n shouldn't be greater than 1 when sampling is disabled, but
         ({"use_beam_search": True, "max_tokens": 129},
          "Please set the max_tokens to be not larger than 128 when the use_beam_search is on.",
          "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."),
-        ({"use_beam_search": True}, "Parameter use_beam_search is not available on this server.",
-         "Parameter use_beam_search is not available on this server."),
     ],
 )  # fmt: skip
 def test_n_and_best_of_of_the_openai_interfaces(given: dict[str, Any], chat: str, completions: str) -> None:
@@ -341,6 +339,8 @@ def test_choices_of_the_openai_interfaces() -> None:
         both = ask(interface, temperature=0.5, n=2, best_of=3).request
         assert (both.n, both.best_of) == (2, 3)
         assert ask(interface, temperature=0.5, best_of=3).request.n == 3
+        wide = ask(interface, n=3, best_of=7, use_beam_search=True, stream=True).request
+        assert (wide.n, wide.best_of, wide.beam) == (3, None, Beam(3))
         assert ask(interface, temperature=0.5, n=2, best_of=2, stream=True).request.n == 2
         assert ask(interface, n=2, rules=EXTENDED).request.n == 2
 

@@ -109,7 +109,8 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 
 def test_what_only_describes_is_read_and_changes_nothing_else():
-    described = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    closed = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    described = {"name": "f", "description": "d", "parameters": closed, "strict": True}
     for tools in ({"tools": [{"type": "function", "function": described}]}, {"functions": [described]}):
         assert read(**tools).request.prompts[0].tools == [{"type": "function", "function": described}]
     for wrong in ({"description": 5}, {"strict": "yes"}):
@@ -135,17 +136,15 @@ def test_tools_are_shown_unless_forbidden():
 
 
 def test_template_options():
-    def options(**members):
-        return read(**members).request.prompts[0].options
+    def told(**members):
+        (chat,) = read(**members).request.prompts
+        return chat.thinking, chat.effort, chat.options
 
-    assert options(reasoning_effort="none") == {"reasoning_effort": "none", "enable_thinking": False}
-    assert options(reasoning_effort="high") == {"reasoning_effort": "high", "enable_thinking": True}
-    assert options(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False, "k": 1}) == {
-        "reasoning_effort": "high",
-        "enable_thinking": False,
-        "k": 1,
-    }
-    assert options(enable_thinking=True) == {"enable_thinking": True}
+    assert told() == (None, None, {})
+    assert told(reasoning_effort="none") == (None, "none", {})
+    mixed = {"enable_thinking": False, "k": 1}
+    assert told(reasoning_effort="high", chat_template_kwargs=mixed) == (None, "high", mixed)
+    assert told(enable_thinking=True) == (True, None, {})
     for name in ("messages", "tokenize", "chat_template", "__class__", "add_generation_prompt"):
         assert refused(chat_template_kwargs={name: 1}).field == "chat_template_kwargs"
 
@@ -270,11 +269,9 @@ def test_what_is_wrong_is_named(members, field, code):
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"use_beam_search": True}, "use_beam_search"),
     ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice.type"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"logits_processors": ["x"]}, "logits_processors"),
-    ({"use_beam_search": True}, "use_beam_search"),
     ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
     ({"audio": {"voice": "v", "format": "mp3"}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities"),
@@ -468,6 +465,17 @@ def test_tool_calls_as_a_stream():
         {"tool_calls": [{"index": 1, "id": "call_2", "type": "function", "function": sub}]},
         {},
     ]
+
+
+def test_the_schema_of_a_strict_function():
+    function = {"name": "f", "parameters": {"type": "object"}, "strict": True}
+    for members, field in (
+        ({"tools": [{"type": "function", "function": function}]}, "tools[0].function.parameters"),
+        ({"functions": [function]}, "functions[0].parameters"),
+    ):
+        error = refused(**members)
+        assert (error.field, error.code) == (field, "invalid_function_parameters")
+        assert error.message.startswith("Invalid schema for function 'f': In context=(), 'additionalProperties'")
 
 
 def test_one_call_at_a_time():

@@ -8,7 +8,7 @@ import pytest
 from parley.dialects.dialect import Card, Head, Tokenized
 from parley.dialects.openai import completions, tokens
 from parley.errors import BadRequest, Unsupported
-from parley.types import Accepted, Chat, Delta, Done, Scored, Text, Token, Tokens, Usage
+from parley.types import Accepted, Beam, Chat, Delta, Done, Scored, Text, Token, Tokens, Usage
 
 HEAD = Head("0f", 1700000000, "fp_1")
 USAGE = Usage(prompt_tokens=2, completion_tokens=1)
@@ -77,6 +77,15 @@ def test_sixteen_tokens_unless_told():
 def test_zero_tokens_only_to_score_a_prompt():
     assert read(max_tokens=0, echo=True).request.stop.max_tokens == 0
     assert refused(max_tokens=0).field == "max_tokens"
+
+
+def test_beams():
+    wide = read(["a", "b"], n=2, best_of=5, use_beam_search=True, length_penalty=0, early_stopping="never").request
+    assert (wide.n, wide.best_of, wide.beam, wide.places) == (2, None, Beam(5, 0.0, "never"), 10)
+    assert read(use_beam_search=True).request.beam == Beam(1)
+    assert read(n=3, use_beam_search=True, stream=True, early_stopping=True).request.beam == Beam(3, 1.0, True)
+    for members in ({"length_penalty": 11}, {"early_stopping": "always"}, {"use_beam_search": 1}):
+        assert refused(**members).field in members
 
 
 def test_the_best_of_several():

@@ -9,7 +9,7 @@ import pytest
 from parley.dialects.dialect import Head
 from parley.dialects.openai import chat, completions
 from parley.errors import BadRequest, Invalid, Unsupported
-from parley.types import Accepted, Delta, Done, Grammar, Tag, Tags, Token, Usage
+from parley.types import Accepted, Delta, Done, Grammar, Repetition, Tag, Tags, Token, Usage
 
 HEAD = Head("0f", 1700000000, "fp_1", context=256)
 USER = [{"role": "user", "content": "Hi"}]
@@ -35,11 +35,8 @@ def refused(read, **members) -> BadRequest:
 
 
 WISHES: list[dict[str, Any]] = [
-    {"use_beam_search": True},
     {"logits_processors": ["x"]},
     {"logprob_token_ids": [1]},
-    {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 3}},
-    {"stream_interval": 2},
     {"return_token_offsets": True},
     {"return_prompt_text": True},
     {"kv_transfer_params": {"a": 1}},
@@ -74,6 +71,20 @@ def test_what_may_not_be_drawn(read):
     assert (sampling.allowed, sampling.no_repeat_ngram, sampling.watermark) == ([7, 5], 3, True)
     for name, value in (("no_repeat_ngram_size", -1), ("watermark", "yes"), ("allowed_token_ids", [-1])):
         assert str(refused(read, **{name: value}).field).startswith(name)
+
+
+def test_an_answer_that_repeats_itself(read):
+    wish = {"max_pattern_size": 4, "min_count": 3}
+    assert read(repetition_detection=wish).request.stop.repetition == Repetition(1, 4, 3)
+    assert read(repetition_detection=wish | {"min_pattern_size": 2}).request.stop.repetition == Repetition(2, 4, 3)
+    assert read(repetition_detection={"min_count": 3}).request.stop.repetition is None
+    for wrong in ({"min_pattern_size": 5}, {"min_count": 1}, {"max_pattern_size": 1025}):
+        error = refused(read, repetition_detection=wish | wrong)
+        assert error.field == f"repetition_detection.{next(iter(wrong))}"
+
+
+def test_how_much_a_chunk_tells(read):
+    assert read(stream_interval=5).request.want.interval == 5 and read().request.want.interval == 1
 
 
 def test_a_time_that_ends_an_answer(read):

@@ -8,7 +8,7 @@ import pytest
 from parley.dialects.dialect import Head, Timings
 from parley.dialects.triton import errors, generate
 from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyError, TooLarge, UnknownModel, Unsupported
-from parley.types import Accepted, Delta, Done, Grammar, Sampling, Stop, Text, Token, Usage, Want
+from parley.types import Accepted, Beam, Delta, Done, Grammar, Sampling, Stop, Text, Token, Usage, Want
 
 PATH = {"model": "mymodel"}
 
@@ -241,6 +241,11 @@ def test_members_have_their_meaning_wherever_they_stand(members, part, nested):
 def test_how_many_sequences():
     assert read(n=3).request.n == read(num_return_sequences=3).request.n == read(n=3, best_of=3).request.n == 3
     assert read(n=3, best_of=3).request.best_of is None
+    wide = read(beam_width="4", num_return_sequences=2, length_penalty="0.5").request
+    assert (wide.n, wide.beam) == (2, Beam(4, 0.5, field="beam_width"))
+    assert read(beam_width=4).request.n == 4 and read(beam_width=1).request.beam is None
+    assert refused(beam_width=2, n=3)[0] == 400
+    assert read(n=2, best_of=3, use_beam_search="true").request.beam == Beam(3)
     assert (read(n=2, sampling_param_best_of="5").request.n, read(best_of=5).request.best_of) == (2, 5)
 
 
@@ -406,7 +411,6 @@ def test_values_out_of_range_are_named(members, field):
         ("logits_processors", ["x"]),
         ("truncate_prompt_tokens", 5),
         ("prompt_logprobs", 1),
-        ("use_beam_search", True),
         ("image", "aGk="),
         ("image_url", ["http://x/"]),
         ("embedding_request", "{}"),
@@ -421,7 +425,6 @@ def test_values_out_of_range_are_named(members, field):
         ("embedding_bias_weights", 0.5),
         ("num_draft_tokens", 1),
         ("use_draft_logits", True),
-        ("beam_width", 2),
     ],
 )
 def test_what_is_not_available_is_named(name, value):

@@ -79,6 +79,8 @@ def test_defaults_are_those_of_the_models_makers(read):
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0, 20, 0.9, 0.1)
     assert sampling.repetition_penalty == 1.05 and request.stop.max_tokens == 64
     assert read(head, max_tokens=5).request.stop.max_tokens == 5
+    wide = read(head, n=2, best_of=5, use_beam_search=True).request
+    assert (wide.beam.width, wide.sampling.top_k, wide.sampling.top_p, wide.sampling.min_p) == (2, 0, 1.0, 0.0)
     assert read(head).request.stop.max_tokens == (64 if read is talk else 16)
 
 
@@ -415,6 +417,8 @@ def test_a_named_call():
 
 
 def test_the_choice_of_a_tool():
+    loose = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+    assert talk(tools=[loose]).request.prompts[0].tools == [loose]
     (chat_,) = talk(tools=[TOOL], tool_choice="none").request.prompts
     assert (chat_.choice, len(chat_.tools)) == ("none", 1)  # it sees them all the same
     other = {"type": "function", "function": {"name": "g"}}

@@ -73,8 +73,7 @@ def test_forms_of_the_answer_reach_the_request():
 
 @pytest.mark.parametrize(
     "members",
-    [{"use_beam_search": True, "temperature": 0, "best_of": 2},
-     {"logits_processors": ["x"]}, {"detokenize": False}],
+    [{"logits_processors": ["x"]}, {"detokenize": False}],
     ids=str,
 )  # fmt: skip
 def test_what_is_not_available_is_refused_by_name(members):

@@ -98,6 +98,7 @@ class Engine:
         self.loop = Loop(runner, options, self._collect, pace)
         if proposer is not None:  # whether it pays or not
             self.loop.speculation.length = lambda sequence: options.speculate_tokens
+            self.loop.speculation.costs.best = lambda rows, chances: len(chances)
 
     def _collect(self, outputs: list[Output], stats) -> None:
         for output in outputs:

@@ -85,7 +85,8 @@ def test_a_loop_of_three_rounds(client, stream, thinking):
 @pytest.mark.parametrize(("stream", "thinking"), MODES)
 def test_calls_at_once_and_one_at_a_time(client, stream, thinking):
     paris, london = ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "London"})
-    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    parameters = WEATHER["function"]["parameters"] | {"additionalProperties": False}
+    strict = {"type": "function", "function": WEATHER["function"] | {"parameters": parameters, "strict": True}}
     for tool, more in ((WEATHER, {}), (strict, {}), (WEATHER, {"tool_choice": "required"})):
         answer = ask(client, BOTH, stream, thinking, tools=[tool], **more)
         assert (called(answer), answer.finish_reason) == ([paris, london], "tool_calls")

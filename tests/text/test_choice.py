@@ -14,7 +14,7 @@ from parley.text import Choice, Markup, Prepared, Tokenizer, scored
 from parley.text.families import HERMES
 from parley.types import CallDelta, Chat, Cost, Delta, Done, Message, Output, Request, Score, Stop, Want
 
-QWEN = Markup(("<think>", "</think>"), HERMES)
+QWEN = Markup(("<think>", "</think>"), (HERMES,))
 CHAT = Chat([Message("user", "hi")])
 
 
@@ -174,6 +174,20 @@ def test_a_stop_string_ends_the_choice_at_the_token_that_completes_it() -> None:
 def test_a_held_back_beginning_of_a_stop_string_is_given_out_at_the_end() -> None:
     result = answer(encode("abc EN"), stop=Stop(strings=["END"]), want=Want(logprobs=0))
     assert result.text["content"] == "abc EN" and result.tokens == encode("abc EN")
+
+
+@pytest.mark.parametrize("interval", [1, 2, 4, 100])
+@pytest.mark.parametrize("want", [{}, {"ids": True}, {"logprobs": 0}], ids=str)
+def test_a_chunk_tells_as_many_tokens_as_were_asked_for(interval: int, want: dict[str, Any]) -> None:
+    text = "The capital of France is Paris, and that is what it was."
+    ids = encode(text)
+    request = Request(id="r", model="m", prompts=[CHAT], want=Want(interval=interval, **want))
+    choice = Choice(request, 0, byte_level(), Prepared([1], QWEN, False))
+    given = [choice.push(Output("r", 0, [id], [Score(-0.5, 1, [id], [-0.5])])) for id in ids]
+    assert [number for number, events in enumerate(given) if events] == list(range(0, len(ids), interval))
+    assert all(len(events) == 1 for events in given if events)
+    given.append(choice.close("length"))
+    assert "".join(event.text for events in given for event in events if isinstance(event, Delta)) == text
 
 
 def test_a_stop_string_wins_over_the_parts() -> None:

@@ -42,6 +42,29 @@ def test_a_chat_is_rendered_and_encoded_without_further_marks() -> None:
     assert speaker.prepare(Chat(QUESTION, tools=[TOOL])).markup.calls
 
 
+def test_reasoning_is_switched_by_the_name_that_a_template_reads() -> None:
+    def told(source: str, **members) -> str:
+        return language("{% set a = 1 %}" + source).render(Chat(QUESTION, **members))
+
+    for name in ("enable_thinking", "thinking"):
+        source = f"{{{{ {name} | default('-') }}}}"
+        assert told(source) == "-"
+        assert told(source, thinking=True) == told(source, effort="low") == "True"
+        assert told(source, thinking=False) == told(source, effort="none") == "False"
+        assert told(source, thinking=True, options={name: "mine"}) == "mine"
+        assert told(source, options={"enable_thinking": False}) == "False"  # the name that clients know it by
+    assert told("{{ reasoning_effort | default('-') }}", effort="high") == "high"
+
+
+def test_tools_are_shown_as_they_are() -> None:
+    strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    source = "{{ tools | tojson }}"
+    assert json.loads(language(source).render(Chat(QUESTION, [strict]))) == [TOOL]
+    untold = language("{{ messages[-1].content }}")
+    assert untold.render(Chat(QUESTION, [TOOL])) == "Why?"
+    assert '"name": "f"' in untold.render(Chat(QUESTION, [TOOL], "required"))
+
+
 def test_a_text_may_be_a_users_turn() -> None:
     speaker = language()
     turn = speaker.prepare(Text("Why?", turn=True))

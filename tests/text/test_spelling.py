@@ -11,8 +11,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from parley.demo import folder
 from parley.errors import Invalid
-from parley.text import Language, Markup, Regions
+from parley.text import Language, Markup, detect
 from parley.text.calls import Tools
+from parley.text.channels import reader
 from parley.text.families import CALLS, Calls
 from parley.text.spelling import calls_grammar
 
@@ -53,7 +54,7 @@ def vocabulary(language: Language) -> LLTokenizer:
 
 
 def spell(language: Language, row: Calls, parallel: bool, required: bool, only: str | None = None) -> str:
-    markup, special = Markup(None, row.forms, row.short), language.tokenizer.marks
+    markup, special = detect("", row.name, "none"), language.tokenizer.marks
     return calls_grammar(markup, TOOLS, parallel=parallel, required=required, only=only, special=special)
 
 
@@ -81,7 +82,7 @@ def walk(language: Language, vocabulary: LLTokenizer, grammar: str, seed: int, s
 
 
 def read(row: Calls, text: str) -> tuple[str, list[tuple[str, str]]]:
-    regions = Regions(Markup(None, row.forms, row.short), tools=Tools(TOOLS))
+    regions = reader(detect("", row.name, "none"), False, Tools(TOOLS))
     content, calls = "", []
     for _, piece, call in regions.push(text) + regions.flush():
         content += piece
@@ -115,14 +116,15 @@ def test_one_function_alone_can_be_asked_for(language: Language, vocabulary: LLT
 @rows
 def test_a_call_that_begins_in_free_text_becomes_one(language: Language, vocabulary: LLTokenizer, row: Calls) -> None:
     grammar = spell(language, row, True, False)
-    bare = row.forms[0].bare
-    for seed, before in enumerate(("",) if bare else ("", "Let me see", "{ <[")):
+    first = row.forms[0].bare or row.channels
+    for seed, before in enumerate(("",) if first else ("", "Let me see", "{ <[")):
         text = walk(language, vocabulary, grammar, seed, before + row.forms[0].trigger)
         content, calls = read(row, text)
         assert not text or (calls and content.startswith(before)), text
         for name, arguments in calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
-    assert LLMatcher(vocabulary, grammar).consume_tokens(language.tokenizer.encode("Just text.", special=False))
+    plain = "<|channel|>final<|message|>Just text." if row.channels else "Just text."
+    assert LLMatcher(vocabulary, grammar).consume_tokens(language.tokenizer.encode(plain, special=False))
 
 
 def test_what_cannot_be_called(language: Language) -> None:

@@ -80,13 +80,17 @@ CHATS = {
 }
 
 
-def hugging(chat: Chat, template: str) -> str:
+def hugging(chat: Chat, template: str, silent: str | None = None) -> str:
+    """``silent``: the content of turns that have none."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level().backend, bos_token="<s>", eos_token="</s>")
     messages: list[dict[str, Any]] = []
+    called = {call.id: call.name for message in chat.messages for call in message.tool_calls}
     for message in chat.messages:
-        entry: dict[str, Any] = {"role": message.role, "content": message.content, "name": message.name}
+        content = silent if message.content is None else message.content
+        name = called.get(message.tool_call_id or "") if message.name is None else message.name
+        entry: dict[str, Any] = {"role": message.role, "content": content, "name": name}
         entry |= {"reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
         if message.tool_calls:
             entry["tool_calls"] = [
@@ -110,7 +114,10 @@ def hugging(chat: Chat, template: str) -> str:
 def test_renders_what_transformers_renders(style: str, chat: str) -> None:
     template = ChatTemplate({"default": TEMPLATES[style]}, byte_level().names)
     try:
-        expected = hugging(CHATS[chat], TEMPLATES[style])
+        try:
+            expected = hugging(CHATS[chat], TEMPLATES[style])
+        except Exception:
+            expected = hugging(CHATS[chat], TEMPLATES[style], "")
     except Exception as error:
         with pytest.raises(BadRequest) as refused:
             template.render(CHATS[chat])

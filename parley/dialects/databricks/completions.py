@@ -42,7 +42,7 @@ class CompletionReply(Reply):
         max_tokens = body.integer("max_tokens", None, 1, MAX_TOKENS)
         behavior = body.string("error_behavior", "error", allowed=("error", "truncate"))
         stream = body.boolean("stream", False)
-        n = openai.choices(body, len(prompts), openai.Rules(best_of=False)).n
+        wish = openai.choices(body, len(prompts), openai.Rules(best_of=False))
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),
@@ -54,7 +54,7 @@ class CompletionReply(Reply):
                 reserve=1 if behavior == "truncate" else None,
             ),
             want=Want(echo=body.boolean("echo", False), ids=True, plain=True),
-            n=n,
+            **wish._asdict(),
             stream=stream,
             partial=behavior == "truncate",
         )
@@ -63,7 +63,7 @@ class CompletionReply(Reply):
         self._manner = rules
         self._head = head
         self._count = Count()
-        self._texts: list[list[str]] = [[] for _ in range(n * len(prompts))]
+        self._texts: list[list[str]] = [[] for _ in range(wish.n * len(prompts))]
         self._ends: dict[int, Done] = {}
 
     # -- a stream

@@ -1,5 +1,6 @@
 """How many answers a request of MindIE's interfaces gets: ``n`` and ``best_of``, and what may not stand beside them.
 
+With ``use_beam_search`` there are as many beams as answers, and ``best_of`` does not count.
 Each interface words its refusals in its own way.
 """
 
@@ -9,7 +10,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.mindie.parameters import Interface, Values
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.parameters import Choices
-from parley.errors import Unsupported
+from parley.types import Beam
 
 FEWER = {
     "vllm": "best_of should greater than or equal to n, but best_of is {}, n is {}.",
@@ -38,7 +39,7 @@ def count(given: Fields, values: Values, interface: Interface, rules: Rules) -> 
         if (values.get("max_tokens") or 0) > 128 and rules.strict:
             told = "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."
             raise given.fail("max_tokens", told)
-        raise Unsupported("Parameter use_beam_search is not available on this server.", field="use_beam_search")
+        return Choices(n or 1, None, Beam(n or 1))
     if rules.strict and stream and interface.voice != "vllm" and best_of not in (None, n):
         raise given.fail("best_of", UNEVEN[interface.voice if n is not None else "chat"].format(best_of, _none(n)))
     if best_of is not None and n is not None and best_of < n:

@@ -45,7 +45,7 @@ class ChatReply(Reply):
     rules: ClassVar[Rules] = RULES
 
     def __init__(self, body: Fields, head: Head):
-        chat, self._legacy = conversation(body, roles=self.rules.roles, shown=self.rules.shown)
+        chat, self._legacy = conversation(body, self.rules)
         max_tokens = _max_tokens(body)
         more = extras.read(body, head, max_tokens=max_tokens)
         _refuse_media(body)
@@ -63,6 +63,7 @@ class ChatReply(Reply):
                 prompt_logprobs=shared.prompt_logprobs(body, stream, self.rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
+                interval=shared.interval(body),
                 ids=self._ids or self._continuous,
             ),
             **shared.choices(body, 1, self.rules)._asdict(),

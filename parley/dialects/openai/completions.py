@@ -124,6 +124,7 @@ class CompletionReply(Reply):
                 echo=echo,
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
+                interval=shared.interval(body),
                 ids=self._ids or self._continuous,
             ),
             **wish._asdict(),

@@ -63,7 +63,7 @@ class EmbeddingReply(Whole):
     def _prompts(self, body: Fields) -> list[Prompt]:
         if body.has("messages") and not body.has("input"):
             asked = body.over({"add_generation_prompt": False})  # there is nothing to come
-            return [conversation(asked, roles=self.rules.roles)[0]]
+            return [conversation(asked, self.rules)[0]]
         return prompts.read(body, "input", cap=MAX_INPUTS)
 
     def add(self, events: Sequence[Event]) -> None:

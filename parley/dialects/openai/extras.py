@@ -45,33 +45,17 @@ def _raw(body: Fields, name: str) -> Any:
     return body.raw(name)
 
 
-def _detection(body: Fields, name: str) -> int:
-    wish = body.object(name)
-    assert wish is not None
-    wish.integer("min_pattern_size", 0, 0, MAX_TOKENS)
-    wish.integer("min_count", 0, 0, MAX_TOKENS)
-    return wish.integer("max_pattern_size", 0, 0, MAX_TOKENS)
-
-
 # Members that change nothing here, or only together with others.
 HARMLESS: dict[str, Read] = {
     "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME),
     "spaces_between_special_tokens": _boolean,
-    "length_penalty": lambda body, name: body.number(name, 1.0),
-    "early_stopping": lambda body, name: body.raw(name) == "never" or body.boolean(name, False),
     "vllm_xargs": lambda body, name: _arguments(body, name),
 }
 
 # Members that ask for a feature which is not there, and what to call it.
 FEATURES: dict[str, tuple[str, Read]] = {
-    "use_beam_search": ("Beam search is", _boolean),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
     "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
-    "repetition_detection": ("Detection of repetition is", _detection),
-    "stream_interval": (
-        "Several tokens in one chunk are",
-        lambda body, name: body.integer(name, 1, 1, MAX_TOKENS) > 1,
-    ),
     "return_token_offsets": ("Places of tokens in the text are", _boolean),
     "return_prompt_text": ("The prompt's text in the answer is", _boolean),
     "prompt_embeds": ("Embeddings as a prompt are", _raw),

@@ -6,6 +6,7 @@ from typing import Any
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared, tools
+from parley.dialects.openai.shared import RULES, Rules
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.errors import Unsupported
 from parley.types import Chat, Message, ToolCall
@@ -20,16 +21,10 @@ RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_messag
             "documents", "conversation", "tokenizer", "self"}  # fmt: skip
 
 
-def conversation(
-    body: Fields, joint: str = "\n", roles: tuple[str, ...] = shared.ROLES, *, shown: bool = False
-) -> tuple[Chat, bool]:
-    """The conversation, and whether its tools came as the deprecated ``functions``.
-
-    ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
-    ``shown``: the model sees its tools although it must not call one.
-    """
-    messages = turns(body, joint, roles)
-    wish = tools.read(body, shown=shown)
+def conversation(body: Fields, rules: Rules = RULES) -> tuple[Chat, bool]:
+    """The conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest."""
+    messages = turns(body, "\n", rules.roles)
+    wish = tools.read(body, rules)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
     if continue_final and generation_prompt:
@@ -43,6 +38,8 @@ def conversation(
         only=wish.only,
         allowed=wish.allowed,
         parallel=wish.parallel,
+        thinking=body.boolean("enable_thinking", None),
+        effort=body.string("reasoning_effort", None, allowed=EFFORTS),
         options=_options(body),
         add_generation_prompt=generation_prompt,
         continue_final=continue_final,
@@ -51,7 +48,10 @@ def conversation(
 
 
 def turns(body: Fields, joint: str, roles: tuple[str, ...]) -> list[Message]:
-    """The messages, at least one. Raises BadRequest."""
+    """The messages, at least one. Raises BadRequest.
+
+    ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
+    """
     messages = [_message(item, joint, roles) for item in body.objects("messages", cap=MAX_MESSAGES)]
     if not messages:
         raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
@@ -59,14 +59,8 @@ def turns(body: Fields, joint: str, roles: tuple[str, ...]) -> list[Message]:
 
 
 def _options(body: Fields) -> dict[str, Any]:
-    """Names for the template. What ``chat_template_kwargs`` says wins over the members that imply an option."""
+    """Names for the template."""
     options: dict[str, Any] = {}
-    effort = body.string("reasoning_effort", None, allowed=EFFORTS)
-    if effort is not None:
-        options |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-    thinking = body.boolean("enable_thinking", None)
-    if thinking is not None:
-        options["enable_thinking"] = thinking
     given = body.free("chat_template_kwargs")
     for key in given:
         if key in RESERVED or key.startswith("_"):

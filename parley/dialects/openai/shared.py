@@ -12,11 +12,12 @@ from parley.dialects.dialect import Answer
 from parley.dialects.fields import Fields
 from parley.dialects.parameters import MAX_ID, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP, Choices
 from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
-from parley.types import Reason, Sampling, Stop, Token, Usage
+from parley.types import Reason, Repetition, Sampling, Stop, Token, Usage
 
 MAX_CHOICES = 2048  # n times prompts
 MAX_STOP_IDS = 1024
 MAX_TOKENS = 2**31 - 1
+MAX_PATTERN = 1024  # tokens
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 DONE = b"data: [DONE]\n\n"
@@ -26,6 +27,7 @@ FINISH: dict[Reason, str] = {
     "stop": "stop",
     "length": "length",
     "tool": "tool_calls",
+    "repetition": "repetition",
     "cancel": "abort",
     "error": "error",
 }
@@ -38,6 +40,7 @@ class Rules:
     ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
     behind the prompt; None: all. ``best_of``: is it a member? ``fewest`` alternatives that may be asked for; -1 is all
     of the vocabulary. ``shown``: with ``tool_choice`` none the model sees its tools all the same.
+    ``schemas``: a ``strict`` tool has one of the schemas that OpenAI's API takes.
     """
 
     roles: tuple[str, ...] = ROLES
@@ -45,6 +48,7 @@ class Rules:
     best_of: bool = True
     fewest: int = -1
     shown: bool = False
+    schemas: bool = True
 
 
 RULES = Rules()
@@ -68,7 +72,30 @@ def stop(body: Fields, max_tokens: int | None, rules: Rules = RULES) -> Stop:
         ignore_eos=body.boolean("ignore_eos", False),
         include=body.boolean("include_stop_str_in_output", False),
         reserve=rules.reserve,
+        repetition=_repetition(body),
     )
+
+
+def _repetition(body: Fields) -> Repetition | None:
+    """vLLM's wish to end an output that says the same over and over; patterns of no tokens ask for nothing."""
+    wish = body.object("repetition_detection")
+    if wish is None:
+        return None
+    most = wish.integer("max_pattern_size", 0, 0, MAX_PATTERN)
+    least = wish.integer("min_pattern_size", 0, 0, MAX_PATTERN)
+    count = wish.integer("min_count", 0, 0, MAX_TOKENS)
+    if not most:
+        return None
+    if least > most:
+        raise wish.fail("min_pattern_size", f"must be at most max_pattern_size, which is {most}, but got {least}.")
+    if count < 2:
+        raise wish.fail("min_count", f"must be at least 2, but got {count}.")
+    return Repetition(max(1, least), most, count)
+
+
+def interval(body: Fields) -> int:
+    """How many tokens a chunk has at least, as vLLM's clients can say."""
+    return body.integer("stream_interval", 1, 1, MAX_TOKENS)
 
 
 def choices(body: Fields, prompts: int, rules: Rules = RULES) -> Choices:

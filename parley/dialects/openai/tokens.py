@@ -8,13 +8,14 @@ from parley.dialects.dialect import Card, Detokenize, Tokenize, Tokenized
 from parley.dialects.fields import WORDS, Fields, Words, decode
 from parley.dialects.openai import shared
 from parley.dialects.openai.messages import conversation
+from parley.dialects.openai.shared import RULES, Rules
 from parley.types import Chat, Prompt, Text
 
 
-def tokenize(body: bytes, words: Words = WORDS, roles: tuple[str, ...] = shared.ROLES) -> Tokenize:
+def tokenize(body: bytes, words: Words = WORDS, rules: Rules = RULES) -> Tokenize:
     """A prompt or a conversation. Raises BadRequest."""
     fields = decode(body, words)
-    prompt = _chat(fields, roles) if fields.has("messages") else _text(fields)
+    prompt = _chat(fields, rules) if fields.has("messages") else _text(fields)
     return Tokenize(
         model=fields.string("model", "", cap=256),
         prompt=prompt,
@@ -22,9 +23,9 @@ def tokenize(body: bytes, words: Words = WORDS, roles: tuple[str, ...] = shared.
     )
 
 
-def _chat(fields: Fields, roles: tuple[str, ...]) -> Prompt:
+def _chat(fields: Fields, rules: Rules) -> Prompt:
     chat: Chat
-    chat, _ = conversation(fields, roles=roles)
+    chat, _ = conversation(fields, rules)
     return chat
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai import shared
+from parley.dialects.openai import shared, strict
+from parley.dialects.openai.shared import Rules
 from parley.errors import Unsupported, excerpt
 
 MAX_TOOLS = 128
@@ -29,22 +30,22 @@ class Wish:
     legacy: bool = False
 
 
-def read(body: Fields, *, shown: bool = False) -> Wish:
-    """``shown``: the model sees its tools although it must not call one. Raises BadRequest."""
-    tools = _distinct([(tool, _tool(tool)) for tool in body.objects("tools", cap=MAX_TOOLS)])
-    functions = _distinct([(each, _wrapped(_signature(each))) for each in body.objects("functions", cap=MAX_TOOLS)])
+def read(body: Fields, rules: Rules) -> Wish:
+    """Raises BadRequest."""
+    tools = _distinct([(each, _tool(each, rules)) for each in body.objects("tools", cap=MAX_TOOLS)])
+    functions = _distinct([(each, _wrapped(each, rules)) for each in body.objects("functions", cap=MAX_TOOLS)])
     choice = _choice(body, tools)
     old = _old_choice(body, functions)
     parallel = body.boolean("parallel_tool_calls", True)
     if tools and functions:
         raise body.fail("functions", "cannot be used together with 'tools', which replaces it.")
     wish = Wish(functions, *old, parallel=False, legacy=True) if functions else Wish(tools, *choice, parallel=parallel)
-    if wish.choice == "none" and not shown:
+    if wish.choice == "none" and not rules.shown:
         return Wish(legacy=wish.legacy)
     return wish
 
 
-def _tool(tool: Fields) -> Tool:
+def _tool(tool: Fields, rules: Rules) -> Tool:
     kind = tool.string("type", None, allowed=("function", "custom"))
     if kind is None:
         raise tool.missing("type")
@@ -53,15 +54,12 @@ def _tool(tool: Fields) -> Tool:
     function = tool.object("function")
     if function is None:
         raise tool.missing("function")
-    return _wrapped(_signature(function))
+    return _wrapped(function, rules)
 
 
-def _wrapped(function: dict[str, Any]) -> Tool:
-    return {"type": "function", "function": function}
-
-
-def _signature(function: Fields) -> dict[str, Any]:
-    signature: dict[str, Any] = {"name": shared.name(function)}
+def _wrapped(function: Fields, rules: Rules) -> Tool:
+    name = shared.name(function)
+    signature: dict[str, Any] = {"name": name}
     description = function.string("description", None)
     if description is not None:
         signature["description"] = description
@@ -72,7 +70,10 @@ def _signature(function: Fields) -> dict[str, Any]:
     signature["parameters"] = parameters
     if function.boolean("strict", False):
         signature["strict"] = True
-    return signature
+        if rules.schemas and function.has("parameters"):
+            where = function.path("parameters")
+            strict.check(parameters, f"function '{name}'", where, "invalid_function_parameters")
+    return {"type": "function", "function": signature}
 
 
 def _distinct(read: list[tuple[Fields, Tool]]) -> list[Tool]:

@@ -11,7 +11,14 @@ from parley.dialects.triton.sampling import Asked
 from parley.dialects.triton.tensors import Element, Tensor
 from parley.types import Accepted, Delta, Done, Event, Reason, Token
 
-FINISH: dict[Reason, str] = {"stop": "stop", "tool": "stop", "length": "length", "cancel": "abort", "error": "abort"}
+FINISH: dict[Reason, str] = {
+    "stop": "stop",
+    "tool": "stop",
+    "length": "length",
+    "repetition": "repetition",
+    "cancel": "abort",
+    "error": "abort",
+}
 FLOOR = -9999.0  # the log-probability of what cannot be
 
 

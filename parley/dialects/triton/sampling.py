@@ -20,6 +20,7 @@ from parley.dialects.parameters import (
     MAX_STOPS,
     MAX_TOP,
     Choices,
+    beam,
     choices,
     sampling,
 )
@@ -70,7 +71,6 @@ FEATURES = {
     "logits_processors": "Custom logits processors are not available on this server.",
     "truncate_prompt_tokens": "Truncation of the prompt is not available on this server.",
     "prompt_logprobs": "Log-probabilities of the prompt are not available through this API.",
-    "use_beam_search": "Beam search is not available on this server.",
     "image": "The model does not read images.",
     "image_url": "The model does not read images.",
     "embedding_request": "Embeddings are not available on this server.",
@@ -215,7 +215,6 @@ def _priority(body: Fields) -> int:
 
 
 def _sampling(body: Fields) -> Sampling:
-    body.number("length_penalty", 1.0)  # of beams alone
     body.integer("pad_id", None)  # nothing is padded
     return sampling(body, hottest=MAX_TEMPERATURE)
 
@@ -275,6 +274,11 @@ def _strings(body: Fields, name: str) -> list[str]:
 
 
 def _choices(body: Fields) -> Choices:
-    if body.integer("beam_width", 1, 1, MAX_N) > 1:
-        raise Unsupported("'beam_width': Beam search is not available on this server.", field="beam_width")
-    return choices(body)
+    """As many answers as there are beams, unless told otherwise, where TensorRT-LLM's member asks for beams."""
+    width = body.integer("beam_width", 1, 1, MAX_N)
+    if width == 1:
+        return choices(body)
+    n = body.integer("n", width, 1, MAX_N)
+    if n > width:
+        raise body.fail("beam_width", f"must be at least the number of sequences, which is {n}, but got {width}.")
+    return Choices(n, None, beam(body, width, "beam_width"))

@@ -33,6 +33,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         requests.check_chat(body)
         super().__init__(body, head)
         self.request.stop = requests.cap(self.request.stop, head)
+        self.request.sampling = requests.sampling(self.request)
         self._name = requests.name(head, self._name)
         self._legacy = False  # what was called is always told in the newer form
         self._echoes = body.boolean("echo", False)

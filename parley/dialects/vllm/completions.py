@@ -32,6 +32,7 @@ class CompletionReply(shared.Streamed, completions.CompletionReply):
         requests.check(body, head)
         super().__init__(body, head)
         self.request.stop = requests.cap(self.request.stop, head)
+        self.request.sampling = requests.sampling(self.request)
         self._name = requests.name(head, self._name)
         self._plain = not (self._ids or self._continuous) and self.request.want.logprobs is None
         self._opened: set[int] = set()

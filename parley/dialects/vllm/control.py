@@ -103,7 +103,7 @@ def invoked(body: bytes, head: Head) -> Reply | Answer:
 
 def tokenize(body: bytes) -> Tokenize:
     """Raises BadRequest."""
-    return tokens.tokenize(body, WORDS, roles=())
+    return tokens.tokenize(body, WORDS, requests.RULES)
 
 
 def detokenize(body: bytes) -> Detokenize:

@@ -15,7 +15,7 @@ from parley.dialects import forms, parameters
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import extras
-from parley.dialects.openai.shared import MAX_TOKENS, RULES, Rules, stop, unsupported
+from parley.dialects.openai.shared import MAX_TOKENS, RULES, Rules, interval, stop, unsupported
 from parley.dialects.parameters import MAX_TOP, Choices
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import WORDS
@@ -84,6 +84,7 @@ class GenerateReply(Reply):
             want=Want(
                 echo=isinstance(prompt, Tokens),
                 skip_special=body.boolean("skip_special_tokens", True),
+                interval=interval(body),
             ),
             banned=parameters.bad_words(body),
             **wish._asdict(),
@@ -154,8 +155,8 @@ def _prompt(body: Fields) -> Prompt:
 
 def _choices(body: Fields) -> Choices:
     wish = parameters.choices(body)
-    if body.boolean("use_beam_search", False):
-        if (wish.best_of or wish.n) < 2:
+    if wish.beam is not None:
+        if wish.beam.width < 2:
             raise body.fail("best_of", "must be greater than 1 when using beam search.")
         if body.number("temperature", 1.0) != 0:
             raise body.fail("temperature", "must be 0 when using beam search.")

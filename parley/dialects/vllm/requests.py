@@ -18,13 +18,13 @@ from parley.dialects.parameters import MAX_N
 from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import SCORES, WORDS, named, unstopped, unsupported_media
 from parley.errors import BadRequest, Invalid, excerpt
-from parley.types import Stop
+from parley.types import Request, Sampling, Stop
 
 MAX_STOPS = 4
 MAX_ID = 128  # characters of an id that a header gives
 CAP = "max_new_tokens"  # of a model's advice, what is no default of a member
 GREEDY = 1e-5  # a temperature below it is 0
-RULES = Rules(roles=(), reserve=1, best_of=False, fewest=0, shown=True)
+RULES = Rules(roles=(), reserve=1, best_of=False, fewest=0, shown=True, schemas=False)
 UNTRUSTED_TEMPLATE = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with "
     "untrusted chat template."
@@ -137,6 +137,13 @@ def cap(stop: Stop, head: Head) -> Stop:
     if most is None or most < 1 or (stop.max_tokens is not None and stop.max_tokens <= most):
         return stop
     return msgspec.structs.replace(stop, max_tokens=max(int(most), stop.min_tokens))
+
+
+def sampling(request: Request) -> Sampling:
+    """As it is, but of a search nothing counts that says how tokens are drawn, be it the model's makers' advice."""
+    if request.beam is None:
+        return request.sampling
+    return msgspec.structs.replace(request.sampling, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def name(head: Head, own: str) -> str:

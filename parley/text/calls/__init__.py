@@ -2,6 +2,6 @@
 
 from .form import Form
 from .reader import CallReader
-from .tools import Tools
+from .tools import Tools, follow, kinds
 
-__all__ = ["CallReader", "Form", "Tools"]
+__all__ = ["CallReader", "Form", "Tools", "follow", "kinds"]

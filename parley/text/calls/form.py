@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Shape = Literal["object", "named"]
+Shape = Literal["object", "named", "tags", "python", "loose", "keyed"]
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,16 @@ class Form:
     ``shape`` says what a call is:
     - "object": a JSON object with a name and arguments, under ``keys`` where a model is made to write it
     - "named": the name, its id behind the mark ``id`` if a model writes one, the marks ``head``, and arguments as JSON
+    - "tags": the name, the marks ``head``, and arguments, each a name between the marks ``key`` and a value between the
+      marks ``value``; ``typed``: a mark says whether the value is text
+    - "python": ``name(key=value, …)``
+    - "loose": ``name{key:value,…}``, text between the marks ``quote``
 
-    ``bare``: there is no mark that nothing else has, so calls are looked for only where an answer begins, and count
-    only if they name one of the request's tools. ``numbered``: names are written "functions.NAME:NUMBER", which as a
-    whole is the call's id.
+    - "keyed": a JSON object with the name as its only key and the arguments as its value
+
+    ``known``: calls count only if they name one of the request's tools. ``bare``: there is no mark that nothing else
+    has, so calls are looked for only where an answer begins, and count only if they are known. ``numbered``: names are
+    written "functions.NAME:NUMBER", which as a whole is the call's id. ``alone``: an answer has one call at most.
     """
 
     shape: Shape = "object"
@@ -34,13 +40,29 @@ class Form:
     between: str = ""
     close: tuple[str, ...] = ()
     keys: tuple[str, str] = ("name", "arguments")
+    key: tuple[str, str] = ("", "")
+    value: tuple[str, str] = ("", "")
+    typed: bool = False
+    quote: str = ""
+    known: bool = False
     bare: bool = False
     numbered: bool = False
+    alone: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
         """All of them, without the blanks around them."""
-        marks = (*self.open, *self.each, self.id, *self.head, *self.after, *self.close)
+        marks = (
+            *self.open,
+            *self.each,
+            self.id,
+            *self.head,
+            *self.key,
+            *self.value,
+            self.quote,
+            *self.after,
+            *self.close,
+        )
         return tuple(filter(None, map(str.strip, marks)))
 
     @cached_property

@@ -47,6 +47,17 @@ def whole(scan: Scan) -> Wait:
         raise Malformed
 
 
+def keyed(scan: Scan) -> Wait:
+    """``{"name": {…}}``."""
+    yield from scan.expect("{")
+    name = yield from string(scan)
+    yield from scan.expect(":")
+    scan.announce(name)
+    yield from scan.peek()
+    yield from passing(scan)
+    yield from scan.expect("}")
+
+
 def named(scan: Scan) -> Wait:
     """A name, the marks of the form's head, and JSON. Where that begins, models leave marks out."""
     name, id = yield from heading(scan)

@@ -11,12 +11,19 @@ from collections.abc import Callable, Generator
 
 from parley.types import CallDelta
 
-from . import objects
+from . import objects, python, tags
 from .form import Form
 from .scan import Malformed, Scan, Wait
 from .tools import Tools
 
-SHAPES: dict[str, Callable[[Scan], Wait]] = {"object": objects.whole, "named": objects.named}
+SHAPES: dict[str, Callable[[Scan], Wait]] = {
+    "object": objects.whole,
+    "named": objects.named,
+    "tags": tags.call,
+    "python": python.call,
+    "loose": python.loose,
+    "keyed": objects.keyed,
+}
 _SLIPS = re.compile(r"[ \t\r\n}]*")  # what may stand before a mark that ends something
 
 

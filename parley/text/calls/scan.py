@@ -45,7 +45,7 @@ class Scan:
 
     def announce(self, name: str, id: str | None = None) -> None:
         """The name is known: from here on it is a call. Raises Malformed if it cannot be one."""
-        if not name or (self.form.bare and name not in self.tools):
+        if not name or ((self.form.known or self.form.bare) and name not in self.tools):
             raise Malformed
         self._deltas.append(CallDelta(self._index + self.calls, id or self._new_id(), name))
         self.calls += 1

@@ -2,20 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+DEPTH = 16  # references and alternatives that are followed
+
+KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
 class Tools:
     """``tools`` in the form of OpenAI's chat API: {"type": "function", "function": {"name", "parameters", …}}."""
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()):
-        self.parameters: dict[str, Any] = {}
+        self._parameters: dict[str, Any] = {}
         for tool in tools:
             function = tool.get("function")
             function = function if isinstance(function, dict) else tool
             if isinstance(function.get("name"), str):
-                self.parameters[function["name"]] = function.get("parameters")
+                self._parameters[function["name"]] = function.get("parameters")
 
     def __contains__(self, name: str) -> bool:
-        return name in self.parameters
+        return name in self._parameters
+
+    def order(self, name: str) -> list[str]:
+        """The names of the tool's parameters, as far as its schema lists them."""
+        return list(self._properties(name))
+
+    def kinds(self, name: str, parameter: str) -> frozenset[str]:
+        """The types of JSON that the parameter takes; empty if its schema does not tell."""
+        root = self._parameters.get(name)
+        rest = root.get("additionalProperties") if isinstance(root, dict) else None
+        return kinds(self._properties(name).get(parameter, rest), root)
+
+    def _properties(self, name: str) -> dict[str, Any]:
+        schema = self._parameters.get(name)
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        return properties if isinstance(properties, dict) else {}
+
+
+def kind(value: Any) -> str:
+    """The type of a JSON value, "integer" for whole numbers."""
+    return KINDS.get(type(value), "null")
+
+
+def kinds(schema: Any, root: Any) -> frozenset[str]:
+    """The types of JSON that a schema, a part of ``root``, allows; empty if it does not tell."""
+    return frozenset(_kinds(schema, root, 0))
+
+
+def _kinds(schema: Any, root: Any, depth: int) -> Iterator[str]:
+    if not isinstance(schema, dict) or depth > DEPTH:
+        return
+    said = schema.get("type")
+    if said is not None:
+        yield from (each for each in (said if isinstance(said, list) else [said]) if isinstance(each, str))
+    elif isinstance(schema.get("enum"), list):
+        yield from map(kind, schema["enum"])
+    elif "const" in schema:
+        yield kind(schema["const"])
+    elif isinstance(schema.get("$ref"), str):
+        yield from _kinds(follow(schema["$ref"], root), root, depth + 1)
+    else:
+        for key in ("anyOf", "oneOf", "allOf"):
+            for each in schema[key] if isinstance(schema.get(key), list) else ():
+                yield from _kinds(each, root, depth + 1)
+
+
+def follow(reference: str, root: Any) -> Any:
+    """What a reference within the schema points to; None if it points elsewhere."""
+    start, *path = reference.split("/")
+    if start != "#":
+        return None
+    for step in path:
+        root = root.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(root, dict) else None
+    return root

@@ -1,0 +1,211 @@
+"""Values that are not written as JSON, turned into JSON while they arrive: Python's literals, and Gemma's own notation.
+
+Nothing is evaluated. What is neither raises Malformed, and what was turned until then stands.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from functools import cache
+
+from .form import Form
+from .scan import Malformed, Scan, Wait
+from .tools import Tools
+
+DEEPEST = 64  # levels of nesting
+LONGEST = 1024  # characters of a number or word
+_WORD = re.compile(r"[^\s,()\[\]{}=:'\"<]*")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_KEYWORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_PLAIN = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", "'": "'", '"': '\\"', "/": "/",
+          "a": "\\u0007", "v": "\\u000b", "\n": ""}  # fmt: skip
+_CODES = {"x": 2, "u": 4, "U": 8}  # hexadecimal digits behind the letter
+
+
+def escaped(text: str) -> str:
+    """Text as the inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def literal(scan: Scan, quote: str = "", depth: int = 0) -> Wait:
+    """One value, as JSON into the open call's arguments. ``quote``: the mark around strings; empty: as in Python."""
+    if depth > DEEPEST:
+        raise Malformed
+    char = yield from scan.peek()
+    if char in "[(":
+        scan.at += 1
+        scan.say("[")
+        yield from _items(scan, quote, depth, "]" if char == "[" else ")", keyed=False)
+        scan.say("]")
+    elif char == "{":
+        scan.at += 1
+        scan.say("{")
+        yield from _items(scan, quote, depth, "}", keyed=True)
+        scan.say("}")
+    elif quote and (yield from scan.stands(quote)):
+        scan.at += len(quote)
+        yield from marked(scan, quote)
+    elif not quote and char in "'\"":
+        yield from _quoted(scan)
+    else:
+        scan.say(scalar((yield from bare(scan, True))))
+
+
+def marked(scan: Scan, mark: str, lined: bool = False) -> Wait:
+    """Text up to the mark, as a JSON string. ``lined``: a line break at its start and one at its end do not count."""
+    scan.say('"')
+    scan.tail = escaped
+    while lined and scan.at == len(scan.text):
+        yield
+    if lined and scan.text[scan.at] == "\n":
+        scan.at += 1
+    while True:
+        index = scan.text.find(mark, scan.at)
+        end = index if index >= 0 else len(scan.text) - overlap(scan.text, scan.at, mark)
+        held = lined and end > scan.at and scan.text[end - 1] == "\n"
+        scan.take(end - held, lambda text: scan.say(escaped(text)))
+        if index >= 0:
+            break
+        yield
+    scan.at = index + len(mark)
+    scan.tail = None
+    scan.say('"')
+
+
+def overlap(text: str, start: int, mark: str) -> int:
+    """Length of the longest end of ``text[start:]`` that begins the mark without completing it."""
+    for size in range(min(len(mark) - 1, len(text) - start), 0, -1):
+        if mark.startswith(text[-size:]):
+            return size
+    return 0
+
+
+def bare(scan: Scan, value: bool) -> Generator[None, None, str]:
+    """Characters up to one that ends a word, of which there must be some. ``value``: they are part of the arguments."""
+    parts: list[str] = []
+    scan.tail = (lambda rest: "".join(parts) + rest) if value else None
+    size = 0
+    while True:
+        end = _WORD.match(scan.text, scan.at).end()  # type: ignore[union-attr]  # it also matches nothing
+        size += end - scan.at
+        scan.take(end, parts.append)
+        if end < len(scan.text) or size > LONGEST:
+            break
+        yield
+    scan.tail = None
+    if not 0 < size <= LONGEST:
+        scan.say("".join(parts))
+        raise Malformed
+    return "".join(parts)
+
+
+def scalar(word: str) -> str:
+    """The JSON of a number or a word."""
+    if word in _KEYWORDS:
+        return _KEYWORDS[word]
+    number = word.removeprefix("+").replace("_", "")
+    number = f"{number}0" if number.endswith(".") else number
+    number = f"0{number}" if number.startswith(".") else number
+    return number if _NUMBER.fullmatch(number) else json.dumps(word, ensure_ascii=False)
+
+
+def converted(text: str) -> str:
+    """The JSON of a whole literal of Python; empty if the text is none."""
+    whole = _Whole(text)
+    try:
+        for _ in literal(whole):
+            return ""
+    except Malformed:
+        return ""
+    return "".join(whole.said) if not whole.text[whole.at :].strip() else ""
+
+
+class _Whole(Scan):
+    """A text that is all there."""
+
+    def __init__(self, text: str):
+        super().__init__(Form(), 0, str, Tools())
+        self.text = text + " "
+        self.said: list[str] = []
+
+    def say(self, arguments: str) -> None:
+        self.said.append(arguments)
+
+
+def _items(scan: Scan, quote: str, depth: int, closing: str, keyed: bool) -> Wait:
+    """What stands between brackets, with a comma behind each but the last."""
+    first = True
+    while (yield from scan.peek()) != closing:
+        if not first:
+            scan.say(", ")
+        if keyed:
+            yield from _key(scan, quote)
+            yield from scan.expect(":")
+            scan.say(": ")
+        yield from literal(scan, quote, depth + 1)
+        first = False
+        if (yield from scan.peek()) == ",":
+            scan.at += 1
+        elif scan.text[scan.at] != closing:
+            raise Malformed
+    scan.at += 1
+
+
+def _key(scan: Scan, quote: str) -> Wait:
+    char = yield from scan.peek()
+    if char in "'\"" or (quote and (yield from scan.stands(quote))):
+        yield from literal(scan, "" if char in "'\"" else quote)
+    else:
+        scan.say(json.dumps((yield from bare(scan, False)), ensure_ascii=False))
+
+
+def _quoted(scan: Scan) -> Wait:
+    """A Python string."""
+    mark = scan.text[scan.at]
+    if (yield from scan.stands(mark * 3)):
+        mark *= 3
+    scan.at += len(mark)
+    scan.say('"')
+    scan.tail = escaped
+    while True:
+        found = _stops(mark[0]).search(scan.text, scan.at)
+        scan.take(found.start() if found else len(scan.text), lambda text: scan.say(escaped(text)))
+        if found is None:
+            yield
+        elif found[0] == "\\":
+            yield from _escape(scan)
+        elif (yield from scan.stands(mark)):
+            break
+        else:
+            scan.take(scan.at + 1, lambda text: scan.say(escaped(text)))
+    scan.at += len(mark)
+    scan.tail = None
+    scan.say('"')
+
+
+def _escape(scan: Scan) -> Wait:
+    while scan.at + 1 >= len(scan.text):
+        yield
+    char = scan.text[scan.at + 1]
+    size = _CODES.get(char, 0)
+    while size and scan.at + 2 + size > len(scan.text):
+        yield
+    digits = scan.text[scan.at + 2 : scan.at + 2 + size]
+    if size:
+        try:
+            code = int(digits, 16) if digits.isalnum() else -1
+            # Halves of a surrogate pair are passed on as they are: JSON joins them.
+            text = f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else escaped(chr(code))
+        except (ValueError, OverflowError):
+            size, text = 0, "\\\\" + char
+    else:
+        text = _PLAIN.get(char, "\\\\" + escaped(char))
+    scan.at += 2 + size
+    scan.say(text)
+
+
+@cache
+def _stops(quote: str) -> re.Pattern[str]:
+    return re.compile(f"[{quote}\\\\]")

@@ -1,0 +1,57 @@
+"""Calls written as Python or much like it: ``name(key=value, …)`` and ``name{key:value,…}``. Made into JSON."""
+
+from __future__ import annotations
+
+import json
+
+from .literals import bare, literal, scalar
+from .objects import heading
+from .scan import Malformed, Scan, Wait
+
+
+def call(scan: Scan) -> Wait:
+    """``name(key=value, …)``. A value without a name belongs to the parameter that the schema lists at its place."""
+    name, _ = yield from heading(scan)
+    if scan.form.head:
+        yield from scan.expect(scan.form.head[0])
+    yield from scan.expect("(")
+    name = name.removesuffix(".call")
+    scan.announce(name)
+    yield from _arguments(scan, name, "=", ")", "")
+
+
+def loose(scan: Scan) -> Wait:
+    """``name{key:value,…}`` with strings between the form's ``quote``."""
+    name, _ = yield from heading(scan)
+    yield from scan.expect("{")
+    scan.announce(name)
+    yield from _arguments(scan, name, ":", "}", scan.form.quote)
+
+
+def _arguments(scan: Scan, name: str, assign: str, closing: str, quote: str) -> Wait:
+    order = scan.tools.order(name)
+    count = 0
+    while (yield from scan.peek()) != closing:
+        word = None
+        if scan.text[scan.at].isalpha() or scan.text[scan.at] == "_":
+            word = yield from bare(scan, False)
+        named = word is not None and (yield from scan.peek()) == assign
+        key = word if named else order[count] if count < len(order) else None
+        if key is None:
+            scan.say(word or "")
+            raise Malformed
+        scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        count += 1
+        if named:
+            scan.at += 1
+            yield from literal(scan, quote)
+        elif word is not None:
+            scan.say(scalar(word))
+        else:
+            yield from literal(scan, quote)
+        if (yield from scan.peek()) == ",":
+            scan.at += 1
+        elif scan.text[scan.at] != closing:
+            raise Malformed
+    scan.at += 1
+    scan.say("}" if count else "{}")

@@ -1,0 +1,101 @@
+"""Calls whose arguments stand one by one between marks, as in ``<parameter=city>Oslo</parameter>``: made into JSON.
+
+What a value means is told by the type that the tool's schema gives the parameter. A text is passed on while it arrives;
+anything else once it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+
+from .literals import LONGEST, converted, escaped, marked, overlap
+from .objects import heading
+from .scan import Malformed, Scan, Wait
+from .tools import kind
+
+LINE = "\n"
+
+
+def call(scan: Scan) -> Wait:
+    """A name, the marks ``head``, and arguments: each a name between the marks ``key``, a value between ``value``."""
+    form = scan.form
+    name, id = yield from heading(scan)
+    for mark in form.head:
+        yield from scan.expect(mark.strip())
+    scan.announce(name, id)
+    opening, closing = (mark.strip() for mark in form.key)
+    before, after = (mark.strip() for mark in form.value)
+    count = 0
+    while True:
+        yield from scan.peek()
+        if not (yield from scan.stands(opening)):
+            break
+        scan.at += len(opening)
+        key = yield from _until(scan, closing)
+        typed = None
+        if form.typed:
+            typed = '"true"' in (yield from _until(scan, ">"))
+        if before:
+            yield from scan.expect(before)
+        scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        count += 1
+        kinds = scan.tools.kinds(name, key)
+        if typed or (typed is None and kinds == {"string"}):
+            yield from marked(scan, after, form.value[0].endswith("\n"))
+        else:
+            scan.say(_value((yield from _whole(scan, after)), kinds))
+    scan.say("}" if count else "{}")
+
+
+def _until(scan: Scan, mark: str) -> Generator[None, None, str]:
+    """A short text up to the mark, which is stepped over."""
+    parts: list[str] = []
+    size = 0
+    while True:
+        index = scan.text.find(mark, scan.at)
+        end = index if index >= 0 else len(scan.text) - overlap(scan.text, scan.at, mark)
+        size += end - scan.at
+        scan.take(end, parts.append)
+        if size > LONGEST:
+            scan.say("".join(parts))
+            raise Malformed
+        if index >= 0:
+            scan.at += len(mark)
+            return "".join(parts).strip()
+        yield
+
+
+def _whole(scan: Scan, mark: str) -> Generator[None, None, str]:
+    """All text up to the mark."""
+    parts: list[str] = []
+    scan.tail = lambda rest: "".join(parts) + rest
+    while True:
+        index = scan.text.find(mark, scan.at)
+        end = index if index >= 0 else len(scan.text) - overlap(scan.text, scan.at, mark)
+        scan.take(end, parts.append)
+        if index >= 0:
+            break
+        yield
+    scan.at += len(mark)
+    scan.tail = None
+    return "".join(parts)
+
+
+def _value(text: str, kinds: frozenset[str]) -> str:
+    """The JSON that a text stands for: a value of one of the kinds if it is one, else the text as a string."""
+    bare = text.strip()
+    for found, foreign in ((bare, False), (converted(bare), True)):
+        try:
+            value = json.loads(found, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, str) and (foreign or not kinds):
+            continue
+        if not kinds or kind(value) in kinds or (kind(value) == "integer" and "number" in kinds):
+            return found
+    return f'"{escaped(text.removeprefix(LINE).removesuffix(LINE))}"'
+
+
+def _refuse(_: str) -> None:
+    raise ValueError

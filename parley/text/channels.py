@@ -1,0 +1,127 @@
+"""The parts of an answer in OpenAI's harmony format: messages, each in a channel, some of them to a tool.
+
+A message is ``<|start|>assistant<|channel|>NAME to=RECIPIENT <|constrain|>json<|message|>TEXT`` and a mark that ends
+it; an answer begins behind the prompt's own ``<|start|>assistant``. The channel "analysis" is reasoning, what goes to a
+function is a call, the rest is content. As in ``regions`` any cutting gives the same events, in linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from parley.types import CallDelta
+
+from .calls import Tools
+from .markup import Markup
+from .regions import Region, Regions, any_of, overlap
+
+MESSAGE = "<|message|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
+HEADS = ("<|start|>", "<|channel|>")
+LONGEST = 1024  # characters of a message's head
+_CHANNEL = re.compile(r"<\|channel\|>\s*([\w.-]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+
+
+class Channels:
+    """Parser of one answer, with the same face as ``Regions``."""
+
+    def __init__(
+        self,
+        markup: Markup,
+        thinking: bool = False,
+        new_id: Callable[[], str] | None = None,
+        tools: Tools | None = None,
+    ):
+        self.calls = 0
+        self.thinking = thinking
+        self._split = markup.think is not None
+        self._calling = bool(markup.calls)
+        self._new_id = new_id or markup.new_id
+        self._tools = tools or Tools()
+        self._text = ""  # unread
+        self._at = 0
+        self._head: list[str] | None = None  # of the message that begins; None inside of one
+        self._size = 0  # of that head
+        self._call: int | None = None  # number of the call whose arguments come
+        self._out: list[Region] = []
+
+    @property
+    def called(self) -> bool:
+        """Whether a call is complete."""
+        return self.calls > 1 or (self.calls == 1 and self._call is None)
+
+    def push(self, piece: str) -> list[Region]:
+        """What is certain now, in order."""
+        self._out = []
+        self._text, self._at = self._text[self._at :] + piece, 0
+        while self._at < len(self._text) and (self._body() if self._head is None else self._heading()):
+            pass
+        return self._out
+
+    def flush(self) -> list[Region]:
+        """What was held back when the text is at its end. The head of a message without one is dropped."""
+        self._out = []
+        if self._head is None:
+            self._say(self._text[self._at :])
+        self._text, self._at = "", 0
+        return self._out
+
+    def _body(self) -> bool:
+        """Text of a message, or text that stands in none: that is content."""
+        found = any_of(ENDS).search(self._text, self._at)
+        end = found.start() if found else len(self._text) - overlap(self._text, self._at, ENDS)
+        self._say(self._text[self._at : end])
+        self._at = end
+        if found is None:
+            return False
+        self.thinking, self._call = False, None
+        if found[0] in HEADS:
+            self._head, self._size = [], 0
+        else:
+            self._at = found.end()
+        return True
+
+    def _heading(self) -> bool:
+        assert self._head is not None
+        found = any_of((MESSAGE,)).search(self._text, self._at)
+        end = found.start() if found else len(self._text) - overlap(self._text, self._at, (MESSAGE,))
+        self._head.append(self._text[self._at : end])
+        self._size += end - self._at
+        self._at = end
+        if self._size > LONGEST:  # no head at all
+            text = "".join(self._head)
+            self._head = None
+            self._say(text)
+            return True
+        if found is None:
+            return False
+        self._at = found.end()
+        self._begin("".join(self._head))
+        self._head = None
+        return True
+
+    def _begin(self, head: str) -> None:
+        channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
+        name = recipient[1] if recipient else ""
+        function = name.removeprefix("functions.")
+        if self._calling and name and (function != name or name in self._tools):
+            self._call = self.calls
+            self._out.append(("tool", "", CallDelta(self.calls, self._new_id(), function)))
+            self.calls += 1
+        else:
+            self.thinking = self._split and (bool(name) or (channel is not None and channel[1] == "analysis"))
+
+    def _say(self, text: str) -> None:
+        if not text:
+            return
+        if self._call is not None:
+            self._out.append(("tool", "", CallDelta(self._call, arguments=text)))
+        else:
+            self._out.append(("reasoning" if self.thinking else "content", text, None))
+
+
+def reader(markup: Markup, thinking: bool, tools: Tools | None) -> Regions | Channels:
+    """The parser of an answer with this markup."""
+    return (Channels if markup.channels else Regions)(markup, thinking, tools=tools)

@@ -1,0 +1,132 @@
+"""Past turns as a model's chat template wants to read them, above all those that called tools.
+
+Clients send turns in OpenAI's form; templates differ in what they read of it. What a template needs is told by its
+source. Knows templates as texts only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from parley.types import Message, ToolCall
+
+from .markup import ALPHABET
+
+Turn = dict[str, Any]
+
+NINE = re.compile(r"length\s*!=\s*9")  # Mistral's templates refuse ids of any other length
+NUMBERED = "<|tool_call_argument_begin|>"  # Kimi's write the id where others write the name
+SINGLE = "single tool-calls at once"  # Llama's refuse turns with several calls
+EITHER = "content and message.thinking"  # gpt-oss's refuses turns that have both and call
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments: an object for templates that read one, and where they write it, the text that was sent."""
+
+    def __init__(self, value: dict[str, Any], text: str):
+        super().__init__(value)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> str:
+        return self._text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self._text
+
+
+def turns(messages: Sequence[Message], source: str) -> list[Turn]:
+    """The conversation for the template with that source. What is None is absent."""
+    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    ids = _ids(messages, source)
+    made = [_turn(message, names, ids) for message in messages]
+    if EITHER in source:
+        made = [_joined(turn) for turn in made]
+    return list(_split(made)) if SINGLE in source else made
+
+
+def _turn(message: Message, names: dict[str, str], ids: dict[str, str]) -> Turn:
+    reasoning = message.reasoning
+    of = message.tool_call_id
+    calls = [
+        {"id": ids.get(call.id, call.id), "type": "function", "function": {"name": call.name, "arguments": _read(call)}}
+        for call in message.tool_calls
+    ]
+    value = {
+        "role": message.role,
+        "content": message.content,
+        "name": names.get(of or "") if message.name is None and message.role == "tool" else message.name,
+        "reasoning_content": reasoning,
+        "reasoning": reasoning,
+        "thinking": reasoning,
+        "tool_plan": reasoning if calls else None,
+        "tool_call_id": ids.get(of, of) if of is not None else None,
+        "tool_calls": calls or None,
+    }
+    return {key: entry for key, entry in value.items() if entry is not None}
+
+
+def _read(call: ToolCall) -> Any:
+    """An object where the arguments are one, else their text."""
+    if not call.arguments.strip():
+        return Arguments({}, "{}")
+    try:
+        value = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return Arguments(value, call.arguments) if isinstance(value, dict) else call.arguments
+
+
+def _ids(messages: Sequence[Message], source: str) -> dict[str, str]:
+    """New ids of calls, where the template does not take those that there are."""
+    calls = [call for message in messages for call in message.tool_calls]
+    if NINE.search(source):
+        ids = [*(call.id for call in calls), *(message.tool_call_id or "" for message in messages)]
+        return {id: _short(id) for id in ids if id and not (len(id) == 9 and id.isalnum())}
+    if NUMBERED in source:
+        own = [call.id.startswith("functions.") for call in calls]
+        return {} if all(own) else {call.id: f"functions.{call.name}:{n}" for n, call in enumerate(calls)}
+    return {}
+
+
+def _short(id: str) -> str:
+    return "".join(
+        ALPHABET[byte % len(ALPHABET)] for byte in hashlib.sha256(id.encode("utf-8", "replace")).digest()[:9]
+    )
+
+
+def _joined(turn: Turn) -> Turn:
+    """Content that stands before calls, as the end of the thoughts that led to them."""
+    if "tool_calls" not in turn or not turn.get("content") or "thinking" not in turn:
+        return turn
+    thinking = f"{turn['thinking']}\n\n{turn['content']}"
+    return {key: value for key, value in turn.items() if key != "content"} | {"thinking": thinking}
+
+
+def _split(made: list[Turn]) -> Iterator[Turn]:
+    """Turns with one call each, and behind each call its result."""
+    results: dict[str, list[Turn]] = {}
+    for turn in made:
+        if turn["role"] == "tool" and "tool_call_id" in turn:
+            results.setdefault(turn["tool_call_id"], []).append(turn)
+    moved: set[int] = set()
+    for turn in made:
+        calls = turn.get("tool_calls", ())
+        if id(turn) in moved:
+            continue
+        if len(calls) < 2:
+            yield turn
+            continue
+        said = {key: value for key, value in turn.items() if key != "tool_calls"}
+        for call in calls:
+            yield {**said, "tool_calls": [call]}
+            said = {"role": turn["role"]}
+            own = results.pop(call["id"], [])
+            moved.update(map(id, own))
+            yield from own

@@ -1,0 +1,223 @@
+"""Rules of a grammar for the arguments of one call, in each of the shapes that families write them in.
+
+JSON is left to llguidance, whole. Where arguments stand one by one, the rules hold to which there are, which of them
+must be there, and what each of them is; what a schema says of them together is not enforced then. Knows schemas and
+forms; what is around a call is ``spelling``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .calls import Form, follow, kinds
+
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
+DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
+KEY = "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/"
+ANY = """any: anytext | anyplain | "[" (any ("," any)*)? "]" | "{" (KEY ":" any ("," KEY ":" any)*)? "}\""""
+Schema = dict[str, Any]
+
+
+class Rules:
+    """Rules that are made while they are needed. ``special``: the ids of the tokens that are marks."""
+
+    def __init__(self, form: Form, special: Mapping[str, int]):
+        self.lines: list[str] = []
+        self.form = form
+        self._special = special
+        marks = sorted(filter(None, special), key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, marks))) if marks else None
+        self._root: Schema = {}
+
+    def text(self, text: str) -> str:
+        """A text as literals, special tokens as tokens."""
+        parts, at = [], 0
+        for found in self._split.finditer(text) if self._split is not None else ():
+            parts += [_quoted(text[at : found.start()]), f"<[{self._special[found[0]]}]>"]
+            at = found.end()
+        return " ".join(filter(None, [*parts, _quoted(text[at:])]))
+
+    def special(self, text: str) -> bool:
+        """Whether the text holds special tokens."""
+        return self._split is not None and bool(self._split.search(text))
+
+    def until(self, mark: str, limits: str = "*", before: str = "") -> str:
+        """A rule for text up to a mark, which it has nowhere else. ``before``: stands right before the mark."""
+        if self.special(mark):
+            return self.rule(f"{self.terminal(f'/(?s:.{limits})/')} {self.text(before + mark)}")
+        inner = re.escape(mark).replace("/", r"\/")
+        text = self.terminal(f"/(?s:.{limits})/ & ~/(?s:.*){inner}(?s:.*)/")
+        return self.rule(f"{text} {_quoted(before + mark)}", "[lazy]")
+
+    def rule(self, body: str, option: str = "") -> str:
+        """The name of a new rule."""
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}{option}: {body}")
+        return name
+
+    def terminal(self, body: str) -> str:
+        name = f"T{len(self.lines)}"
+        self.lines.append(f"{name}: {body}")
+        return name
+
+    def arguments(self, schema: Schema, bound: bool) -> str:
+        """The name of a rule for arguments that follow the schema: any object if they are not ``bound`` to it."""
+        self._root = schema
+        shape = self.form.shape
+        if shape in ("object", "named", "keyed"):
+            return self.json(schema)
+        while isinstance(schema.get("$ref"), str) and isinstance(found := follow(schema["$ref"], self._root), dict):
+            schema = found
+        properties = _properties(schema) if bound else {}
+        rest = not properties and schema.get("additionalProperties") is not False
+        required = schema.get("required")
+        needed = set(required) if isinstance(required, list) else set()
+        if shape == "tags":
+            parts = [(key in needed, self._tag(key, each)) for key, each in properties.items()]
+            if rest:
+                return self.rule(f"{self._free_tag()}*")
+            return self.rule(" ".join(name if must else f"{name}?" for must, name in parts) or '""')
+        assign = "=" if shape == "python" else ":"
+        value = self.json if shape == "python" else self.loose
+        if rest:
+            if shape == "loose":
+                self._define_any()
+                return self.rule('(KEY ":" any ("," KEY ":" any)*)?')
+            self._define(KEY)
+            one = self.rule(f'KEY "=" {self.json({})}')
+            return self.rule(f'({one} (", " {one})*)?')
+        return self._row(
+            [
+                (key in needed, self.rule(f"{self.text(key + assign)} {value(each)}"))
+                for key, each in properties.items()
+            ],
+            ", " if shape == "python" else ",",
+        )
+
+    def json(self, schema: Any) -> str:
+        """The name of a rule for JSON that follows a part of the schema."""
+        if not isinstance(schema, dict):
+            schema = {}
+        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        return self.rule(f"%json {json.dumps({**shared, **schema, 'x-guidance': SPACING})}")
+
+    def loose(self, schema: Any, depth: int = 0) -> str:
+        """The name of a rule for a value in the notation of shape "loose"."""
+        while isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and depth < DEPTH:
+            schema, depth = follow(schema["$ref"], self._root), depth + 1
+        if not isinstance(schema, dict) or depth >= DEPTH:
+            return self._define_any()
+        if choices := _choices(schema):
+            return self.rule(" | ".join(map(self._loose_text, choices)))
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list) and schema[key]:
+                return self.rule(" | ".join(self.loose(each, depth + 1) for each in schema[key]))
+        said = schema.get("type")
+        if isinstance(said, list) and said:
+            return self.rule(" | ".join(self.loose({**schema, "type": each}, depth + 1) for each in said))
+        if said == "string":
+            return self.rule(f"{self.text(self.form.quote)} {self.until(self.form.quote, _limits(schema))}")
+        if said == "array":
+            least, most = (schema.get(key) for key in ("minItems", "maxItems"))
+            item = self.loose(schema.get("items", {}), depth + 1)
+            if most == 0:
+                return self.rule('"[]"')
+            count = f"{{{max(0, (least or 1) - 1)},{most - 1 if most else ''}}}"
+            row = f'{item} ("," {item}){count}'
+            return self.rule(f'"[" {row} "]"' if least else f'"[" ({row})? "]"')
+        if said == "object" and (properties := _properties(schema)):
+            needed = set(schema.get("required") or ())
+            row_ = [
+                (key in needed, self.rule(f"{self.text(f'{key}:')} {self.loose(each, depth + 1)}"))
+                for key, each in properties.items()
+            ]
+            return self.rule(f'"{{" {self._row(row_, ",")} "}}"')
+        if said in ("number", "integer", "boolean", "null"):
+            return self.json(schema)
+        if said == "object":
+            self._define_any()
+            return self.rule('"{" (KEY ":" any ("," KEY ":" any)*)? "}"')
+        return self._define_any()
+
+    def _tag(self, key: str, schema: Any) -> str:
+        form = self.form
+        before, after = form.value
+        text = kinds(schema, self._root) == {"string"}
+        attribute = f' string="{"true" if text else "false"}">' if form.typed else ""
+        start = self.text(f"{form.key[0]}{key}{form.key[1]}{attribute}{before}")
+        if not text:
+            return self.rule(f"{start} {self.json(schema)} {self.text(after)}")
+        if choices := _choices(schema):
+            return self.rule(f"{start} ({' | '.join(map(_literal, choices))}) {self.text(after)}")
+        mark = after.strip()
+        lead, end = after[: after.index(mark)], after[after.index(mark) + len(mark) :]
+        return self.rule(f"{start} {self.until(mark, _limits(schema), lead)} {self.text(end)}")
+
+    def _free_tag(self) -> str:
+        form = self.form
+        self._define(KEY)
+        before, after = form.value
+        attribute = ' string="false">' if form.typed else ""
+        start = f"{self.text(form.key[0])} KEY {self.text(form.key[1] + attribute + before)}"
+        return self.rule(f"{start} {self.json({})} {self.text(after)}")
+
+    def _row(self, parts: list[tuple[bool, str]], comma: str) -> str:
+        """The parts that must be there, then those that may, with something between them."""
+        must, may = ([name for needed, name in parts if needed is wanted] for wanted in (True, False))
+        between = _quoted(comma)
+        tail = '""'
+        tails = [tail]
+        for name in reversed(may):
+            tail = self.rule(f"({between} {name})? {tail}")
+            tails.insert(0, tail)
+        if must:
+            return self.rule(f" {between} ".join(must) + f" {tails[0]}")
+        starts = [f"{name} {rest}" for name, rest in zip(may, tails[1:], strict=True)]
+        return self.rule(" | ".join([*starts, '""']))
+
+    def _loose_text(self, value: Any) -> str:
+        return self.text(f"{self.form.quote}{value}{self.form.quote}") if isinstance(value, str) else _literal(value)
+
+    def _define_any(self) -> str:
+        if ANY not in self.lines:
+            self._define(KEY)
+            self._define(ANY)
+            self._define(f"anyplain: %json {json.dumps({'type': ['number', 'boolean', 'null']})}")
+            self._define(f"anytext: {self.text(self.form.quote)} {self.until(self.form.quote)}")
+        return "any"
+
+    def _define(self, line: str) -> None:
+        if line not in self.lines:
+            self.lines.append(line)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
+
+
+def _literal(value: Any) -> str:
+    """A value as it stands between marks: text as it is, the rest as JSON."""
+    return _quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) or '""'
+
+
+def _properties(schema: Schema) -> dict[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _choices(schema: Any) -> list[Any]:
+    """The values that a schema lists, if these are plain."""
+    if not isinstance(schema, dict):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    plain = isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
+    return values if plain and isinstance(values, list) else []
+
+
+def _limits(schema: Schema) -> str:
+    """How long a text is, as a regular expression's count."""
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    return f"{{{least or 0},{most if most is not None else ''}}}" if least or most is not None else "*"

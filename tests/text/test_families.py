@@ -1,0 +1,460 @@
+"""Every family's form of calls: what its models write is read, however it is cut, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parley.text import Markup
+from parley.text.calls import Tools
+from parley.text.channels import reader
+from parley.text.families import CALLS, THOUGHTS
+from parley.text.markup import begins_thinking, detect, names, switch
+
+TOOLS = Tools(
+    [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "parameters": {
+                    "properties": {
+                        "s": {"type": "string"},
+                        "n": {"type": "integer"},
+                        "x": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+                        "b": {"type": "boolean"},
+                        "l": {"type": "array"},
+                        "o": {"$ref": "#/$defs/o"},
+                        "e": {"enum": ["1", 1]},
+                    },
+                    "$defs": {"o": {"type": "object"}},
+                },
+            },
+        }
+        for name in ("f", "get_weather", "a-b.c")
+    ]
+)
+
+Parsed = tuple[str, str, list[tuple[str, str]]]
+
+
+def parse(pieces: list[str], markup: Markup, thinking: bool = False, tools: Tools = TOOLS) -> Parsed:
+    """(reasoning, content, [(name, arguments)]); checks the form of the events on the way."""
+    parser = reader(markup, thinking, tools)
+    texts = {"reasoning": "", "content": ""}
+    calls: list[tuple[str, str]] = []
+    for part, text, call in [event for piece in pieces for event in parser.push(piece)] + parser.flush():
+        if call is None:
+            assert text
+            texts[part] += text
+            continue
+        assert part == "tool" and text == ""
+        if call.name is not None:
+            assert call.index == len(calls) and call.id and call.arguments == ""
+            calls.append((call.name, ""))
+        else:
+            assert call.index == len(calls) - 1 and call.id is None and call.arguments
+            calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
+    assert parser.calls == len(calls)
+    return texts["reasoning"], texts["content"], calls
+
+
+def family(name: str, think: tuple[str, str] | None = None) -> Markup:
+    markup = detect("", name, "none")
+    return Markup(think, markup.calls, None, markup.short, markup.channels)
+
+
+F = ("f", '{"s": "a"}')
+EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
+    "llama3_json": [
+        ('{"name": "f", "parameters": {"s": "a"}}', "", [F]),
+        ('{"name": "f", "parameters": {"s": "a"}}; {"name": "f", "parameters": {"s": "a"}}', "", [F, F]),
+        ('<|python_tag|>{"name": "f", "parameters": {"s": "a"}}', "", [F]),
+        ('<|python_tag|>f.call(s="a")', "", [F]),
+        ('<|python_tag|>print("a")', '<|python_tag|>print("a")', []),
+        ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
+        ('Yes: {"name": "f", "parameters": {}}', 'Yes: {"name": "f", "parameters": {}}', []),
+        ('\n{"a": 1}\n', '\n{"a": 1}\n', []),
+    ],
+    "mistral": [
+        ('[TOOL_CALLS]f[ARGS]{"s": "a"}[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"s": "a"}', "", [F, F]),
+        ('Ok.[TOOL_CALLS]f{"s": "a"}', "Ok.", [F]),
+        ('[TOOL_CALLS][{"name": "f", "arguments": {"s": "a"}}, {"arguments": {"s": "a"}, "name": "f"}]', "", [F, F]),
+        ('[TOOL_CALLS] {"name": "f", "arguments": {"s": "a"}} then', " then", [F]),
+        ("[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
+    ],
+    "mistral_v3": [('[TOOL_CALLS] [{"name": "f", "arguments": {"s": "a"}, "id": "x"}]', "", [F])],
+    "deepseek_v3": [
+        (
+            "Hm.\n\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+            '{"s": "a"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"s": "a"}\n```'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "Hm.",
+            [F, F],
+        ),
+        ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"s": "a"}<｜tool▁call▁end｜>', "", [F]),
+    ],
+    "deepseek_v31": [
+        (
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"s": "a"}<｜tool▁call▁end｜>'
+            '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"s": "a"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            "",
+            [F, F],
+        )
+    ],
+    "deepseek_v32": [
+        (
+            'So\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">a'
+            '</｜DSML｜parameter>\n<｜DSML｜parameter name="o" string="false">{"k": [1]}</｜DSML｜parameter>\n'
+            '</｜DSML｜invoke>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            "So",
+            [("f", '{"s": "a", "o": {"k": [1]}}'), ("f", "{}")],
+        )
+    ],
+    "qwen3_coder": [
+        (
+            "<tool_call>\n<function=f>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>\n"
+            "<function=f>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>",
+            "",
+            [F, F],
+        ),
+        (
+            '<tool_call>\n<function=f>\n<parameter=s>\n\n{"a": \'"<b>\n</para\n\n</parameter>\n<parameter=n>\n7\n'
+            "</parameter>\n<parameter=x>\n-1.5e3\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n<parameter=l>\n"
+            "['a', None]\n</parameter>\n<parameter=e>\n1\n</parameter>\n</function>\n</tool_call>",
+            "",
+            [
+                (
+                    "f",
+                    r'{"s": "\n{\"a\": '"'"r'\"<b>\n</para\n", "n": 7, "x": -1.5e3, "b": true, "l": ["a", null], '
+                    '"e": 1}',
+                )
+            ],
+        ),
+        ("<tool_call>\n<function=f>\n<parameter=n>\nmany\n</parameter>\n</function>", "", [("f", '{"n": "many"}')]),
+        ("<tool_call>\n<function=f>\n<parameter=s>\nhal", "", [("f", '{"s": "hal')]),
+        ("<function=f>\nwhat?</function>", "what?</function>", [("f", "{}")]),
+        ("<function>", "<function>", []),
+        ('<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>', "", [F]),
+    ],
+    "seed_oss": [
+        (
+            "<seed:tool_call>\n<function=f>\n<parameter=s>a</parameter>\n</function>\n</seed:tool_call>",
+            "",
+            [F],
+        )
+    ],
+    "glm45": [
+        (
+            "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3"
+            "</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>",
+            "",
+            [("f", '{"s": "a", "n": 3}'), ("f", "{}")],
+        ),
+        ("<tool_call>f<arg_key>s</arg_key><arg_value>a</arg_value></tool_call>", "", [F]),
+        ('<tool_call>{"name": "f", "arguments": {"s": "a"}}</tool_call>', "", [F]),
+    ],
+    "minimax_m2": [
+        (
+            '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">a</parameter>\n</invoke>\n<invoke name="f">\n'
+            '<parameter name="s">a</parameter>\n</invoke>\n</minimax:tool_call>',
+            "",
+            [F, F],
+        )
+    ],
+    "minimax": [
+        (
+            '<tool_calls>\n{"name": "f", "arguments": {"s": "a"}}\n{"name": "f", "arguments": {"s": "a"}}\n'
+            "</tool_calls>",
+            "",
+            [F, F],
+        )
+    ],
+    "step3": [
+        (
+            '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">\n'
+            '<steptml:parameter name="s">a</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n'
+            "<｜tool_calls_end｜>",
+            "",
+            [F],
+        )
+    ],
+    "kimi_k2": [
+        (
+            '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"s": "a"}'
+            '<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{"s": "a"}<|tool_call_end|>'
+            "<|tool_calls_section_end|>",
+            "",
+            [F, F],
+        )
+    ],
+    "internlm": [('Let<|action_start|><|plugin|>\n{"name": "f", "parameters": {"s": "a"}}<|action_end|>', "Let", [F])],
+    "cohere_command3": [
+        (
+            '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {"s": "a"}},\n'
+            '    {"tool_call_id": "1", "tool_name": "f", "parameters": {"s": "a"}}\n]<|END_ACTION|>',
+            "",
+            [F, F],
+        ),
+        ('Action: ```json\n[\n{"tool_name": "f", "parameters": {"s": "a"}}\n]\n```', "", [F]),
+        ("Action: wait", "Action: wait", []),
+    ],
+    "granite": [('<|tool_call|>[{"name": "f", "arguments": {"s": "a"}}]', "", [F])],
+    "granite-20b-fc": [('<function_call> {"name": "f", "arguments": {"s": "a"}}', "", [F])],
+    "phi4_mini_json": [
+        ('functools[{"name": "f", "arguments": {"s": "a"}}]', "", [F]),
+        ('<|tool_call|>[{"name": "f", "arguments": {"s": "a"}}]<|/tool_call|>', "", [F]),
+        ("import functools\nfunctools.cache", "import functools\nfunctools.cache", []),
+    ],
+    "jamba": [('<tool_calls>[{"name": "f", "arguments": {"s": "a"}}]</tool_calls>', "", [F])],
+    "nemotron_json": [('<TOOLCALL>[{"name": "f", "arguments": {"s": "a"}}]</TOOLCALL>', "", [F])],
+    "longcat": [('<longcat_tool_call>{"name": "f", "arguments": {"s": "a"}}</longcat_tool_call>', "", [F])],
+    "apertus": [('<|tools_prefix|>[{"f": {"s": "a"}}, {"f": {"s": "a"}}]<|tools_suffix|>', "", [F, F])],
+    "gigachat3": [('function call<|role_sep|>\n{"name": "f", "arguments": {"s": "a"}}', "", [F])],
+    "xlam": [('[{"name": "f", "arguments": {"s": "a"}}]', "", [F]), ("[1, 2]", "[1, 2]", [])],
+    "lfm2": [("<|tool_call_start|>[f(s='a')]<|tool_call_end|>Checking", "Checking", [F])],
+    "olmo3": [('<function_calls>\nf(s="a")\nf(s="a")\n</function_calls>', "", [F, F])],
+    "llama4_pythonic": [
+        ('[f(s="a"), a-b.c(n=-1, x=.5, b=False, l=["\\x41", (1,)], o={"k": None})]', "",
+         [F, ("a-b.c", '{"n": -1, "x": 0.5, "b": false, "l": ["A", [1]], "o": {"k": null}}')]),
+        ('<|python_start|>[f(s="a")]<|python_end|>', "", [F]),
+        ("[f('a', 7)]", "", [("f", '{"s": "a", "n": 7}')]),
+        ("[other(s='a')]", "[other(s='a')]", []),
+        ("[f] is a list", "[f] is a list", []),
+        ('{"name": "f", "parameters": {"s": "a"}}', "", [F]),
+        ("[f(s='a', n=", "", [("f", '{"s": "a", "n": ')]),
+        (r"""[f(s='it\'s "\u00e9\ud83d\ude00\n\q')]""", "", [("f", r'{"s": "it'"'"r's \"é\ud83d\ude00\n\\q"}')]),
+    ],
+    "pythonic": [("Ok\n```tool_code\nf(s='a')\n```", "Ok", [F])],
+    "gemma4": [
+        (
+            '<|tool_call>call:f{s:<|"|>a<|"|>}<tool_call|><|tool_call>call:f{l:[<|"|>b"<|"|>,1],o:{k:true},s:<|"|>{<|"|>}'
+            "<tool_call|>",
+            "",
+            [F, ("f", r'{"l": ["b\"", 1], "o": {"k": true}, "s": "{"}')],
+        )
+    ],
+    "functiongemma": [("<start_function_call>call:f{s:<escape>a<escape>}<end_function_call>", "", [F])],
+    "openai": [
+        ('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"s": "a"}<|call|>', "", [F]),
+        ('<|channel|>final<|message|>Hello<|return|>', "Hello", []),
+        ('<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"s": "a"}<|call|>', "", [F]),
+        ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Yes",
+         "I look.Yes", []),
+        ("No marks at all.", "No marks at all.", []),
+    ],
+    "hermes": [],
+}  # fmt: skip
+
+CASES = [(name, *example) for name, examples in EXAMPLES.items() for example in examples]
+
+
+def test_every_family_has_examples() -> None:
+    assert set(EXAMPLES) == {row.name for row in CALLS}
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
+def test_examples_however_they_are_cut(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    markup = family(name)
+    for _, arguments in calls if text.rstrip().endswith((">", "]", "}")) else ():
+        json.loads(arguments)
+    assert parse([text], markup) == ("", content, calls)
+    assert parse(list(text), markup) == ("", content, calls)
+    for middle in range(len(text)):
+        assert parse([text[:middle], text[middle:]], markup) == ("", content, calls)
+
+
+@pytest.mark.parametrize("name", [row.name for row in CALLS])
+def test_no_mark_that_is_looked_for_begins_another(name: str) -> None:
+    triggers = {form.trigger for form in family(name).calls if not form.bare}
+    assert not [(one, two) for one, two in itertools.permutations(triggers, 2) if one.startswith(two)]
+
+
+def fragments(markup: Markup) -> list[str]:
+    marks = [part for mark in markup.marks for part in (mark, mark[:3], mark[3:])]
+    return [*marks, "f", '{"name": "f", "', 'arguments": {', "}", "{", '"', "\\", "'", "(", ")", "[", "]", ",", "=",
+            ":", "\n", " ", "s", "n", "1", "-", "é", "😀", "x" * 20, "True", "u00e9"]  # fmt: skip
+
+
+MARKUPS = {row.name: detect("", row.name, "none") for row in CALLS}
+THINKERS = {row.name: Markup(row.marks, MARKUPS["hermes"].calls, row.around) for row in THOUGHTS[1:]}
+FRAGMENTS = {name: fragments(markup) for name, markup in (MARKUPS | THINKERS).items()}
+
+
+@st.composite
+def written(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
+    """A markup, a text of its marks and its examples' parts in any order, and where to cut it."""
+    name = draw(st.sampled_from(sorted(FRAGMENTS)))
+    examples = [text for text, _, _ in EXAMPLES.get(name, [])]
+    texts = [
+        example[: draw(st.integers(0, len(example)))]
+        for example in draw(st.lists(st.sampled_from(examples or [""]), max_size=2))
+    ]
+    noise = draw(st.lists(st.sampled_from(FRAGMENTS[name]), max_size=20))
+    at = draw(st.integers(0, len(noise)))
+    text = "".join(noise[:at] + texts + noise[at:])
+    return (MARKUPS | THINKERS)[name], text, draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+
+
+@given(written(), st.booleans())
+@settings(max_examples=600, deadline=None)
+def test_any_cutting_gives_the_same_events(case: tuple[Markup, str, list[int]], thinking: bool) -> None:
+    markup, text, sizes = case
+    thinking = thinking and markup.think is not None
+    pieces, at = [], 0
+    for size in itertools.cycle(sizes):
+        if at >= len(text):
+            break
+        pieces.append(text[at : at + size])
+        at += size
+    whole = parse([text], markup, thinking)
+    assert parse(pieces, markup, thinking) == whole
+    if markup.think is None and not markup.channels and not whole[2]:
+        assert whole[1] == text, "what is no call is content"
+
+
+@pytest.mark.parametrize("name", sorted(FRAGMENTS))
+def test_long_texts_are_read_once(name: str) -> None:
+    """What is held back stays small, whatever comes: else time would grow with the square of the length."""
+    markup = (MARKUPS | THINKERS)[name]
+    openings = ["", *(text[: len(text) // 2] for text, _, _ in EXAMPLES.get(name, [])[:2]), "<think>"]
+    for opening, unit in itertools.product(openings, [*markup.marks[:4], "{", "[", "\\", '"', "\n", "f(", "x "]):
+        parser = reader(markup, False, TOOLS)
+        text = opening + unit * (20_000 // len(unit))
+        for at in range(0, len(text), 97):
+            parser.push(text[at : at + 97])
+            assert len(parser._text) - parser._at <= 128, (opening, unit)
+
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["s", "alpha", "b_2"]), values), st.lists(st.integers(1, 9), min_size=1, max_size=5)
+)
+@settings(max_examples=200, deadline=None)
+def test_python_values_become_json(arguments: dict[str, Any], sizes: list[int]) -> None:
+    text = "[f(" + ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")]"
+    pieces, at = [], 0
+    for size in itertools.cycle(sizes):
+        if at >= len(text):
+            break
+        pieces.append(text[at : at + size])
+        at += size
+    _, content, calls = parse(pieces, family("llama4_pythonic"))
+    assert content == "" and len(calls) == 1
+    expected = json.loads(json.dumps(arguments))
+    assert json.loads(calls[0][1]) == expected
+
+
+@given(st.text(max_size=40), st.lists(st.integers(1, 5), min_size=1, max_size=5))
+@settings(max_examples=200, deadline=None)
+def test_texts_between_marks_become_strings(value: str, sizes: list[int]) -> None:
+    text = f"<tool_call>\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    pieces, at = [], 0
+    for size in itertools.cycle(sizes):
+        if at >= len(text):
+            break
+        pieces.append(text[at : at + size])
+        at += size
+    assert json.loads(parse(pieces, family("qwen3_coder"))[2][0][1]) == {"s": value}
+
+
+REASONED = [
+    ("seed_oss", "<seed:think>\nhm</seed:think>\nYes", ("hm", "Yes")),
+    ("granite", "Here is my thought process: hm\n\nHere is my response: Yes", (" hm", " Yes")),
+    ("gemma4", "<|channel>thought\nhm<channel|>Yes", ("hm", "Yes")),
+    ("hunyuan_a13b", "<think>\nhm\n</think>\n<answer>\nYes\n</answer>", ("hm", "Yes")),
+    ("hunyuan_a13b", "<think>hm</think>No <answer>", ("hm", "No <answer>")),
+    ("ernie45", "<think>hm</think>\n\n<response>\nYes</response>\n", ("hm", "Yes")),
+    ("cohere_command3", "<|START_THINKING|>hm<|END_THINKING|>Yes", ("hm", "Yes")),
+    ("mistral", "[THINK]hm[/THINK]Yes", ("hm", "Yes")),
+    ("openai_gptoss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
+     ("hm", "Yes")),
+    ("openai_gptoss", "<|channel|>analysis<|message|>hm", ("hm", "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), REASONED)
+def test_reasoning_however_it_is_cut(name: str, text: str, expected: tuple[str, str]) -> None:
+    markup = detect("", "none", name)
+    for pieces in ([text], list(text)):
+        assert parse(pieces, markup) == (*expected, [])
+
+
+def test_calls_in_reasoning_are_no_calls() -> None:
+    inside = '<think><tool_call>\n{"name": "f", "arguments": {}}\n</tool_call></think>\n\n'
+    outside = '<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>'
+    reasoning, content, calls = parse(list(inside + outside), family("hermes", ("<think>", "</think>")))
+    assert reasoning.startswith("<tool_call>") and content == "" and calls == [F]
+    harmony = (
+        "<|channel|>analysis<|message|>maybe to=functions.f<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.f <|constrain|>json<|message|>{"s": "a"}<|call|>'
+    )
+    assert parse(list(harmony), detect("", "openai", "gptoss")) == ("maybe to=functions.f", "", [F])
+
+
+def test_ids_are_the_familys_own() -> None:
+    def ids(name: str, text: str) -> list[str | None]:
+        return [call.id for _, _, call in reader(family(name), False, TOOLS).push(text) if call and call.name]
+
+    (mistral,) = ids("mistral", "[TOOL_CALLS]f[ARGS]{}")
+    assert mistral is not None and len(mistral) == 9 and mistral.isalnum()
+    assert ids("mistral", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}") == ["abcdefghi"]
+    kimi = "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    assert ids("kimi_k2", kimi) == ["functions.f:3"]
+
+
+def test_names_of_families() -> None:
+    for rows in (CALLS, THOUGHTS):
+        listed = [name for row in rows for name in (row.name, *row.aliases)]
+        assert len(listed) == len(set(listed)) and sorted(listed) == names(rows)
+    with pytest.raises(ValueError, match=r"no family 'klingon'; there are auto, none, .*hermes"):
+        detect("", "klingon")
+    assert detect("<think><tool_call>", "none", "none") == Markup()
+    assert detect("", "Qwen3-Coder", "deepseek-r1").calls == detect("", "qwen3_coder").calls
+
+
+SIGNS = [
+    ("<|im_start|><tool_call>{{ tool_call | tojson }}</tool_call><think>", "hermes", "qwen3"),
+    ("<tool_call>\n<function=name>\n<parameter=key>", "qwen3_coder", "none"),
+    ("<tool_call>name\n<arg_key></arg_key></tool_call> </think>", "glm45", "qwen3"),
+    ("<|start|>assistant<|channel|>analysis<|message|>", "openai", "openai_gptoss"),
+    ("<|start_header_id|>ipython {\"name\": function name, \"parameters\": dict}", "llama3_json", "none"),
+    ("[AVAILABLE_TOOLS][TOOL_CALLS] [", "mistral_v3", "none"),
+    ("[TOOL_CALLS]name[ARGS] [THINK]", "mistral", "mistral"),
+    ("<｜tool▁calls▁begin｜>```json</think>", "deepseek_v3", "qwen3"),
+    ("<｜tool▁calls▁begin｜></think>", "deepseek_v31", "qwen3"),
+    ("plain", "none", "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "tools", "reasoning"), SIGNS)
+def test_families_are_told_by_their_templates(template: str, tools: str, reasoning: str) -> None:
+    assert detect(template) == detect("", tools, reasoning)
+
+
+def test_prompts_that_begin_reasoning() -> None:
+    assert begins_thinking(detect("", "none", "gemma4"), "<|turn>model\n<|channel>thought\n", False)
+    assert not begins_thinking(detect("", "none", "gemma4"), "<|turn>model\n<|channel>thought\n<channel|>", False)
+    assert parse(["hm<|end|><|channel|>final<|message|>So"], detect("", "none", "gptoss"), True) == ("hm", "So", [])
+
+
+def test_switches_of_templates() -> None:
+    assert switch({"enable_thinking"}, {}, False, None) == {"enable_thinking": False}
+    assert switch({"enable_thinking"}, {}, None, "high") == {"enable_thinking": True}
+    assert switch({"thinking", "reasoning_effort"}, {}, None, "none") == {"thinking": False}
+    assert switch({"reasoning_effort"}, {}, None, "max") == {"reasoning_effort": "high"}
+    assert switch({"reasoning_effort"}, {}, False, None) == {"reasoning_effort": "low"}
+    assert switch({"thinking_budget"}, {}, False, None) == {"thinking_budget": 0}
+    assert switch({"enable_thinking"}, {"enable_thinking": True}, False, None) == {"enable_thinking": True}
+    assert switch({"messages"}, {"a": 1}, True, "low") == {"a": 1}

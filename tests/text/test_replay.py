@@ -1,0 +1,99 @@
+"""What templates of real families ask of past turns, each shown by a few lines of a template that do so."""
+
+from __future__ import annotations
+
+import pytest
+
+from parley.errors import BadRequest
+from parley.text import ChatTemplate
+from parley.types import Chat, Message, ToolCall
+
+TURNS = [
+    Message("user", "Hi"),
+    Message(
+        "assistant",
+        None,
+        reasoning="hm",
+        tool_calls=[ToolCall("call_1", "f", '{"a": "x", "b": [1]}'), ToolCall("call_2", "g", "")],
+    ),
+    Message("tool", "one", tool_call_id="call_1"),
+    Message("tool", "two", tool_call_id="call_2"),
+]
+
+DICT = (
+    "{{ call.function.arguments | tojson }}{% for key, value in call.function.arguments.items() %}{{ key }}{% endfor %}"
+)
+TEXT = "{{ 'f' + '\\n' + call['function']['arguments'] + '\\n' }}"
+SHOWN = "{{ call.function.arguments }}"
+EACH = "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+ENDS = "{% endfor %}{% endfor %}"
+
+
+def render(source: str, messages: list[Message] = TURNS) -> str:
+    return ChatTemplate({"default": source}).render(Chat(messages))
+
+
+def test_arguments_are_an_object_and_a_text() -> None:
+    assert render(f"{EACH}{DICT}{ENDS}") == '{"a": "x", "b": [1]}ab{}'
+    assert render(f"{EACH}{TEXT}{ENDS}") == 'f\n{"a": "x", "b": [1]}\nf\n{}\n'
+    assert render(f"{EACH}{SHOWN}{ENDS}") == '{"a": "x", "b": [1]}{}'
+    assert render(EACH + "{{ call.function.arguments is mapping }}{{ call.function.arguments is string }}" + ENDS) == (
+        "TrueFalse" * 2
+    )
+
+
+def test_results_carry_the_name_of_what_was_called() -> None:
+    source = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name }}:{{ m.content }} {% endif %}{% endfor %}"
+    assert render(source) == "f:one g:two "
+    assert render(source, [Message("tool", "x", name="own", tool_call_id="call_1")]) == "own:x "
+
+
+def test_ids_of_nine_letters_for_templates_that_take_no_others() -> None:
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        "{% if call.id|length != 9 %}{{ raise_exception('no') }}{% endif %}{{ call.id }} {% endfor %}"
+        "{% if m.tool_call_id %}{{ m.tool_call_id }} {% endif %}{% endfor %}"
+    )
+    one, two, *rest = render(source).split()
+    assert [one, two] == rest and one != two and one.isalnum()
+    kept = [Message("assistant", None, tool_calls=[ToolCall("abcdefgh1", "f", "{}")])]
+    assert render(source, kept) == "abcdefgh1 "
+
+
+def test_ids_with_names_where_the_template_writes_nothing_else() -> None:
+    source = f"{EACH}{{{{ call.id }}}}<|tool_call_argument_begin|>{ENDS}{{{{ messages[-1].tool_call_id }}}}"
+    assert (
+        render(source)
+        == "functions.f:0<|tool_call_argument_begin|>functions.g:1<|tool_call_argument_begin|>functions.g:1"
+    )
+    own = [Message("assistant", None, tool_calls=[ToolCall("functions.f:7", "f", "{}")])]
+    assert render(source, own) == "functions.f:7<|tool_call_argument_begin|>"
+
+
+def test_several_calls_for_a_template_that_takes_one() -> None:
+    source = (
+        "{% for m in messages %}{{ m.role }}{% if m.tool_calls %}{% if not m.tool_calls|length == 1 %}"
+        "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+        "({{ m.tool_calls[0].function.name }},{{ m.reasoning_content }}){% endif %} {{ m.content }};{% endfor %}"
+    )
+    assert render(source) == "user Hi;assistant(f,hm) ;tool one;assistant(g,) ;tool two;"
+
+
+def test_thoughts_and_words_before_a_call_for_a_template_that_takes_one_of_them() -> None:
+    source = (
+        "{% for message in messages %}{% if message.content and message.thinking %}{{ raise_exception('both') }}"
+        "{% elif message.thinking %}{{ message.thinking }}{% endif %}{% endfor %}"
+    )
+    spoken = Message("assistant", "I look.", reasoning="hm", tool_calls=[ToolCall("1", "f", "{}")])
+    assert render(source, [spoken]) == "hm\n\nI look."
+    with pytest.raises(BadRequest, match="both"):
+        render(source, [Message("assistant", "I look.", reasoning="hm")])
+
+
+def test_turns_without_content() -> None:
+    assert render("{% for m in messages %}{{ m.content is defined }} {% endfor %}") == "True False True True "
+    none = "{% if m.content is none %}-{% else %}{{ m.content.split(' ')[0] }}{% endif %}"
+    assert render(f"{{% for m in messages %}}{none}{{% endfor %}}") == "Hi-onetwo"
+    assert render("{% for m in messages %}{{ m['content'] + ';' }}{% endfor %}") == "Hi;;one;two;"
+    with pytest.raises(BadRequest, match="cannot render"):
+        render("{% for m in messages %}{{ m['content'] + 1 }}{% endfor %}")
