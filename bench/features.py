@@ -1,4 +1,4 @@
-"""Part of ``make bench``: what each feature of generation adds to a step, in percent of a plain step, at batch 1, 8, 32.
+"""Part of ``make bench``: what each feature of generation adds to a step, in percent, at batch 1, 8 and 32.
 
     python bench/features.py [FOLDER] [--batches 1,8,32] [--rounds 6] [--steps 4] [--only NAME …]
 
@@ -263,7 +263,7 @@ def rows(bench: Bench, tokenizer: Tokenizer, options: argparse.Namespace) -> Ite
         if asked(name):
             value = speculated(bench, sampling, 64)
             verdict = "yes" if value >= goal else "**no**"
-            yield [name, f"{value:.2f} × tokens/s", *["-"] * (len(batches) - 1), f"≥ {goal} ×", verdict]
+            yield [name, f"{value:.2f} times the tokens/s", *["-"] * (len(batches) - 1), f"≥ {goal}", verdict]
 
 
 def main() -> int:
