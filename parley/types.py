@@ -311,11 +311,13 @@ class Cost(msgspec.Struct, array_like=True, gc=False):
     ``rows`` is how many choices had a row in the step that gave it. ``computed``: in steps that had a row of the
     choice, all of them where its prompt was read in chunks or again; ``waited``: the rest, outside of steps or in
     steps without it. Together they are the time between two tokens.
+    ``tokens``: so many the step gave the choice, which share its time.
     """
 
     rows: int
     waited: float
     computed: float
+    tokens: int = 1
 
 
 class Score(msgspec.Struct, array_like=True, gc=False):
