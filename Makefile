@@ -74,6 +74,7 @@ bench: setup
 	-@$(VENV)/bin/python bench/steps.py
 	-@$(VENV)/bin/python bench/kernels.py
 	-@$(VENV)/bin/python bench/embeddings.py
+	-@$(VENV)/bin/python bench/features.py
 	@$(VENV)/bin/python bench/report.py
 
 bench-peers: setup

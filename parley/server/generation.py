@@ -101,7 +101,7 @@ class Generation:
         beams.settle(request, model.settings.max_batch)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
-        self._grammars = [await self._compile(prompt) for prompt in request.prompts]
+        self._grammars = await self._compile()
         prepared = await off_loop(size, self._prepare)
         strings = request.stop.strings
         stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
@@ -215,13 +215,17 @@ class Generation:
 
     # -- before the engine
 
-    async def _compile(self, prompt: Prompt) -> str:
-        """What the answer to a prompt has to follow, as the engine reads it. Raises Invalid."""
-        language, grammar = self._model.language, self._request.grammar
-        found = language.found(prompt, grammar)
-        if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
-        return found
+    async def _compile(self) -> list[str]:
+        """What the answer to each prompt has to follow, as the engine reads it. Raises Invalid."""
+        language, grammar, prompts = self._model.language, self._request.grammar, self._request.prompts
+        talks = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts are all alike in this
+        made = []
+        for prompt in prompts if talks else prompts[:1]:
+            found = language.found(prompt, grammar)
+            if found is None:
+                found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
+            made.append(found)
+        return made if talks else made * len(prompts)
 
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
