@@ -75,7 +75,7 @@ def compose(
     form it is text in which calls of ``strict`` tools follow their schemas. The arguments of tools in ``loose`` are
     any object. ``special``: the ids of the model's marks; ``spell`` writes a text with them in Lark.
     """
-    tools = [_bound(tool, _name(tool) in loose) for tool in callable_tools(chat)]
+    tools = callable_tools(chat)
     content = f"({spell(BEGIN)})? {spell(FINAL)} @inner" if markup.channels else "@inner"
     if not tools or not markup.calls:
         return _around(f"start: {content}", form) if form is not None and markup.channels else form
@@ -83,6 +83,7 @@ def compose(
     free = form is None and not required
     if free and not chat.allowed and not any(map(_strict, tools)):
         return None
+    tools = [_bound(tool, _name(tool) in loose or (free and not _strict(tool))) for tool in tools]
     parallel = chat.parallel and chat.only is None
     calls = calls_grammar(markup, tools, parallel=parallel, required=not free, special=special)
     if form is None or required:
@@ -98,7 +99,10 @@ def _around(lark: str, form: Grammar) -> Grammar:
 
 
 def unfit(chat: Chat, compiled: Callable[[Grammar], str]) -> frozenset[str]:
-    """Names of tools whose schemas cannot be followed. Raises Invalid where a tool is strict, and has to be."""
+    """Names of tools whose schemas are not followed: they cannot be, or else all that need not, for they are too many.
+
+    Raises Invalid where a tool is strict.
+    """
     found = set()
     callable_names = set(map(_name, callable_tools(chat)))
     began = time.thread_time()
@@ -114,7 +118,7 @@ def unfit(chat: Chat, compiled: Callable[[Grammar], str]) -> frozenset[str]:
             if _strict(tool):
                 raise
             found.add(_name(tool))
-    return frozenset(found)
+    return frozenset(found or (_name(tool) for tool in callable_tools(chat) if not _strict(tool)))
 
 
 def _bound(tool: Tool, loose: bool) -> Tool:
