@@ -5,9 +5,9 @@ computed with it; what they foresaw is drawn in the same step (``Row.drafts``). 
 to come from memory, so further rows are nearly free, and every right guess saves a step. In a step of many rows each
 one costs its share.
 
-So a guess has a price: what a further row costs, in tokens that the engine would otherwise make in that time. Costs are
-learnt from the times of recent decode steps. A sequence gets as many drafts as are likely enough to be right by how its
-last ones fared. One whose drafts are wrong pauses, twice as long each time.
+So guesses are worth what they save less what their rows cost. Costs are learnt from the times of decode steps; how
+likely a sequence's next guess is right, from its last ones. Of all guesses at hand a step takes the likeliest, as many
+as make most tokens in a second. A sequence whose drafts are wrong pauses, twice as long each time.
 
 Which drafts there are never changes a result, so time may decide here. Who guesses is a ``Proposer``; this file knows
 neither texts nor models.
@@ -16,6 +16,7 @@ neither texts nor models.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from math import log as ln
 from time import perf_counter
@@ -28,12 +29,14 @@ log = logging.getLogger("parley.engine")
 MOST = 256  # drafts in a step: bounds the logits held at a time
 START = 0.6  # chance of a first draft to be right, before anything is known
 FORGET = 0.7  # weight of what was known of a sequence after one more guess
+USUAL = 0.97  # the same for what is known of all sequences, with which new ones begin
+HOPE = 0.5  # chance of the first guess after a pause, or none would ever end
 LONGEST = 5  # a pause lasts at most 2 to this power tokens
 DEAR = 0.9  # a price above which not even a good guess is worth it
-MEMORY = 0.05  # weight of the newest step in the averages
 FREE = 24  # so many rows double a step's time, until it is known
-DOUBT = 0.25  # how much variance of rows, in steps, counts as much as that guess
-SLOW = 3  # times the average: slower steps were held up by something else
+AHEAD = 4  # rows over which the price of one is taken
+SOONER, LATER = 0.5, 0.1  # weight of a step that took less than known, or more
+SLOW = 2  # times what is known: slower steps were held up by something else
 
 
 class Proposer(Protocol):
@@ -59,9 +62,16 @@ class Tried:
 class Habit:
     """How the drafts of one sequence fare. ``rate``: chance of one to be right if those before it are."""
 
-    rate: float = START
+    rate: float
     misses: int = 0  # in a row
     resume: int = 0  # no drafts before it has so many output tokens
+
+    def chances(self, count: int) -> list[float]:
+        """Of so many guesses, how likely each is right. The first after a pause is given one."""
+        chances = [self.rate**number for number in range(1, count + 1)]
+        if chances and self.misses:
+            chances[0] = max(HOPE, chances[0])
+        return chances
 
 
 class Speculation:
@@ -74,6 +84,7 @@ class Speculation:
         self.tried = Tried(accepted=[0] * most)
         self.costs = Costs()
         self._habits: dict[Sequence, Habit] = {}
+        self._usual = START  # rate of all sequences
         self._price = 0.0
         self._spent = 0.0  # seconds on the drafts of the step at hand
         self._failed = False
@@ -103,15 +114,16 @@ class Speculation:
             self._failed = True
             return {}
         self._spent = perf_counter() - began
-        found: dict[Sequence, tuple[int, ...]] = {}
-        for (sequence, length), guess in zip(asked, guesses, strict=True):
-            if drafts := self._sound(sequence, guess[:length]):
-                found[sequence] = drafts
-        return found
+        sound = [
+            (sequence, self._sound(sequence, guess[:length]))
+            for (sequence, length), guess in zip(asked, guesses, strict=True)
+        ]
+        return self._chosen(len(decodes), sound)
 
     def observe(self, step: Step, seconds: float) -> None:
         """A step of decodes alone took so long."""
-        self.costs.observe(len(step.rows), step.tokens, seconds + self._spent)
+        guessed = step.tokens > len(step.rows)
+        self.costs.observe(step.tokens, seconds + (self._spent if guessed else 0.0))
 
     def learn(self, row: Row, accepted: int) -> None:
         """Of a row's drafts the first so many were right."""
@@ -120,16 +132,14 @@ class Speculation:
         tried.tokens += count
         for place in range(accepted):
             tried.accepted[place] += 1
-        self.costs.gain(accepted)
-        habit = self._habits.setdefault(row.sequence, Habit())
+        habit = self._habit(row.sequence)
         guesses = accepted + (accepted < count)  # what follows a wrong one says nothing
-        kept = FORGET**guesses
-        habit.rate = kept * habit.rate + (1 - kept) * accepted / guesses
+        habit.rate += (1 - FORGET**guesses) * (accepted / guesses - habit.rate)
+        self._usual += (1 - USUAL**guesses) * (accepted / guesses - self._usual)
         if accepted and habit.rate >= self._price:
             habit.misses = 0
         else:
-            habit.misses += 1
-            habit.resume = row.sequence.generated + 2 ** min(habit.misses, LONGEST)
+            self._pause(row.sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended."""
@@ -140,13 +150,38 @@ class Speculation:
         """How many drafts it is worth having: all of them are right with a chance above their price."""
         if self._price > DEAR:
             return 0
-        habit = self._habits.get(sequence) or Habit()
+        habit = self._habit(sequence)
         if sequence.generated < habit.resume:
             return 0
         length = self.most
         if self._price > 0 and habit.rate < 1:
             length = min(length, int(ln(self._price) / ln(max(habit.rate, 1e-3))))
         return max(1, length)
+
+    def _chosen(self, rows: int, found: list[tuple[Sequence, tuple[int, ...]]]) -> dict[Sequence, tuple[int, ...]]:
+        """Of the guesses for some of so many decodes, those that are worth their rows."""
+        chances = {sequence: self._habit(sequence).chances(len(guess)) for sequence, guess in found}
+        ranked = sorted((chance for each in chances.values() for chance in each), reverse=True)
+        count = self.costs.best(rows, ranked)
+        chosen = {}
+        for sequence, guess in found:
+            length = sum(chance >= ranked[count - 1] for chance in chances[sequence]) if count else 0
+            if length:
+                chosen[sequence] = guess[:length]
+            elif guess:
+                self._pause(sequence)
+        return chosen
+
+    def _habit(self, sequence: Sequence) -> Habit:
+        habit = self._habits.get(sequence)
+        if habit is None:
+            habit = self._habits[sequence] = Habit(self._usual)
+        return habit
+
+    def _pause(self, sequence: Sequence) -> None:
+        habit = self._habit(sequence)
+        habit.misses += 1
+        habit.resume = sequence.generated + 2 ** min(habit.misses, LONGEST)
 
     def _sound(self, sequence: Sequence, guess: list[int]) -> tuple[int, ...]:
         """The guess up to where it can no longer be right: nothing follows a token that ends the sequence."""
@@ -157,46 +192,56 @@ class Speculation:
 
 
 class Costs:
-    """What rows of decode steps cost: seconds against rows, a line through recent steps."""
+    """What steps of decodes cost by their rows: seconds, for numbers of rows that were tried and those between them."""
 
     def __init__(self) -> None:
-        self._steps = 0
-        self._rows = self._seconds = self._sequences = 0.0  # averages
-        self._variance = self._covariance = 0.0  # of rows; of rows and seconds
-        self._yield = 1.0  # tokens that a sequence gets in a step
-        self._last = 0  # sequences of the newest step
-        self._gained = 0  # its drafts that were right
+        self._seen: list[int] = []  # numbers of rows, ascending
+        self._seconds: dict[int, float] = {}
 
-    def observe(self, sequences: int, rows: int, seconds: float) -> None:
-        """A step had so many rows, of so many sequences."""
-        if self._last:
-            self._yield += MEMORY * (1 + self._gained / self._last - self._yield)
-        self._last, self._gained = sequences, 0
-        self._steps += 1
-        weight = max(MEMORY, 1 / self._steps)
-        if self._steps > 1:
-            seconds = min(seconds, SLOW * self._seconds)
-        more, longer = rows - self._rows, seconds - self._seconds
-        self._rows += weight * more
-        self._seconds += weight * longer
-        self._sequences += weight * (sequences - self._sequences)
-        self._variance = (1 - weight) * (self._variance + weight * more * more)
-        self._covariance = (1 - weight) * (self._covariance + weight * more * longer)
+    def observe(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took so long. What other work on the machine adds counts little."""
+        place = _place(rows)
+        if place in self._seconds:
+            known = self._seconds[place]
+            self._seconds[place] += (SOONER if seconds < known else LATER) * (min(seconds, SLOW * known) - known)
+            return
+        self._seconds[place] = min(seconds, SLOW * self.seconds(rows)) if self._seen else seconds
+        insort(self._seen, place)
 
-    def gain(self, accepted: int) -> None:
-        """So many drafts of the newest step were right."""
-        self._gained += accepted
-
-    @property
-    def row(self) -> float:
-        """Seconds that one more row takes."""
-        if not self._steps:
+    def seconds(self, rows: int) -> float:
+        """Of a step with so many rows; 0 while nothing is known. More than were ever tried are thought cheap."""
+        if not self._seen:
             return 0.0
-        slope = (self._covariance + DOUBT * self._seconds / FREE) / (self._variance + DOUBT)
-        return min(max(slope, 0.0), self._seconds / self._rows)
+        at = bisect_left(self._seen, rows)
+        if at == len(self._seen):
+            most = self._seen[-1]
+            return self._seconds[most] * (1 + (rows - most) / max(FREE, most))
+        above = self._seen[at]
+        if at == 0 or above == rows:
+            return self._seconds[above]
+        below = self._seen[at - 1]
+        low, high = self._seconds[below], self._seconds[above]
+        return low + (high - low) * (rows - below) / (above - below)
 
-    def price(self, sequences: int) -> float:
-        """Tokens that a step with so many sequences would make in the time of one more row."""
-        row = self.row
-        seconds = self._seconds + row * (sequences - self._sequences)
-        return sequences * self._yield * row / seconds if seconds > 0 else 0.0
+    def price(self, rows: int) -> float:
+        """Tokens that a step of so many decodes would make in the time of one more row."""
+        alone = self.seconds(rows)
+        return rows * max(0.0, self.seconds(rows + AHEAD) - alone) / AHEAD / alone if alone else 0.0
+
+    def best(self, rows: int, chances: list[float]) -> int:
+        """How many guesses, the best ones first, make most tokens in a second beside so many decodes."""
+        if not self._seen:
+            return len(chances)
+        tokens = float(rows)
+        most, count = tokens / self.seconds(rows), 0
+        for number, chance in enumerate(chances, 1):
+            tokens += chance
+            rate = tokens / self.seconds(rows + number)
+            if rate > most:
+                most, count = rate, number
+        return count
+
+
+def _place(rows: int) -> int:
+    """Large numbers of rows that are about the same are one."""
+    return rows if rows < 16 else rows >> (rows.bit_length() - 4) << (rows.bit_length() - 4)

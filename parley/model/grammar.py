@@ -90,8 +90,38 @@ class Grammars:
             tokenizer = self.tokenizer()
             size = max(self.vocab_size, tokenizer.vocab_size)
             ends = sorted(tokenizer.eos_ids) or None
-            self._spelled = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends)
+            try:
+                self._spelled = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends)
+            except ValueError:  # a kind that it does not read
+                pieces = llguidance.TokenizerWrapper(Pieces(tokenizer))
+                self._spelled = llguidance.LLTokenizer(pieces, n_vocab=size, eos_token=ends)
         return self._spelled
+
+
+class Pieces:
+    """A vocabulary by the bytes of its tokens, in the form that llguidance asks for."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.marks.values())
+        self.eos_token_id = min(tokenizer.eos_ids, default=0)
+        marks = set(self.special_token_ids)
+        self._ids = {piece: id for id, piece in enumerate(self.tokens) if piece and id not in marks}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The tokens that a text which must come is written in: at each place the longest that there is."""
+        data, ids, at = text.encode() if isinstance(text, str) else text, [], 0
+        while at < len(data):
+            ends = range(min(len(data), at + self._longest), at, -1)
+            end = next((end for end in ends if data[at:end] in self._ids), None)
+            if end is None:
+                break
+            ids.append(self._ids[data[at:end]])
+            at = end
+        return ids
 
 
 class Form:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,7 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model import quantisation as quantised
 from parley.model.bert import is_encoder, load_encoder
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
+from parley.model.draft import Draft
 from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.lowering import EMBEDDING, PROBE, TOLERANCE, deviation, lower
@@ -28,6 +29,7 @@ from parley.model.quantisation import Quantisation
 from parley.model.reader import Reader
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
+from parley.text.tokenizer import BadTokenizer, Tokenizer
 from parley.types import ModelInfo, Settings
 
 __all__ = ["LoadError", "load"]
@@ -43,6 +45,7 @@ DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
 }
+DRAFT = "draft="  # what --speculate begins with where a model guesses
 KV_DTYPES = ("auto", "int8")
 # What config.json calls the length of the context, most common first.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
@@ -119,32 +122,18 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
     if settings.threads:
         torch.set_num_threads(settings.threads)
     length = _length(config, settings.max_model_len)
-    checkpoint = Checkpoint(folder)
-    if EMBEDDING.removeprefix("model.") in checkpoint:
-        checkpoint.prefix("model.")  # a body saved without its head, as models for embeddings are
-    size, free = quantisation.least(checkpoint, dtype), _free(device)
-    if size > free:
-        raise LoadError(f"The weights take {size >> 20} MiB, but only {free >> 20} MiB of memory are free.")
 
     def weights(fraction: float) -> None:
         progress("loading the weights", 0.05 + 0.85 * fraction)
 
-    with _memory("the model's weights"):
-        network = None
-        if settings.lowering:
-            packs = None
-            if settings.pack_cache:
-                files = [folder / "config.json", *checkpoint.files]
-                packs = find(folder, files, f"{settings.quantization}-{dtype}".replace("torch.", ""))
-            network = _lower(checkpoint, config, quantisation, dtype, device, length, weights, packs)
-        lowered = network is not None
-        if network is None:
-            from parley.model.foreign import load_foreign  # imports Transformers, which takes seconds
-
-            network = load_foreign(folder, dtype, device, weights, length)
-
+    network, lowered = _network(settings, folder, config, quantisation, length, weights)
+    helper = None
+    if settings.speculate.startswith(DRAFT):
+        helper = _helper(settings, folder, Path(settings.speculate.removeprefix(DRAFT)), length)
     progress("reserving the KV cache", 0.92)
     page = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
+    if helper is not None:  # as many pages for the small model
+        page += PagedKV.page_bytes(helper.network.layers, helper.dtype, device, int8=int8)
     blocks = _blocks(page, device, length, settings)
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE
@@ -153,8 +142,20 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         pages = PagedKV(network.layers, blocks, dtype, device, int8=int8)
         recipe = _recipe(folder)
         grammars = Grammars(folder, network.vocab_size)
+        draft = None
+        if helper is not None:
+            kv = PagedKV(helper.network.layers, blocks, helper.dtype, device, int8=int8)
+            draft = Draft(helper.network, kv, max_model_len=min(length, helper.length))
+            draft.warm()
         runner = Runner(
-            network, pages, max_model_len=length, slots=settings.max_batch, recipe=recipe, grammars=grammars
+            network,
+            pages,
+            max_model_len=length,
+            slots=settings.max_batch,
+            recipe=recipe,
+            highest=settings.max_rank,
+            grammars=grammars,
+            proposer=draft,
         )
         progress("warming up", 0.96)
         runner.warm()
@@ -166,7 +167,7 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         parameters=network.parameters,
         vocab_size=network.vocab_size,
         max_model_len=length,
-        weights_bytes=network.weights_bytes,
+        weights_bytes=network.weights_bytes + (helper.network.weights_bytes if helper is not None else 0),
         kv_bytes=blocks * page,
         kv_blocks=blocks,
         block_size=BLOCK_SIZE,
@@ -175,6 +176,61 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         kv_dtype=settings.kv_dtype,
         dimensions=runner.dimensions,
     )
+
+
+def _network(
+    settings: Settings,
+    folder: Path,
+    config: dict[str, Any],
+    quantisation: Quantisation,
+    length: int,
+    progress: Callable[[float], None],
+) -> tuple[Network, bool]:
+    """A decoder, and whether it is the fused one."""
+    dtype, device = _dtype(settings.dtype, config), _device(settings.device)
+    checkpoint = Checkpoint(folder)
+    if EMBEDDING.removeprefix("model.") in checkpoint:
+        checkpoint.prefix("model.")  # a body saved without its head, as models for embeddings are
+    size, free = quantisation.least(checkpoint, dtype), _free(device)
+    if size > free:
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {free >> 20} MiB of memory are free.")
+    with _memory("the model's weights"):
+        if settings.lowering:
+            packs = None
+            if settings.pack_cache:
+                files = [folder / "config.json", *checkpoint.files]
+                packs = find(folder, files, f"{settings.quantization}-{dtype}".replace("torch.", ""))
+            network = _lower(checkpoint, config, quantisation, dtype, device, length, progress, packs)
+            if network is not None:
+                return network, True
+        from parley.model.foreign import load_foreign  # imports Transformers, which takes seconds
+
+        return load_foreign(folder, dtype, device, progress, length), False
+
+
+class Helper(NamedTuple):
+    """A decoder that guesses for another one, and its longest context."""
+
+    network: Network
+    dtype: torch.dtype
+    length: int
+
+
+def _helper(settings: Settings, folder: Path, small: Path, length: int) -> Helper:
+    """The decoder that guesses for the one in ``folder``. Raises LoadError, also if their tokens are not the same."""
+    config = read_config(small)
+    if is_encoder(config):
+        raise LoadError(f"{small} cannot guess tokens: it makes vectors only.")
+    try:
+        spellings = [Tokenizer.load(each).backend.get_vocab() for each in (folder, small)]
+    except BadTokenizer as error:
+        raise LoadError(f"{small} cannot guess tokens: {error}") from None
+    if spellings[0] != spellings[1]:
+        raise LoadError(f"{small} cannot guess tokens: its tokenizer is another one than the model's.")
+    quantisation = quantised.read(config, settings.quantization)
+    length = min(length, _length(config, None))
+    network, _ = _network(settings, small, config, quantisation, length, lambda fraction: None)
+    return Helper(network, _dtype(settings.dtype, config), length)
 
 
 def _recipe(folder: Path) -> Recipe | None:

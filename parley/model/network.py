@@ -6,23 +6,64 @@ of each token in its own sequence. A network never sees a sequence, a slot or a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Pool
 
 
 @dataclass
 class Batch:
-    """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset."""
+    """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset.
+
+    ``adapted``: which of them have adapters; None: none has.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     spans: list[Span]
+    adapted: native.Adapted | None = None
+
+    @classmethod
+    def pack(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> Batch:
+        """Of parts of sequences: tokens, the position of their first, and the sequence's pages."""
+        spans: list[Span] = []
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for tokens, start, table in parts:
+            end = start + len(tokens)
+            spans.append(Span(len(token_ids), len(tokens), end, table))
+            token_ids += tokens
+            if end - start == 1:
+                positions.append(start)
+                slots.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
+                continue
+            positions += range(start, end)
+            for page in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
+                first = page * BLOCK_SIZE
+                shift = table[page] * BLOCK_SIZE - first
+                slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
+        whole = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(device)
+        return cls(whole[0], whole[1], whole[2], spans)
+
+
+class Place(NamedTuple):
+    """Where a linear layer of the checkpoint is computed: ``out`` outputs, from ``first`` on, of the network's own
+    layer number ``site``, which reads ``into`` numbers."""
+
+    site: int
+    first: int
+    out: int
+    into: int
 
 
 class Pages(Protocol):
@@ -62,6 +103,7 @@ class Network(Protocol):
     parameters: int  # numbers in all weights, a shared one counted once
     weights_bytes: int  # that the weights take in memory
     layers: list[LayerKV]
+    linears: Mapping[str, Place]  # that adapters may change, by their names in the checkpoint
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
         """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""

@@ -7,13 +7,14 @@ without padding, new pages are cleared first, and logits are made only for posit
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
-import numpy as np
 import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
 from parley.core.speculation import Proposer
+from parley.model import lora
 from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
@@ -32,7 +33,7 @@ class Runner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
     ``recipe``: how vectors are made, of the last token alone; None: they are not. ``grammars`` as in ``Sampler``.
-    ``proposer``: who guesses tokens.
+    ``proposer``: who guesses tokens. ``highest``: rank of adapters.
     """
 
     generates = True
@@ -47,6 +48,7 @@ class Runner:
         recipe: Recipe | None = None,
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
+        highest: int = lora.HIGHEST,
     ):
         assert recipe is None or recipe.last, "pages keep no hidden states"
         self.network = network
@@ -58,6 +60,7 @@ class Runner:
         self.max_model_len = max_model_len
         self.vocab_size = network.vocab_size
         self.device = pages.device
+        self.highest = highest
         self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
     @torch.inference_mode()
@@ -69,6 +72,11 @@ class Runner:
         hidden = self.network.hidden(batch, self.pages)
         self.network.logits(hidden[-1:])
         self.dimensions = hidden.shape[-1] if self.recipe else 0
+
+    @torch.inference_mode()
+    def fetch(self, folder: str) -> lora.Adapter:
+        """Read an adapter; in any thread. Raises LoadError."""
+        return lora.read(Path(folder), self.network.linears, self.highest, self.pages.dtype, self.device)
 
     def admit(self, sequence: Sequence) -> None:
         """Write the sequence's sampling parameters and token counts into its slot."""
@@ -102,28 +110,22 @@ class Runner:
         return results
 
     def _pack(self, rows: list[Row]) -> Batch:
-        spans: list[Span] = []
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        for row in rows:
-            width, table = row.width, row.sequence.blocks
-            start, end = row.start, row.start + width
-            spans.append(Span(len(token_ids), width, end, table))
-            if width == 1:
-                token_ids.append(row.sequence.tokens[start])
-                positions.append(start)
-                slots.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
-                continue
-            token_ids += row.sequence.tokens[start : start + row.count]
-            token_ids += row.drafts
-            positions += range(start, end)
-            for page in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
-                first = page * BLOCK_SIZE
-                shift = table[page] * BLOCK_SIZE - first
-                slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
-        whole = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(self.device)
-        return Batch(whole[0], whole[1], whole[2], spans)
+        batch = Batch.pack(
+            (
+                ([*row.sequence.tokens[row.start : row.start + row.count], *row.drafts], row.start, row.sequence.blocks)
+                for row in rows
+            ),
+            self.device,
+        )
+        adapted: dict[lora.Adapter, list[int]] = {}
+        for row, span in zip(rows, batch.spans, strict=True):
+            if (adapter := row.sequence.adapter) is not None:
+                assert isinstance(adapter, lora.Adapter)
+                adapted.setdefault(adapter, []).extend(range(span.first, span.first + span.count))
+        if adapted:
+            groups = [(adapter.weights, tokens) for adapter, tokens in adapted.items()]
+            batch.adapted = native.adapted(groups, self.device)
+        return batch
 
     def _sample(self, rows: list[Row], batch: Batch, hidden: torch.Tensor, results: list[Sampled]) -> None:
         drawn = [

@@ -4,9 +4,10 @@ A ``Grammar`` of any kind becomes one text, llguidance's JSON, which names no to
 anywhere a matcher is made of it, over an alphabet of bytes and the model's own marks instead of the whole vocabulary:
 that tells all that can be wrong, costs the same for every model, and needs nothing large in this process.
 
-What a hostile grammar may take is bounded three times: by its size, by llguidance's fuel, which ends any construction
-in a fraction of a second, and by the processor time that it took, measured. It happens in a few threads of its own
-(``WORKERS``), without the interpreter's lock where it could last. What came out is kept, refusals as well.
+What a hostile grammar may take is bounded three times: by its size, by llguidance's fuel, and by the processor time
+that it took, measured. The first two see to it that nothing goes on for much longer than the last allows. It happens in
+a few threads of its own (``WORKERS``), without the interpreter's lock where it could last. What came out is kept,
+refusals as well.
 
 Knows tokenizers and neutral grammars; no requests, no engines.
 """
@@ -32,12 +33,13 @@ from parley.types import Grammar, Tag, Tags
 from . import schema as schemas
 from .tokenizer import Tokenizer
 
-SIZE = 256 << 10  # bytes of a grammar's text
+SIZE = 128 << 10  # characters of a grammar's text
 SIZE_GBNF = 32 << 10  # read by Python, which takes longer
-BUDGET = 2.0  # seconds of processor time
+BUDGET = 0.5  # seconds of processor time
+STEP = 0.03  # of them for the first mask: a batch may have to wait so long for one
 KEPT = 16 << 20  # bytes of grammars, each with what it is known by
 
-# Twice what the largest schemas of real tools take. Fuel is spent at some 50,000 a millisecond.
+# Far more than the schemas of real tools take. Fuel is spent at some 50,000 a millisecond.
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
@@ -52,6 +54,9 @@ TEXT = r"/(.|\n)*/"
 
 LINE = 200  # characters of llguidance's own messages that are passed on
 DEEP = "it is nested too deeply"
+COMPLEX = "it is too complex"
+WIDE = f"an object in it has more than {schemas.MEMBERS} properties"
+SLOW = "it takes too long to prepare"
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
 REASONS = (
     ("NoExtension", "no text has this form"),
@@ -61,7 +66,9 @@ REASONS = (
     ("invalid multiple of", "multipleOf must be greater than 0"),
     ("too large", "it is too large"),
     ("too big", "it is too large"),
-    ("fuel", "it is too complex"),
+    ("fuel", COMPLEX),
+    ("determine if regex is empty", COMPLEX),
+    ("too many expressions", COMPLEX),
     ("Default retriever", "references to other documents are not followed"),
 )
 
@@ -99,7 +106,7 @@ class Compiler:
         try:
             made: str | Invalid = self._compile(grammar)
             if time.thread_time() - began > BUDGET:
-                made = _wrong(grammar, "it takes too long to prepare")
+                made = _wrong(grammar, SLOW)
         except Invalid as error:
             made = error
         except RecursionError:
@@ -146,21 +153,26 @@ class Compiler:
         return json.dumps({"grammars": [answer, form | {"name": "form"}, *parts]})
 
     def _compile(self, grammar: Grammar) -> str:
+        if not self._tokenizer.by_piece:
+            raise _wrong(grammar, "this model's tokenizer spells a token differently from place to place")
         text = self._write(grammar)
         if len(text) > SIZE:
             raise _wrong(grammar, f"it has {len(text)} characters, and at most {SIZE} are allowed")
         limits = llguidance.LLParserLimits(**LIMITS)
         matcher = llguidance.LLMatcher(self._letters(), text, log_level=0, limits=limits)
         if not matcher.is_error():
+            began = time.thread_time()
             matcher.compute_bitmask()
+            if time.thread_time() - began > STEP:
+                raise _wrong(grammar, COMPLEX)
         if matcher.is_error():
             raise _wrong(grammar, _reason(matcher.get_error()))
         return text
 
     def _write(self, grammar: Grammar) -> str:
         parts = [self._part(grammar)]
-        if grammar.kind == "either":
-            parts += [{"name": f"form{number}"} | self._part(each) for number, each in enumerate(grammar.value)]
+        if grammar.kind == "around":
+            parts.append({"name": "inner"} | self._part(grammar.value[1]))
         return json.dumps({"grammars": parts})
 
     def _part(self, grammar: Grammar) -> dict[str, Any]:
@@ -171,18 +183,25 @@ class Compiler:
                 return {"json_schema": self._schema(grammar)}
             case "regex":
                 return _lark(f"start: /{llguidance.regex_to_lark(value, 'd')}/")
+            case "choice" if not value:
+                raise _wrong(grammar, "there is nothing to choose from")
             case "choice":
                 return _lark("start: " + " | ".join(map(_string, value)))
-            case "either":
-                return _lark("start: " + " | ".join(f"@form{number}" for number in range(len(value))))
             case "lark":
+                _check_inner(grammar)
                 return _lark(value)
+            case "around":
+                return _lark(value[0])
             case "ebnf":
                 if len(value) > SIZE_GBNF:
                     raise _wrong(grammar, f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
                 try:
                     return _lark(gbnf_to_lark(value))
-                except Exception as error:  # whatever its parser meets
+                except RecursionError:
+                    raise _wrong(grammar, DEEP) from None
+                except IndexError:
+                    raise _wrong(grammar, "its text breaks off") from None
+                except Exception as error:  # what its parser says is a bare ValueError, or worse
                     raise _wrong(grammar, _reason(str(error))) from None
             case "tags":
                 return _lark(self._tags(grammar))
@@ -196,6 +215,8 @@ class Compiler:
             raise _wrong(grammar, "a JSON schema is an object or true, for false allows nothing")
         if schemas.too_deep(value):
             raise _wrong(grammar, f"it is nested deeper than {schemas.DEPTH} levels")
+        if schemas.too_wide(value):
+            raise _wrong(grammar, WIDE)
         white = USUAL if grammar.whitespace is None else grammar.whitespace
         options = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
         return schemas.ready(value, grammar.closed) | {"x-guidance": options}
@@ -267,6 +288,17 @@ def _string(text: str) -> str:
 
 def _literal(piece: str, marks: dict[str, int]) -> str:
     return f"<[{marks[piece]}]>" if piece in marks else _string(piece)
+
+
+def _check_inner(grammar: Grammar) -> None:
+    """Whether JSON schemas within a grammar in Lark are of a size that can be read."""
+    for found in re.finditer(r"%json\s*", grammar.value):
+        try:
+            value, _ = json.JSONDecoder().raw_decode(grammar.value, found.end())
+        except ValueError:  # llguidance says what is wrong with it, or it is no schema but the end of a name
+            continue
+        if schemas.too_wide(value):
+            raise _wrong(grammar, WIDE)
 
 
 def _wrong(grammar: Grammar, reason: str) -> Invalid:

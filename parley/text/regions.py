@@ -13,13 +13,12 @@ Knows text only: no tokens, no requests.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from functools import cache
 
 from parley.types import CallDelta, Part
 
 from .calls import CallReader, Form, Tools
+from .marks import Marks, marks
 from .markup import Markup
 
 Region = tuple[Part, str, CallDelta | None]
@@ -43,6 +42,7 @@ class Regions:
         self._bare = tuple(form for form in markup.calls if form.bare)
         self._marked = tuple(form for form in markup.calls if not form.bare)
         self._triggers = tuple(dict.fromkeys(form.trigger for form in self._marked))
+        self._watched = marks(*self._triggers) if self._triggers else None  # what may end a piece of content
         self._new_id = new_id or markup.new_id
         self._tools = tools or Tools()
         self._text = ""  # unread; between pushes only what may become a mark
@@ -50,10 +50,11 @@ class Regions:
         self._newlines = 0  # held back: dropped before a mark, given out before text
         self._trim = thinking  # drop newlines until the first text of this region
         self._around = markup.around
-        self._closing: tuple[str, ...] = ()  # the mark that ends what content is wrapped in
+        self._closing = ""  # the mark that ends what content is wrapped in
         self._after_call = False  # nothing but newlines since the last call
         self._reader: CallReader | None = None
         self._others: list[Form] = []  # to be tried if the reader's form does not fit
+        self._failed = ""  # the most text that a form took before it did not
         # Unbound, so that a parser does not refer to itself and goes as soon as its answer does.
         start = Regions._reasoning if thinking else Regions._beginning
         self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._opening
@@ -111,7 +112,7 @@ class Regions:
 
     def _reasoning(self) -> bool:
         assert self._think is not None
-        mark = self._until((self._think[1],), "reasoning")
+        mark = self._until(marks(self._think[1]), "reasoning")
         if not mark:
             return False
         self._at += len(mark)
@@ -131,7 +132,8 @@ class Regions:
             here = self._text[self._at : self._at + len(mark)]
             if here == mark:
                 self._at += len(mark)
-                self._newlines, self._trim, self._closing = 0, True, (closing,)
+                self._newlines, self._trim, self._closing = 0, True, closing
+                self._watched = marks(*self._triggers, closing)
                 return True
             if mark.startswith(here):
                 return False
@@ -142,16 +144,16 @@ class Regions:
     def _content(self) -> bool:
         if not self._trimmed():
             return False
-        marks = self._triggers + self._closing
-        if not marks:
+        if self._watched is None:
             self._give("content", "\n" * self._newlines + self._text[self._at :])
             self._newlines = 0
             self._at = len(self._text)
             return False
-        mark = self._until(marks, "content")
-        if mark and mark in self._closing:
+        mark = self._until(self._watched, "content")
+        if mark and mark == self._closing:
             self._at += len(mark)
-            self._newlines, self._trim, self._closing = 0, True, ()
+            self._newlines, self._trim = 0, True
+            self._watched = marks(*self._triggers) if self._triggers else None
         elif mark:
             self._call([form for form in self._marked if form.trigger == mark])
         return bool(mark)
@@ -168,27 +170,39 @@ class Regions:
         assert reader is not None
         self._at, deltas = reader.read(self._text, self._at)
         self._tell(deltas)
+        if reader.calls:
+            self._failed = ""
         if not reader.ended:
             return False
-        if not reader.calls and self._others:
-            self._text, self._at = reader.raw + self._text[self._at :], 0
-            self._call(self._others)
-            return True
+        raw = reader.raw
+        if not reader.calls:
+            self._failed = max(self._failed, raw, key=len)
+            self._back(raw)
+            if self._others:
+                self._call(self._others)
+                return True
+            raw, self._failed = self._failed, ""
+            self._at += len(raw)  # no form reads it once more
         self._reader = None
         self._state = Regions._content
         self._after_call = self._after_call or reader.calls > 0
-        self._say("content", reader.raw)
+        self._say("content", raw)
         return True
 
-    def _until(self, marks: tuple[str, ...], part: Part) -> str:
+    def _back(self, text: str) -> None:
+        """Take back what was read last."""
+        self._at -= len(text)
+        if self._at < 0:  # it began in an earlier piece
+            self._text, self._at = text + self._text[self._at + len(text) :], 0
+
+    def _until(self, watched: Marks, part: Part) -> str:
         """Give out text up to the first of the marks, and return that; empty if none has come yet."""
         if not self._trimmed():
             return ""
-        found = any_of(marks).search(self._text, self._at)
-        end = found.start() if found else len(self._text) - overlap(self._text, self._at, marks)
+        end, mark = watched.find(self._text, self._at)
         self._say(part, self._text[self._at : end])
         self._at = end
-        return found[0] if found else ""
+        return mark
 
     def _trimmed(self) -> bool:
         """Drop newlines at the start of a region; False while there is nothing else."""
@@ -223,17 +237,3 @@ class Regions:
                 self.calls += 1
                 self._newlines = 0
             self._out.append(("tool", "", call))
-
-
-@cache
-def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """A pattern of the marks, the longest first."""
-    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
-
-
-def overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
-    """Length of the longest end of ``text[start:]`` that begins a mark without completing it."""
-    for size in range(min(max(map(len, marks)) - 1, len(text) - start), 0, -1):
-        if any(mark.startswith(text[-size:]) for mark in marks):
-            return size
-    return 0

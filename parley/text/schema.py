@@ -11,11 +11,15 @@ from typing import Any
 
 DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and puts the schema into more of it
 
+MEMBERS = 1000  # properties of one object: what llguidance takes for them grows with their square
+
 # Keywords whose value is a schema, a list of them, or an object of them. What stands elsewhere is plain JSON.
 ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
        "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+
+NOTES = frozenset({"$comment", "$schema", "default", "deprecated", "description", "examples", "title"})
 
 FORMATS = frozenset({
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
@@ -40,6 +44,21 @@ def too_deep(value: Any, limit: int = DEPTH) -> bool:
     return True
 
 
+def too_wide(value: Any, limit: int = MEMBERS) -> bool:
+    """Whether an object in the JSON has more properties than that."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            named = each.get("properties")
+            if isinstance(named, dict) and len(named) > limit:
+                return True
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    return False
+
+
 def ready(schema: Schema, closed: bool) -> Schema:
     """A copy of the schema for llguidance. ``closed``: objects have only the members that are named, as far as one
     schema alone speaks of an object; where several do, each would forbid the members of the others.
@@ -49,7 +68,7 @@ def ready(schema: Schema, closed: bool) -> Schema:
     shared = set(_shared(schema, True)) if closed else set()
 
     def copy(node: Schema, path: str, alone: bool) -> Schema:
-        made = dict(node)
+        made = {key: value for key, value in node.items() if key not in NOTES}
         if node.get("uniqueItems") is False:
             del made["uniqueItems"]
         if isinstance(node.get("format"), str) and node["format"] not in FORMATS:

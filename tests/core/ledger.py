@@ -265,6 +265,7 @@ class Bench:
         self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets))
         if self.loop.speculation is not None:  # whether it pays or not
             self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
+            self.loop.speculation.costs.best = lambda rows, chances: len(chances)  # type: ignore[method-assign]
 
     def _receive(self, outputs: list[Output], stats: Stats) -> None:
         for output in outputs:

@@ -206,18 +206,27 @@ def test_wrong_guesses_make_pauses_that_grow_and_right_ones_end_them() -> None:
     assert not speculation._habits
 
 
-def test_a_row_s_price_is_learnt_and_large_batches_have_none() -> None:
-    """Steps that cost 10 ms and 1 ms a row: what a row is worth beside others is its share of the step."""
+def test_costs_are_learnt_by_rows_and_decide_how_many_guesses_there_are() -> None:
+    """Up to 8 rows cost as much as one, then each as much as the first: good guesses fill the rows that are free."""
     costs = Costs()
-    for turn in range(200):
-        rows = 1 + turn % 8
-        costs.observe(1, rows, 0.010 + 0.001 * rows)
-    assert costs.row == pytest.approx(0.001, rel=0.1)
-    assert costs.price(1) < 0.2 < costs.price(8) < DEAR < costs.price(200)
+    for _ in range(10):
+        for rows in (1, 2, 4, 8, 12, 16, 40):
+            costs.observe(rows, 0.040 * max(1, rows / 8))
+    assert costs.seconds(6) == pytest.approx(0.040) and costs.seconds(14) == pytest.approx(0.070)
+    assert [costs.best(1, [chance] * 20) for chance in (0.9, 0.05)] == [7, 7]
+    assert costs.best(8, [0.9] * 20) == costs.best(16, [0.9] * 20) == 0
+    assert costs.best(4, [0.9] * 20) == 4
+    assert costs.price(1) == 0 and costs.price(16) > DEAR
 
 
-def test_rows_that_cost_nothing_are_free_in_any_batch() -> None:
+def test_costs_forget_what_held_a_step_up() -> None:
     costs = Costs()
-    for turn in range(200):
-        costs.observe(1, 1 + turn % 8, 0.010)
-    assert costs.price(64) < 0.2
+    for _ in range(20):
+        costs.observe(1, 0.040)
+    costs.observe(1, 4.0)
+    costs.observe(8, 4.0)
+    for _ in range(6):
+        costs.observe(1, 0.040)
+        costs.observe(8, 0.044)
+    assert costs.seconds(1) == pytest.approx(0.040, rel=0.01) and costs.seconds(8) == pytest.approx(0.044, rel=0.05)
+    assert Costs().best(3, [0.1] * 5) == 5 and Costs().price(3) == 0  # nothing is known: try

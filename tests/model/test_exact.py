@@ -98,6 +98,7 @@ class Engine:
         self.loop = Loop(runner, options, self._collect, pace)
         if proposer is not None:  # whether it pays or not
             self.loop.speculation.length = lambda sequence: options.speculate_tokens
+            self.loop.speculation.costs.best = lambda rows, chances: len(chances)
 
     def _collect(self, outputs: list[Output], stats) -> None:
         for output in outputs:
@@ -150,6 +151,7 @@ def make_work(id: str, family: int, length: int, tokens: int, kind: int, seed: i
         stop_ids=[2, 11],
         logprobs=2 if kind % 2 else 0,
         prompt_logprobs=1 if scored else -1,
+        priority=1 - n,
     )
 
 

@@ -1,0 +1,238 @@
+"""Grammars are checked before anything is queued: what is wrong is told, and what would take long is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+
+import llguidance
+import models
+import pytest
+import tiny_tokenizers
+from hostile import HOSTILE, deep
+
+from parley import LLM
+from parley.errors import BadRequest, Invalid
+from parley.model.grammar import Grammars, Pieces
+from parley.text.grammar import KEPT, SIZE, Compiler
+from parley.text.schema import DEPTH, MEMBERS, ready
+from parley.types import Grammar, Tag, Tags
+
+KINDS = [tiny_tokenizers.byte_level, tiny_tokenizers.byte_fallback]
+ATTACKS = HOSTILE[::3]  # for an engine; all of them for the compiler
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return Compiler(tiny_tokenizers.byte_level())
+
+
+def fits(compiler: Compiler, grammar: Grammar | str, text: str, tokenizer=None) -> bool:
+    """Whether the text, spelt in the tokenizer's tokens, is a whole answer."""
+    tokenizer = tokenizer or tiny_tokenizers.byte_level()
+    made = grammar if isinstance(grammar, str) else compiler.compile(grammar)
+    vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Pieces(tokenizer)))
+    matcher = llguidance.LLMatcher(vocabulary, made, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(ids := spell(tokenizer, text)) == len(ids) and matcher.is_accepting()
+
+
+def spell(tokenizer, text: str) -> list[int]:
+    """Marks as such, and between them the tokens of the text as it stands, without what is put before a whole one."""
+    pieces = Pieces(tokenizer)
+    parts = re.split(f"({'|'.join(map(re.escape, tokenizer.marks))})", text)
+    ids = [[tokenizer.marks[part]] if part in tokenizer.marks else pieces(part) for part in parts]
+    return [id for part in ids for id in part]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_grammars_hold_for_the_tokens_of_every_kind_of_tokenizer(make):
+    tokenizer = make()
+    compiler = Compiler(tokenizer)
+    schema = Grammar("json", {"type": "object", "properties": {"ü": {"type": "string"}}, "additionalProperties": False})
+    for text, good in [('{"ü": "Köln 你 🎉"}', True), ("{}", True), ('{"u": ""}', False), ('{"ü": 3}', False)]:
+        assert fits(compiler, schema, text, tokenizer) == good
+    marks = Grammar("lark", 'start: <tool_call> "call " /[0-9]+/ </tool_call>')
+    assert fits(compiler, marks, "<tool_call>call 12</tool_call>", tokenizer)
+    assert not fits(compiler, marks, "<tool_call>call </tool_call>", tokenizer)
+
+
+def test_a_tokenizer_that_llguidance_does_not_read_is_spelt_out(tmp_path):
+    tokenizer = tiny_tokenizers.metaspace()
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    made = Compiler(tokenizer).compile(Grammar("choice", ["Paris", "the capital of Japan"]))
+    matcher = Grammars(tmp_path, tokenizer.vocab_size).matcher(made)
+    while not matcher.is_stopped():
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        matcher.consume_token(id := mask.bit_length() - 1)
+        assert tokenizer.token_bytes(id)
+    assert matcher.is_accepting() and not matcher.is_error()
+
+
+def test_what_stands_between_marks(compiler):
+    schema = {"type": "array", "items": {"type": "integer"}}
+    for whitespace, good, bad in [
+        (None, ["[1,2]", "[1, 2]", "[\n  1,\n  2\n]"], ["[1,  2]", "[1,\n\n2]", " [1]"]),
+        ("", ["[1,2]"], ["[1, 2]"]),
+        ("[ \n]{0,3}", ["[1,2]", "[1,   2]", "[1\n\n,2]"], ["[1,    2]"]),
+    ]:
+        grammar = Grammar("json", schema, whitespace=whitespace)
+        assert all(fits(compiler, grammar, text) for text in good)
+        assert not any(fits(compiler, grammar, text) for text in bad)
+
+
+def test_closed_objects_have_the_named_members_only(compiler):
+    named = {
+        "type": "object",
+        "properties": {"a": {"type": "object", "properties": {"b": {}}}, "c": {"type": "object"}},
+    }
+    for text, good in [('{"a":{"b":1},"c":{"x":1}}', True), ('{"z":1}', False), ('{"a":{"z":1}}', False), ("{}", True)]:
+        assert fits(compiler, Grammar("json", named, closed=True), text) == good
+        assert fits(compiler, Grammar("json", named), text)
+    said = {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}}
+    assert fits(compiler, Grammar("json", said, closed=True), '{"a":1,"b":null}')
+    # What is named by parts that are joined, each of them may name only some of.
+    joined = {"$defs": {"p": {"properties": {"a": {"type": "integer"}}}},
+              "allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": {"type": "null"}}, "required": ["a", "b"]}],
+              "type": "object"}  # fmt: skip
+    assert fits(compiler, Grammar("json", joined, closed=True), '{"a":1,"b":null}')
+
+
+def test_what_is_made_ready_leaves_the_schema_as_it_was():
+    schema = {"properties": {"a": {"format": "odd", "uniqueItems": False}}, "anyOf": [{"items": {"properties": {}}}],
+              "const": {"properties": {"format": "odd"}}}  # fmt: skip
+    before = json.dumps(schema)
+    made = ready(schema, True)
+    assert json.dumps(schema) == before
+    assert made["properties"] == {"a": {}} and made["const"] == schema["const"]
+    assert made["anyOf"][0]["items"]["additionalProperties"] is False
+
+
+def test_tags_in_free_text(compiler):
+    tags = [Tag("<f=a>", {"type": "integer"}, "</f>"), Tag("<tool_call>\n", {"const": []}, "\n</tool_call>")]
+    grammar = Grammar("tags", Tags(tags, ["<f=", "<tool_call>"]))
+    for text, good in [
+        ("only text < f >", True), ("", True), ("x <f=a>12</f> y <f=a>3</f>", True), ("<f=b>12</f>", False),
+        ("<f=a>x</f>", False), ("<f=a>12", False), ("so: <tool_call>\n[]\n</tool_call>", True),
+        ("<tool_call>\n[1]\n</tool_call>", False), ("<tool_call>", False),
+    ]:  # fmt: skip
+        assert fits(compiler, grammar, text) == good, text
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("marks", [("<think>", "</think>"), ("{{", "}}")])
+def test_a_grammar_behind_reasoning(compiler, inside, marks):
+    opening, closing = marks
+    made = compiler.behind(compiler.compile(Grammar("choice", ["yes", "no"])), marks, inside)
+    begin = "" if inside else opening
+    for thought in ("", "hm", "\nso it is.\n", "ü🎉"):
+        assert fits(compiler, made, f"{begin}{thought}{closing}\n\nyes")
+        assert not fits(compiler, made, f"{begin}{thought}{closing}\n\nmaybe")
+        assert not fits(compiler, made, begin + thought)
+    assert fits(compiler, made, "yes") != inside
+
+
+@pytest.mark.parametrize(
+    ("grammar", "told"),
+    [
+        (Grammar("json", {"not": {}}), "not"),
+        (Grammar("json", {"properties": {"a": {"if": {}, "then": {}}}}), "if"),
+        (Grammar("json", {"uniqueItems": True}), "uniqueItems"),
+        (Grammar("json", False), "false"),
+        (Grammar("json", {"type": "thing"}), "thing"),
+        (Grammar("json", {"$ref": "http://host/x"}), "other documents"),
+        (Grammar("json", {"required": ["a"], "properties": {"a": False}, "type": "object"}), "'a'"),
+        (Grammar("json", deep(DEPTH)), "deep"),
+        (Grammar("json", {"properties": {str(n): {} for n in range(MEMBERS + 1)}}), str(MEMBERS)),
+        (Grammar("lark", 'start: %json {"properties": {' + ",".join(f'"{n}":{{}}' for n in range(MEMBERS + 1)) + "}}"),
+         str(MEMBERS)),
+        (Grammar("regex", "x" * SIZE), str(SIZE)),
+        (Grammar("regex", "(?=a)b"), "look-ahead"),
+        (Grammar("lark", "start: <none>"), "<none>"),
+        (Grammar("ebnf", "root = 3"), "::="),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_field_and_reason(compiler, grammar, told):
+    grammar = Grammar(grammar.kind, grammar.value, field="some_field")
+    for _ in range(2):  # told again from what is kept
+        with pytest.raises(Invalid) as caught:
+            compiler.find(grammar) or compiler.compile(grammar)
+        assert caught.value.field == "some_field"
+        assert "some_field" in caught.value.message and told in caught.value.message
+        assert len(caught.value.message) < 400 and "/root" not in caught.value.message
+
+
+def test_what_was_compiled_is_kept_within_bounds(monkeypatch):
+    compiler = Compiler(tiny_tokenizers.byte_level())
+    first = Grammar("choice", ["first"])
+    made = compiler.compile(first)
+    assert compiler.find(Grammar("choice", ["first"], field="other")) == made
+    assert compiler.find(Grammar("choice", ["second"])) is None
+    text = "x" * 1000
+    for number in range(20):
+        compiler.compile(Grammar("choice", [f"{number}{text}"]))
+    assert compiler.find(first) == made
+    monkeypatch.setattr("parley.text.grammar.KEPT", 5000)
+    for number in range(20, 25):
+        compiler.compile(Grammar("choice", [f"{number}{text}"]))
+    assert compiler.find(first) is None and compiler.find(Grammar("choice", [f"24{text}"])) is not None
+    assert KEPT > 5000
+
+
+def test_whatever_means_harm_is_refused_or_cheap(compiler):
+    refused = 0
+    for grammar in HOSTILE:
+        try:
+            compiler.compile(grammar)
+        except Invalid as error:
+            refused += 1
+            assert len(error.message) < 400
+    assert 50 < refused < len(HOSTILE)
+
+
+def test_a_tokenizer_whose_tokens_have_no_bytes_of_their_own_is_refused():
+    with pytest.raises(Invalid, match="tokenizer"):
+        Compiler(tiny_tokenizers.suffixed()).compile(Grammar("choice", ["a"]))
+
+
+async def test_other_streams_go_on_while_grammars_mean_harm():
+    """Each is refused, or answered, or given up for its own sake, and meanwhile tokens and the event loop move on."""
+    with LLM(str(models.model("qwen3")), threads=1, kv_memory=16 << 20) as llm:
+        pieces, turns, done = [0], [0], threading.Event()
+
+        async def follow():
+            while not done.is_set():
+                async for _ in llm.astream("the quick", max_tokens=400, ignore_eos=True, temperature=1.0):
+                    pieces[0] += 1
+
+        async def turn():
+            while not done.is_set():
+                await asyncio.sleep(0.001)
+                turns[0] += 1
+
+        async def attack(grammar: Grammar) -> str:
+            try:
+                await llm.agenerate("x", grammar=grammar, max_tokens=4, temperature=1.0)
+                return "answered"
+            except BadRequest as error:
+                assert error.field == grammar.field
+                return "refused"
+            except Exception as error:
+                assert "too complex" in str(error), grammar
+                return "given up"
+
+        others = [asyncio.create_task(follow()), asyncio.create_task(turn())]
+        while not pieces[0]:
+            await asyncio.sleep(0.001)
+        moved = 0
+        ends = []
+        for first in range(0, len(ATTACKS), 8):
+            before = pieces[0], turns[0]
+            ends += await asyncio.gather(*map(attack, ATTACKS[first : first + 8]))
+            moved += pieces[0] > before[0] and turns[0] > before[1]
+        done.set()
+        await asyncio.gather(*others)
+    assert len(ends) == len(ATTACKS) and {"answered", "refused"} <= set(ends)
+    assert moved >= len(ATTACKS) // 8 - 2  # a batch that is refused at once may leave no time for a token
