@@ -18,7 +18,7 @@ Members = dict[str, Any]
 Check = Callable[[Members, Members], bool]  # of the body and the answer
 
 QUESTION = "What is the weather in Paris and London?"
-BASE: Members = {"messages": [{"role": "user", "content": QUESTION}], "seed": 7, "max_tokens": 20}
+BASE: Members = {"messages": [{"role": "user", "content": QUESTION}], "seed": 7, "max_tokens": 32}
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "London"]}, "degrees": {"type": "integer", "maximum": 40}},
@@ -89,7 +89,7 @@ FEATURES: dict[str, Feature] = {
         in_the_form,
     ),
     "regex": Feature("text that matches an expression", {"structured_outputs": {"regex": "(It is|A) [a-z ]{4,30}\\."}}),
-    "tools": Feature("tool calls", {"tools": [TOOLS["get_weather"], TOOLS["get_time"]]}),
+    "tools": Feature("tool calls", {"tools": [TOOLS["get_weather"]]}),
     "reasoning": Feature("thinking before the answer", {"chat_template_kwargs": {"enable_thinking": True}}),
     "lora": Feature("an adapter", {"model": "adapted"}),
     "priority": Feature("a priority", {"priority": 3}),

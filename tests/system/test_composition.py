@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from adapters import write_adapter
 from features import ASKED, FEATURES, body, refusal
 from safetensors.torch import load_file, save_file
 
@@ -29,7 +30,7 @@ Names = tuple[str, ...]
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
 PAIRS: list[Names] = [(), *((name,) for name in ASKED), *combinations(ASKED, 2)]
 ALONE = ("--max-batch", "3", "--no-prefix-cache", "--kv-memory", "32MiB")
-CROWD = ("--max-batch", "48", "--kv-memory", "2MiB", "--speculate", "ngram")
+CROWD = ("--max-batch", "48", "--kv-memory", "1500KiB", "--speculate", "ngram")
 
 
 def told(answer: dict[str, Any]) -> Any:
@@ -142,7 +143,9 @@ def calm(folder: Path) -> Path:
 
 @pytest.fixture
 def servers(serve, tmp_path):
-    common = (str(calm(tmp_path / "calm")), "--name", "parley-demo", "--threads", "1", "--quiet")
+    model = calm(tmp_path / "calm")
+    adapter = write_adapter(tmp_path / "adapter", model, seed=1)
+    common = (str(model), "--name", "parley-demo", "--lora", f"adapted={adapter}", "--threads", "1", "--quiet")
     return serve(*common, *ALONE), serve(*common, *CROWD)
 
 
