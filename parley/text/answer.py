@@ -163,7 +163,7 @@ def _rerooted(value: Any, root: str) -> Any:
         return [_rerooted(each, root) for each in value]
     if not isinstance(value, dict):
         return value
-    made = {}
+    made: dict[str, Any] = {}
     for key, each in value.items():
         if key in schemas.MAPS and isinstance(each, dict):
             made[key] = {name: _rerooted(inner, root) for name, inner in each.items()}
