@@ -13,13 +13,12 @@ runs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
 
 from parley import native
-from parley.core.beam import reach
 from parley.core.sequence import Candidate, Sequence
 from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
@@ -44,7 +43,8 @@ class Plan:
     logprobs: int
     edit: Edit | None
     form: Form | None = None
-    reach: int = 0  # how many candidates a search looks at; 0: the slot's tokens are drawn
+    beams: int = 0  # of a search; 0: the slot's tokens are drawn
+    stops: list[int] = field(default_factory=list)  # of a search: tokens that end its outputs
 
 
 class Sampler:
@@ -83,8 +83,9 @@ class Sampler:
             if self.grammars is None:
                 raise ValueError("there is nothing to read grammars with")
             form = self.grammars.begin(sequence)
-        candidates = reach(sequence.work) if sequence.work.beam is not None else 0
-        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form, candidates)
+        beams = sequence.work.beam.width if sequence.work.beam is not None else 0
+        stops = [id for id in sequence.work.stop_ids if 0 <= id < self.vocab_size] if beams else []
+        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form, beams, stops)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
@@ -151,9 +152,17 @@ class Sampler:
         shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
         edited = self._edit(logits - shift, plans, positions)
         found: list[list[Candidate]] = []
-        lists = zip(plans, *listing(edited, max(plan.reach for plan in plans)), strict=True)
-        for row, (plan, ids, values) in enumerate(lists):
-            likely = zip(ids[: plan.reach], values[: plan.reach], strict=True)
+        most = 2 * max(plan.beams for plan in plans)
+        lists = [listing(edited, most)]
+        for row, plan in enumerate(plans):
+            edited[row, plan.stops] = -math.inf  # all of the best may end an output, and as many must go on
+        lists.append(listing(edited, most))
+        for row, plan in enumerate(plans):
+            count = 2 * plan.beams
+            values: dict[int, float] = {}
+            for ids, logprobs in reversed(lists):  # what is struck out of the last stands in the first
+                values |= zip(ids[row][:count], logprobs[row][:count], strict=True)
+            likely = sorted(values.items(), key=lambda each: (-each[1], each[0]))
             chosen = [Candidate(id, value) for id, value in likely if value > -math.inf]
             if plan.logprobs >= 0:
                 scores = alternatives(logits[row], norms[row], [each.token for each in chosen], plan.logprobs)
