@@ -113,15 +113,16 @@ class Sampler:
     ) -> list[tuple[int, Score | None]]:
         """Draw a token for each row, with its score if the slot wants log-probabilities.
 
-        logits float32 [R, vocab] (left as they are); row i is token ``positions[i]`` of its output, counted from 0.
-        Every row needs a largest logit that is a finite number; the caller takes out those that have none. ``likely``
-        int64 [R] are the ids of those, where they are known; it is written to.
+        logits float32 [R, vocab], which are edited in place if no row needs them as they were; row i is token
+        ``positions[i]`` of its output, counted from 0. Every row needs a largest logit that is a finite number; the
+        caller takes out those that have none. ``likely`` int64 [R] are the ids of those, where they are known; it is
+        written to.
         """
         plans = [self._plan(slot) for slot in slots]
-        edited = self._edit(logits, plans, positions)
+        edited, changed = self._edit(logits, plans, positions)
         ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
         greedy = ways.pop("greedy")
-        if likely is not None and edited is logits:
+        if likely is not None and not changed:
             tokens = likely
         elif greedy:
             tokens = native.argmax(edited)[1]
@@ -132,6 +133,9 @@ class Sampler:
                 drawn = self._draw(edited, rows, plans, slots, positions, way)
                 tokens[torch.tensor(rows, device=self.device)] = drawn
         chosen = tokens.tolist()
+        for row, plan in enumerate(plans):
+            if plan.form is not None:
+                chosen[row] = plan.form.mend(chosen[row])
         for plan, token in zip(plans, chosen, strict=True):
             if plan.edit is not None:
                 plan.edit.append(token)
@@ -147,7 +151,7 @@ class Sampler:
         """
         plans = [self._plan(slot) for slot in slots]
         norms = torch.tensor(normaliser(logits), dtype=torch.float64, device=self.device)
-        edited = self._edit((logits - norms[:, None]).float(), plans, positions)
+        edited, _ = self._edit((logits - norms[:, None]).float(), plans, positions)
         found: list[list[Candidate]] = []
         for row, plan in enumerate(plans):
             (ids,), (values,) = listing(edited[row : row + 1], plan.reach)
@@ -187,21 +191,24 @@ class Sampler:
         assert plan is not None, f"slot {slot} samples without a sequence"
         return plan
 
-    def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
-        """The logits after grammar, bias, min_tokens and penalties; the same tensor when no row has any."""
+    def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> tuple[torch.Tensor, bool]:
+        """The logits after grammar, bias, min_tokens and penalties, and whether any row has any.
+
+        A copy only where scores are wanted, which are those of the logits before: it would cost more than the edits.
+        """
         forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
             (row, plan.edit)
             for row, plan in enumerate(plans)
             if plan.edit is not None and plan.edit.changes(positions[row])
         ]
-        if edits or forms:
+        if any(plans[row].logprobs >= 0 for row, _ in [*forms, *edits]):
             logits = logits.clone()
         for row, form in forms:
             form.apply(logits[row])
         for row, edit in edits:
             edit.apply(logits[row], positions[row])
-        return logits
+        return logits, bool(forms or edits)
 
     def _draw(
         self,
