@@ -65,6 +65,7 @@ format: setup
 docs: setup
 	@$(VENV)/bin/python docs/reference.py
 	@$(VENV)/bin/python docs/compatibility.py
+	@$(VENV)/bin/python docs/families.py
 
 # What failed is in the tables as missing; they are written all the same.
 bench: setup

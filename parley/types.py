@@ -172,13 +172,13 @@ class Grammar(msgspec.Struct, frozen=True):
 
     By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
     "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
-    ``Tags``, "either" a list of grammars of other kinds, which are told apart by how a text begins.
+    ``Tags``, "around" a grammar in Lark and one of another kind, which that one calls ``@inner``.
     ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
     ``closed``: objects have no members that their schema does not name, unless it says otherwise.
     ``field``: the member of the request that asked for it, for errors.
     """
 
-    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "either"]
+    kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "around"]
     value: Any
     whitespace: str | None = None
     closed: bool = False
@@ -311,11 +311,13 @@ class Cost(msgspec.Struct, array_like=True, gc=False):
     ``rows`` is how many choices had a row in the step that gave it. ``computed``: in steps that had a row of the
     choice, all of them where its prompt was read in chunks or again; ``waited``: the rest, outside of steps or in
     steps without it. Together they are the time between two tokens.
+    ``tokens``: so many the step gave the choice, which share its time.
     """
 
     rows: int
     waited: float
     computed: float
+    tokens: int = 1
 
 
 class Score(msgspec.Struct, array_like=True, gc=False):

@@ -310,7 +310,7 @@ class Loop:
         """What each of its newest tokens took, their step in equal shares; from here on the next one's time runs."""
         _, _, rows, _ = self._last
         waited = max(0.0, self._ended - sequence.since - sequence.computing)
-        cost = Cost(rows, waited / count, sequence.computing / count)
+        cost = Cost(rows, waited / count, sequence.computing / count, count)
         sequence.since, sequence.computing = self._ended, 0.0
         return [cost] * count
 

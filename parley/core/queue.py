@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from math import inf
 from operator import attrgetter
 
 from parley.core.sequence import Sequence
@@ -54,6 +55,11 @@ class Queue:
             yield from level.back
             for line in level.lines.values():
                 yield from line
+
+    @property
+    def priority(self) -> float:
+        """That of the head, inf when nobody waits."""
+        return self._priorities[0] if self._priorities else inf
 
     @property
     def head(self) -> Sequence:

@@ -105,12 +105,13 @@ class Scheduler:
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.speculation is not None:
-            drafts = self.speculation.drafts(decodes, busy=len(decodes) < len(self.running))
+            busy = any(len(sequence.tokens) - sequence.computed > 1 for sequence in self.running)
+            drafts = self.speculation.drafts(decodes, busy=busy)
         self.pace.begin(len(decodes) + sum(map(len, drafts.values())))
-        admitting = True  # until one has to wait on
+        waiting = self.waiting.priority  # of who is next, inf once one has to wait on
         for sequence in list(self.running):
-            if admitting and self.waiting:
-                admitting = self._fill(step, sequence.work.priority)
+            if waiting < sequence.work.priority:
+                waiting = self.waiting.priority if self._fill(step, sequence.work.priority) else inf
             if sequence.status is not Status.RUNNING:
                 break  # one before it in order needed its pages, and before that those of all that follow
             distance = len(sequence.tokens) - sequence.computed
@@ -126,7 +127,7 @@ class Scheduler:
                 self._attach(sequence, found)
                 if self._reserve(step, sequence, count):
                     self._chunk(step, sequence, count)
-        if admitting:
+        if waiting < inf:
             self._fill(step, inf)
         if step.rows:
             step.copies, self._copies = self._copies, []

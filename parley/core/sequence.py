@@ -112,9 +112,9 @@ class Step:
     """
 
     rows: list[Row]
-    copies: list[tuple[int, int]] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     hashed: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

@@ -31,6 +31,7 @@ TOLD = (
     "\n\nThese are the tools: {tools}\nAnswer with a JSON array of calls and nothing else: "
     '[{{"name": <name of a tool>, "parameters": <its arguments as an object>}}]'
 )
+BEGIN, FINAL = "<|start|>assistant", "<|channel|>final<|message|>"  # what stands before content in channels
 PLAIN = ("enum", "const", "default", "examples")  # keywords whose values are no schemas
 
 
@@ -63,6 +64,7 @@ def told(chat: Chat) -> Chat:
 def compose(
     markup: Markup,
     special: Mapping[str, int],
+    spell: Callable[[str], str],
     chat: Chat,
     form: Grammar | None,
     loose: Collection[str] = (),
@@ -71,31 +73,36 @@ def compose(
 
     Has the answer to call, it is calls, and the form has no say. May it call, it is calls or has the form; without a
     form it is text in which calls of ``strict`` tools follow their schemas. The arguments of tools in ``loose`` are
-    any object.
+    any object. ``special``: the ids of the model's marks; ``spell`` writes a text with them in Lark.
     """
-    tools = [_bound(tool, _name(tool) in loose) for tool in callable_tools(chat)]
+    tools = callable_tools(chat)
+    content = f"({spell(BEGIN)})? {spell(FINAL)} @inner" if markup.channels else "@inner"
     if not tools or not markup.calls:
-        return form
+        return _around(f"start: {content}", form) if form is not None and markup.channels else form
+    required = chat.choice == "required"
+    free = form is None and not required
+    if free and not chat.allowed and not any(map(_strict, tools)):
+        return None
+    tools = [_bound(tool, _name(tool) in loose or (free and not _strict(tool))) for tool in tools]
+    parallel = chat.parallel and chat.only is None
+    calls = calls_grammar(markup, tools, parallel=parallel, required=not free, special=special)
+    if form is None or required:
+        return Grammar("lark", calls, field="tool_choice" if required else "tools")
+    first = markup.calls[0]
+    if first.bare and first.shape == "object" and not first.open and form.kind == "json":
+        return _bare(tools, first.keys, form)
+    return _around(f"start: calls | {content}\ncalls:{calls.removeprefix('start:')}", form)
 
-    def spelled(required: bool) -> str:
-        return calls_grammar(
-            markup, tools, parallel=chat.parallel and chat.only is None, required=required, special=special
-        )
 
-    if chat.choice == "required":
-        return Grammar("lark", spelled(True), field="tool_choice")
-    if form is not None:
-        first = markup.calls[0]
-        if first.bare and first.shape == "object" and not first.open and form.kind == "json":
-            return _bare(tools, first.keys, form)
-        return Grammar("either", [Grammar("lark", spelled(True), field="tools"), form], field=form.field)
-    if chat.allowed or any(_strict(tool) for tool in tools):
-        return Grammar("lark", spelled(False), field="tools")
-    return None
+def _around(lark: str, form: Grammar) -> Grammar:
+    return Grammar("around", [lark, form], field=form.field)
 
 
 def unfit(chat: Chat, compiled: Callable[[Grammar], str]) -> frozenset[str]:
-    """Names of tools whose schemas cannot be followed. Raises Invalid where a tool is strict, and has to be."""
+    """Names of tools whose schemas are not followed: they cannot be, or else all that need not, for they are too many.
+
+    Raises Invalid where a tool is strict.
+    """
     found = set()
     callable_names = set(map(_name, callable_tools(chat)))
     began = time.thread_time()
@@ -111,7 +118,7 @@ def unfit(chat: Chat, compiled: Callable[[Grammar], str]) -> frozenset[str]:
             if _strict(tool):
                 raise
             found.add(_name(tool))
-    return frozenset(found)
+    return frozenset(found or (_name(tool) for tool in callable_tools(chat) if not _strict(tool)))
 
 
 def _bound(tool: Tool, loose: bool) -> Tool:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from parley.types import CallDelta
 
 from .calls import Tools
+from .marks import marks
 from .markup import Markup
-from .regions import Region, Regions, any_of, overlap
+from .regions import Region, Regions
 
-MESSAGE = "<|message|>"
-ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
+MESSAGE = marks("<|message|>")
+ENDS = marks("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
 HEADS = ("<|start|>", "<|channel|>")
 LONGEST = 1024  # characters of a message's head
 _CHANNEL = re.compile(r"<\|channel\|>\s*([\w.-]+)")
@@ -70,23 +71,21 @@ class Channels:
 
     def _body(self) -> bool:
         """Text of a message, or text that stands in none: that is content."""
-        found = any_of(ENDS).search(self._text, self._at)
-        end = found.start() if found else len(self._text) - overlap(self._text, self._at, ENDS)
+        end, mark = ENDS.find(self._text, self._at)
         self._say(self._text[self._at : end])
         self._at = end
-        if found is None:
+        if not mark:
             return False
         self.thinking, self._call = False, None
-        if found[0] in HEADS:
+        if mark in HEADS:
             self._head, self._size = [], 0
         else:
-            self._at = found.end()
+            self._at += len(mark)
         return True
 
     def _heading(self) -> bool:
         assert self._head is not None
-        found = any_of((MESSAGE,)).search(self._text, self._at)
-        end = found.start() if found else len(self._text) - overlap(self._text, self._at, (MESSAGE,))
+        end, mark = MESSAGE.find(self._text, self._at)
         self._head.append(self._text[self._at : end])
         self._size += end - self._at
         self._at = end
@@ -95,9 +94,9 @@ class Channels:
             self._head = None
             self._say(text)
             return True
-        if found is None:
+        if not mark:
             return False
-        self._at = found.end()
+        self._at += len(mark)
         self._begin("".join(self._head))
         self._head = None
         return True

@@ -108,6 +108,7 @@ HERMES = Form(each=("<tool_call>\n",), after=("\n</tool_call>",), between="\n")
 LLAMA = Form(keys=("name", "parameters"), between="; ", bare=True)
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_LIST = Form("python", open=("[",), between=", ", close=("]",), bare=True)
+LLAMA4 = (PYTHON_LIST, Form("python", open=("<|python_start|>", "["), between=", ", close=("]", "<|python_end|>")))
 MISTRAL_ARGS = Form("named", each=("[TOOL_CALLS]",), id="[CALL_ID]", head=("[ARGS]",))
 MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(open=("[TOOL_CALLS]",)))
 DEEPSEEK_V3 = _deepseek("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
@@ -278,24 +279,15 @@ CALLS = (
         (Form("keyed", open=("<|tools_prefix|>", "["), between=", ", close=("]", "<|tools_suffix|>")),),
         (("<|tools_prefix|>",),),
     ),
-    Calls("gigachat3", (Form(open=("function call<|role_sep|>\n",)),), (("function call<|role_sep|>",),)),
+    Calls("gigachat3", (Form(open=("function call<|role_sep|>\n",), alone=True),), (("function call<|role_sep|>",),)),
     Calls(
-        "llama3_json",
-        (
-            LLAMA,
-            Form(open=(PYTHON_TAG,), keys=("name", "parameters"), between="; "),
-            Form("python", open=(PYTHON_TAG,), known=True),
-        ),
-        ((PYTHON_TAG, "<|start_header_id|>"), ("<|start_header_id|>", '"parameters"', "ipython")),
-        aliases=("llama3", "llama4_json"),
+        "llama4_json",
+        (LLAMA, *LLAMA4),
+        (("<|header_start|>", '"parameters"'),),
     ),
     Calls(
         "llama4_pythonic",
-        (
-            PYTHON_LIST,
-            Form("python", open=("<|python_start|>", "["), between=", ", close=("]", "<|python_end|>")),
-            Form(keys=("name", "parameters"), between="; ", bare=True),
-        ),
+        (*LLAMA4, LLAMA),
         (("<|header_start|>", "tool"), ("func_name1(",)),
         aliases=("llama4",),
     ),
@@ -307,6 +299,16 @@ CALLS = (
         ),
         (("tool_code",), ("[func_name",)),
         aliases=("gemma3", "toolace"),
+    ),
+    Calls(
+        "llama3_json",
+        (
+            LLAMA,
+            Form(open=(PYTHON_TAG,), keys=("name", "parameters"), between="; "),
+            Form("python", open=(PYTHON_TAG,), known=True),
+        ),
+        ((PYTHON_TAG, "<|start_header_id|>"), ("<|start_header_id|>", '"parameters"', "ipython")),
+        aliases=("llama3",),
     ),
     Calls("xlam", (_list("", bare=True),), (("xlam",),)),
     Calls("hermes", (HERMES,), (("<tool_call>",),), aliases=("qwen", "qwen25", "qwen3", "granite4", "ernie45", "mimo")),
@@ -327,7 +329,8 @@ THOUGHTS = (
     Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
     Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
     Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),
-    Thoughts("ernie45", THINK, (("<think>", "<response>\\n"),), around=("<response>", "</response>")),
+    Thoughts("ernie45", THINK, (("<think>", "<response>\\n"), ("<think>", "<response></response>")),
+             aliases=("granite33",), around=("<response>", "</response>")),
     Thoughts(
         "qwen3",
         THINK,

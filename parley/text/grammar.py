@@ -171,8 +171,8 @@ class Compiler:
 
     def _write(self, grammar: Grammar) -> str:
         parts = [self._part(grammar)]
-        if grammar.kind == "either":
-            parts += [{"name": f"form{number}"} | self._part(each) for number, each in enumerate(grammar.value)]
+        if grammar.kind == "around":
+            parts.append({"name": "inner"} | self._part(grammar.value[1]))
         return json.dumps({"grammars": parts})
 
     def _part(self, grammar: Grammar) -> dict[str, Any]:
@@ -187,11 +187,11 @@ class Compiler:
                 raise _wrong(grammar, "there is nothing to choose from")
             case "choice":
                 return _lark("start: " + " | ".join(map(_string, value)))
-            case "either":
-                return _lark("start: " + " | ".join(f"@form{number}" for number in range(len(value))))
             case "lark":
                 _check_inner(grammar)
                 return _lark(value)
+            case "around":
+                return _lark(value[0])
             case "ebnf":
                 if len(value) > SIZE_GBNF:
                     raise _wrong(grammar, f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")

@@ -168,10 +168,10 @@ class Language:
             return self.grammars.get(form)
 
     def _form(self, prompt: Prompt, grammar: Grammar | None, loose: Collection[str] = ()) -> Grammar | None:
-        if not isinstance(prompt, Chat) or not prompt.tools:
+        if not isinstance(prompt, Chat) or not (prompt.tools or grammar):
             return grammar
         markup = answer.readable(self.markup, prompt)
-        return answer.compose(markup, self.tokenizer.marks, prompt, grammar, loose)
+        return answer.compose(markup, self.tokenizer.marks, self.grammars.spell, prompt, grammar, loose)
 
     def spellings(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word at the beginning of a text, and behind a blank where those are others."""

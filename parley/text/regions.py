@@ -13,13 +13,12 @@ Knows text only: no tokens, no requests.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from functools import cache
 
 from parley.types import CallDelta, Part
 
 from .calls import CallReader, Form, Tools
+from .marks import Marks, marks
 from .markup import Markup
 
 Region = tuple[Part, str, CallDelta | None]
@@ -43,6 +42,7 @@ class Regions:
         self._bare = tuple(form for form in markup.calls if form.bare)
         self._marked = tuple(form for form in markup.calls if not form.bare)
         self._triggers = tuple(dict.fromkeys(form.trigger for form in self._marked))
+        self._watched = marks(*self._triggers) if self._triggers else None  # what may end a piece of content
         self._new_id = new_id or markup.new_id
         self._tools = tools or Tools()
         self._text = ""  # unread; between pushes only what may become a mark
@@ -50,7 +50,7 @@ class Regions:
         self._newlines = 0  # held back: dropped before a mark, given out before text
         self._trim = thinking  # drop newlines until the first text of this region
         self._around = markup.around
-        self._closing: tuple[str, ...] = ()  # the mark that ends what content is wrapped in
+        self._closing = ""  # the mark that ends what content is wrapped in
         self._after_call = False  # nothing but newlines since the last call
         self._reader: CallReader | None = None
         self._others: list[Form] = []  # to be tried if the reader's form does not fit
@@ -111,7 +111,7 @@ class Regions:
 
     def _reasoning(self) -> bool:
         assert self._think is not None
-        mark = self._until((self._think[1],), "reasoning")
+        mark = self._until(marks(self._think[1]), "reasoning")
         if not mark:
             return False
         self._at += len(mark)
@@ -131,7 +131,8 @@ class Regions:
             here = self._text[self._at : self._at + len(mark)]
             if here == mark:
                 self._at += len(mark)
-                self._newlines, self._trim, self._closing = 0, True, (closing,)
+                self._newlines, self._trim, self._closing = 0, True, closing
+                self._watched = marks(*self._triggers, closing)
                 return True
             if mark.startswith(here):
                 return False
@@ -142,16 +143,16 @@ class Regions:
     def _content(self) -> bool:
         if not self._trimmed():
             return False
-        marks = self._triggers + self._closing
-        if not marks:
+        if self._watched is None:
             self._give("content", "\n" * self._newlines + self._text[self._at :])
             self._newlines = 0
             self._at = len(self._text)
             return False
-        mark = self._until(marks, "content")
-        if mark and mark in self._closing:
+        mark = self._until(self._watched, "content")
+        if mark and mark == self._closing:
             self._at += len(mark)
-            self._newlines, self._trim, self._closing = 0, True, ()
+            self._newlines, self._trim = 0, True
+            self._watched = marks(*self._triggers) if self._triggers else None
         elif mark:
             self._call([form for form in self._marked if form.trigger == mark])
         return bool(mark)
@@ -180,15 +181,14 @@ class Regions:
         self._say("content", reader.raw)
         return True
 
-    def _until(self, marks: tuple[str, ...], part: Part) -> str:
+    def _until(self, watched: Marks, part: Part) -> str:
         """Give out text up to the first of the marks, and return that; empty if none has come yet."""
         if not self._trimmed():
             return ""
-        found = any_of(marks).search(self._text, self._at)
-        end = found.start() if found else len(self._text) - overlap(self._text, self._at, marks)
+        end, mark = watched.find(self._text, self._at)
         self._say(part, self._text[self._at : end])
         self._at = end
-        return found[0] if found else ""
+        return mark
 
     def _trimmed(self) -> bool:
         """Drop newlines at the start of a region; False while there is nothing else."""
@@ -223,17 +223,3 @@ class Regions:
                 self.calls += 1
                 self._newlines = 0
             self._out.append(("tool", "", call))
-
-
-@cache
-def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """A pattern of the marks, the longest first."""
-    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
-
-
-def overlap(text: str, start: int, marks: tuple[str, ...]) -> int:
-    """Length of the longest end of ``text[start:]`` that begins a mark without completing it."""
-    for size in range(min(max(map(len, marks)) - 1, len(text) - start), 0, -1):
-        if any(mark.startswith(text[-size:]) for mark in marks):
-            return size
-    return 0

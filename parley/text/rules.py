@@ -40,9 +40,9 @@ class Rules:
             at = found.end()
         return " ".join(filter(None, [*parts, _quoted(text[at:])]))
 
-    def special(self, text: str) -> bool:
-        """Whether the text holds special tokens."""
-        return self._split is not None and bool(self._split.search(text))
+    def special(self, text: str) -> re.Match[str] | None:
+        """The first special token in a text."""
+        return self._split.search(text) if self._split is not None else None
 
     def until(self, mark: str, limits: str = "*", before: str = "") -> str:
         """A rule for text up to a mark, which it has nowhere else. ``before``: stands right before the mark."""

@@ -19,6 +19,8 @@ ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "ite
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
+NOTES = frozenset({"$comment", "$schema", "default", "deprecated", "description", "examples", "title"})
+
 FORMATS = frozenset({
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
 })  # fmt: skip
@@ -66,7 +68,7 @@ def ready(schema: Schema, closed: bool) -> Schema:
     shared = set(_shared(schema, True)) if closed else set()
 
     def copy(node: Schema, path: str, alone: bool) -> Schema:
-        made = dict(node)
+        made = {key: value for key, value in node.items() if key not in NOTES}
         if node.get("uniqueItems") is False:
             del made["uniqueItems"]
         if isinstance(node.get("format"), str) and node["format"] not in FORMATS:

@@ -93,6 +93,7 @@ def _free(rules: Rules, calls: str, parallel: bool) -> list[str]:
     form = rules.form
     each, close = "".join(form.each), rules.text("".join(form.close))
     trigger = form.trigger
+    parallel = parallel and not form.alone
     together = bool(form.open) or form.bare  # several calls are one block
     more = f"({rules.text(form.between)} call)*" if parallel and together else ""
     call = _each(rules, calls)
@@ -102,6 +103,8 @@ def _free(rules: Rules, calls: str, parallel: bool) -> list[str]:
     first = "".join(form.open) + each
     first = first[first.index(trigger) + len(trigger) :]
     special = rules.special(trigger)
+    if special:  # what no text can be is enough to tell a call by
+        trigger = trigger[special.start() :]
     lines = [
         f"start: block{'*' if parallel else '?'} end",
         "end: TEXT",

@@ -240,3 +240,19 @@ def test_tokenizer():
     with pytest.raises(ParleyError) as caught:
         control.tokenize(RULES, b"{")
     assert caught.value.message == "Req body converts to json fail."
+
+
+def test_tokens_that_one_step_gave_are_one_frame_also_where_a_part_of_them_comes_later():
+    """What is held back of a step, because a stop string may have begun, is a frame of its own."""
+    cost = Cost(1, 0.001, 0.012, tokens=3)
+    three = [Token(id, text, text.encode(), cost=cost) for id, text in ((7, " b"), (8, " c"), (9, " d"))]
+    reply = infer(inputs="a", stream=True)
+    frames = reply.chunk([ACCEPTED, Delta(0, " I b c", tokens=[ONE, *three[:2]])])
+    frames += reply.chunk([Delta(0, " d am", tokens=[three[2], TWO]), DONE])
+    told = [json.loads(line.removeprefix(b"data: ")) for line in frames.split(b"\n\n")[:-1]]
+    assert [each["token"] for each in told] == [
+        {"id": [306], "text": " I"}, {"id": [7, 8], "text": " b c"}, {"id": [9], "text": " d"},
+        {"id": [4966], "text": None},
+    ]  # fmt: skip
+    assert [each["decode_time"] for each in told] == [None, 26, 13, 128]
+    assert told[-1]["generated_text"] == " I b c d am"

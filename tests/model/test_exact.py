@@ -151,6 +151,7 @@ def make_work(id: str, family: int, length: int, tokens: int, kind: int, seed: i
         stop_ids=[2, 11],
         logprobs=2 if kind % 2 else 0,
         prompt_logprobs=1 if scored else -1,
+        priority=1 - n,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from random import Random
 
 import jsonschema
 import models
@@ -13,6 +14,7 @@ from serving import Answer, serve, start
 
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
+from parley.core.speculation import Speculation
 from parley.text import Language
 from parley.types import Grammar, Sampling, Settings, Tag, Tags, Thinking, Work
 
@@ -122,6 +124,41 @@ def test_a_row_is_the_same_in_any_company(options):
         assert run(*cases(), **options) == alone()
     finally:
         runner.pages, runner.blocks = pages, blocks
+
+
+class Guesser:
+    """A proposer that knows the answers, and is right most of the time."""
+
+    def __init__(self, answers: dict[tuple[str, int], Answer]):
+        self.random, self.answers = Random(1), answers
+
+    def propose(self, asked):
+        return [self._guess(sequence, length) for sequence, length in asked]
+
+    def _guess(self, sequence, length: int) -> list[int]:
+        right = self.answers[sequence.id, sequence.index].token_ids[sequence.generated : sequence.generated + length]
+        return [id if self.random.random() < 0.8 else self.random.randrange(models.VOCAB) for id in right]
+
+    def forget(self, sequence):
+        pass
+
+
+def test_drafts_are_followed_through_the_grammar_and_change_nothing(monkeypatch):
+    """Also of rows whose reasoning is cut short."""
+    monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
+    monkeypatch.setattr("parley.core.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    many = cases()
+    close = model()[1].tokenizer.encode("</think>", special=False)
+    for budget in (0, 5):
+        thinking = Thinking("<think>", "</think>", True, budget, close)
+        many.append(work(f"thought{budget}", Grammar("json", PERSON), thinking=thinking, max_tokens=40, logprobs=1))
+        many[-1].grammar = model()[1].grammars.behind(many[-1].grammar, ("<think>", "</think>"), True)
+    runner = model()[0]
+    want, plain = serve(runner, many)
+    monkeypatch.setattr(runner, "proposer", Guesser(want))
+    got, drafted = serve(runner, many)
+    assert got == want
+    assert drafted.steps < 0.6 * plain.steps and sum(drafted.draft_accepted) > 100
 
 
 def test_a_row_is_the_same_when_it_begins_again_at_every_step():

@@ -379,6 +379,8 @@ async def test_an_answer_whose_time_is_over_ends_with_what_there_is(serve, strea
     answer = await served.post(CHAT, LONG | {"stream": stream, "max_time": 0.1})
     assert answer.status == 200 and answer.body.count(b'"finish_reason":"length"') == 1
     await served.idle()
+    ranked = {"prompt": "a", "max_tokens": 3000, "best_of": 3, "n": 1, "stream": stream, "max_time": 0.1}
+    assert (await served.post(TEXT, ranked)).body.count(b'"finish_reason":"length"') == 1
     served.engine.gate.clear()  # it is not begun in time
     none = await served.post(CHAT, LONG | {"max_time": 0.05, "n": 2})
     assert [choice["finish_reason"] for choice in none.json["choices"]] == ["length"] * 2

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import APIStatusError, BadRequestError, OpenAI
 
 from parley.demo.errands import TOOLS
 
@@ -193,3 +193,32 @@ def test_what_cannot_be_followed_is_refused_before_it_begins(client):
     named = {"type": "function", "function": {"name": "f"}}
     ((name, arguments),) = called(ask(client, "Hello!", tools=[loose], tool_choice=named))
     assert name == "f" and isinstance(arguments, dict)  # what is not strict is followed as far as it can be
+
+
+ENDS = {"/vllm/v1": "stop", "/tgi/v1": "stop", "/mindie/v1": "tool_calls", "/mindie-old/v1": "tool_calls",
+        "/serving-endpoints": "stop", "/databricks/serving-endpoints": "stop"}  # fmt: skip
+
+
+@pytest.mark.parametrize("base", ENDS)
+def test_every_api_forces_a_call_and_tells_of_it_in_its_own_form(served, base):
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    options: dict = {"model": MODEL, "temperature": 0.0, "max_tokens": 100, "tools": [WEATHER, TOOLS["get_time"]]}
+    options["messages"] = [{"role": "user", "content": BOTH}]
+    with OpenAI(base_url=served.url + base, api_key="none", max_retries=0) as client:
+        create = client.chat.completions.create
+        whole = create(**options, tool_choice=named).choices[0]
+        (call,) = whole.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+        assert whole.finish_reason == ENDS[base]
+        name, arguments = None, ""
+        for chunk in create(**options, tool_choice=named, stream=True):
+            for piece in chunk.choices[0].delta.tool_calls or () if chunk.choices else ():
+                name, arguments = name or piece.function.name, arguments + (piece.function.arguments or "")
+        assert (name, arguments) == (call.function.name, call.function.arguments)
+        required = create(**options, tool_choice="required").choices[0].message.tool_calls
+        assert len(required) == (1 if base == "/tgi/v1" else 2)
+        for one in required:
+            assert list(json.loads(one.function.arguments)) == ["city"]
+        with pytest.raises(APIStatusError) as caught:
+            create(**options, tool_choice={"type": "function", "function": {"name": "nothing"}})
+        assert 400 <= caught.value.status_code < 500

@@ -120,6 +120,24 @@ def test_calls_and_a_form_that_begin_alike(allows, language):
         assert not allows(chat, text, PERSON, bare), text
 
 
+def test_a_form_in_a_channel(allows, language):
+    """Where everything stands in a channel, the form does in that of content, and calls in theirs."""
+    row = next(row for row in CALLS if row.channels)
+    harmony = Language(language.tokenizer, language.template)
+    harmony.markup = Markup(("<|channel|>analysis<|message|>", "<|end|>"), row.forms, channels=True)
+    final = '<|channel|>final<|message|>{"age": 5}'
+    begun = row.forms[0].each[0].removeprefix("<|start|>assistant")
+    grammar = harmony.compile(ask(tool("f"), choice="required"), None)
+    for chat in (ask(), ask(tool("f"))):
+        assert allows(chat, final, PERSON, harmony) and allows(chat, f"<|start|>assistant{final}", PERSON, harmony)
+        assert not allows(chat, '{"age": 5}', PERSON, harmony) and not allows(
+            chat, final[:-1] + ', "b": 1}', PERSON, harmony
+        )
+    assert begun in json.loads(grammar)["grammars"][0]["lark_grammar"]
+    done = list(events(harmony, ask(), final))
+    assert "".join(event.text for event in done if isinstance(event, Delta)) == '{"age": 5}'
+
+
 def test_a_model_without_calls_is_told_of_the_tools_and_made_to_call(allows, language):
     plain = Language(language.tokenizer, language.template)
     plain.markup = Markup()
@@ -163,6 +181,11 @@ def test_schemas_that_cannot_be_followed(allows, language):
     assert caught.value.field == "tools[1].function.parameters"
     loose = ask(tool("f"), tool("g", odd), choice="required")
     assert allows(loose, call("g", '{"b": 1}')) and not allows(loose, call("f", '{"b": 1}'))
+    wide = {"type": "object", "properties": {f"member{number}": {"type": "string"} for number in range(200)}}
+    many = ask(*(tool(f"f{number}", wide) for number in range(100)), choice="required")  # each would do alone
+    assert allows(many, call("f7", '{"b": 1}')) and not allows(many, call("f100", "{}"))
+    with pytest.raises(Invalid, match="tools cannot be followed"):
+        language.compile(ask(*(tool(f"f{number}", wide, strict=True) for number in range(100))), None)
     with pytest.raises(Invalid) as caught:
         language.compile(ask(tool("f")), Grammar("regex", "(", field="guided_regex"))
     assert caught.value.field == "guided_regex"

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_tokenizers import byte_level
+from tokenizers import AddedToken
 
-from parley.text import Markup
+from parley.text import Choice, Markup, Prepared, Tokenizer
 from parley.text.calls import Tools
 from parley.text.channels import reader
 from parley.text.families import CALLS, THOUGHTS
 from parley.text.markup import begins_thinking, detect, names, switch
+from parley.types import Delta, Done, Output, Request
 
 TOOLS = Tools(
     [
@@ -230,6 +238,7 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("[f(s='a', n=", "", [("f", '{"s": "a", "n": ')]),
         (r"""[f(s='it\'s "\u00e9\ud83d\ude00\n\q')]""", "", [("f", r'{"s": "it'"'"r's \"é\ud83d\ude00\n\\q"}')]),
     ],
+    "llama4_json": [('{"name": "f", "parameters": {"s": "a"}}', "", [F]), ('[f(s="a")]', "", [F])],
     "pythonic": [("Ok\n```tool_code\nf(s='a')\n```", "Ok", [F])],
     "gemma4": [
         (
@@ -267,6 +276,36 @@ def test_examples_however_they_are_cut(name: str, text: str, content: str, calls
     assert parse(list(text), markup) == ("", content, calls)
     for middle in range(len(text)):
         assert parse([text[:middle], text[middle:]], markup) == ("", content, calls)
+
+
+@functools.cache
+def marked() -> Tokenizer:
+    """A tokenizer for which all marks between brackets are special tokens."""
+    whole = " ".join(mark for row in CALLS for mark in detect("", row.name, "none").marks)
+    backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
+    found = set(re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]", whole))
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in sorted(found)])
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
+def test_marks_may_be_special_tokens(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    """They reach the parser although special tokens are hidden from clients."""
+    choice = Choice(Request(id="r", model="m", prompts=[]), 0, marked(), Prepared([], family(name), False, TOOLS))
+    ids = marked().encode(text, special=False)
+    events = [event for id in ids for event in choice.push(Output("r", 0, [id]))]
+    events += choice.push(Output("r", 0, [], finish="stop"))
+    said: list[tuple[str, str]] = []
+    for event in events[:-1]:
+        assert isinstance(event, Delta)
+        if event.call is not None and event.call.name is not None:
+            said.append((event.call.name, ""))
+        elif event.call is not None:
+            said[-1] = (said[-1][0], said[-1][1] + event.call.arguments)
+    assert said == calls
+    assert "".join(event.text for event in events[:-1] if isinstance(event, Delta)) == content
+    done = events[-1]
+    assert isinstance(done, Done) and done.reason == ("tool" if calls else "stop")
 
 
 @pytest.mark.parametrize("name", [row.name for row in CALLS])
@@ -441,6 +480,11 @@ SIGNS = [
 @pytest.mark.parametrize(("template", "tools", "reasoning"), SIGNS)
 def test_families_are_told_by_their_templates(template: str, tools: str, reasoning: str) -> None:
     assert detect(template) == detect("", tools, reasoning)
+
+
+def test_the_page_of_families_is_made_from_the_tables() -> None:
+    script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "families.py"))
+    assert script["PAGE"].read_text("utf-8") == script["page"](), "docs/families.md is old: make docs"
 
 
 def test_prompts_that_begin_reasoning() -> None:

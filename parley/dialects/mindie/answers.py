@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from parley.dialects.dialect import Answer, Head, Reply
@@ -54,11 +54,26 @@ class MindieReply(Reply):
 
 
 class Piece(NamedTuple):
-    """A frame of a stream: the token (none where an end came alone), the text that it adds, is it the last?"""
+    """A frame of a stream: the tokens of a step (none where an end came alone), what they add, is it the last?"""
 
-    token: Token | None
+    tokens: Sequence[Token]
     text: str
     last: bool
+
+    @property
+    def token(self) -> Token | None:
+        """The last of them."""
+        return self.tokens[-1] if self.tokens else None
+
+    @property
+    def ids(self) -> list[int]:
+        return [token.id for token in self.tokens]
+
+    @property
+    def milliseconds(self) -> int:
+        """What they took together."""
+        costs = [token.cost for token in self.tokens if token.cost is not None]
+        return round(1000 * sum(cost.waited + cost.computed for cost in costs))
 
 
 class Single(MindieReply):
@@ -117,22 +132,35 @@ class Single(MindieReply):
         return tokens, "".join(texts)
 
     def _pieces(self, events: Sequence[Event]) -> Iterator[Piece]:
-        """What was said is divided among the tokens that came with it. What they do not spell is the last one's."""
+        """What was said is divided among the tokens that came with it. What they do not spell is the last ones'."""
         tokens, rest = self._take(events)
-        for token in tokens[:-1]:
-            piece = self._spelt(token)
+        groups = list(_steps(tokens))
+        for group in groups[:-1]:
+            piece = "".join(map(self._spelt, group))
             piece = piece if rest.startswith(piece) else ""
             rest = rest[len(piece) :]
             self._said.append(piece)
-            yield Piece(token, piece, False)
-        if tokens or rest or self.done is not None:
-            if tokens:
-                self._spelt(tokens[-1])
+            yield Piece(group, piece, False)
+        if groups or rest or self.done is not None:
+            for token in groups[-1] if groups else ():
+                self._spelt(token)
             self._said.append(rest)
-            yield Piece(tokens[-1] if tokens else None, rest, self.done is not None)
+            yield Piece(groups[-1] if groups else (), rest, self.done is not None)
 
     def _spelt(self, token: Token) -> str:
         return "" if token.special else self._decoder.decode(token.raw)
+
+
+def _steps(tokens: Iterable[Token]) -> Iterator[list[Token]]:
+    """Tokens that one step gave together are one frame. Those of a step have the same costs, and no others have."""
+    group: list[Token] = []
+    for token in tokens:
+        if group and (token.cost is None or token.cost.tokens == 1 or token.cost != group[-1].cost):
+            yield group
+            group = []
+        group.append(token)
+    if group:
+        yield group
 
 
 def milliseconds(cost: Cost | None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from parley.dialects.dialect import Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import constraints, inputs, parameters
-from parley.dialects.mindie.answers import Piece, Single, common, milliseconds
+from parley.dialects.mindie.answers import Piece, Single, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, encode
 from parley.types import Prompt, Request, Stop, Text, Tokens, Usage, Want
@@ -47,8 +47,7 @@ class NativeReply(Single):
         )
 
     def frame(self, piece: Piece) -> bytes:
-        token = piece.token
-        time = milliseconds(token.cost) if token is not None else None
+        time = piece.milliseconds if piece.tokens else None
         answer: dict[str, Any] = {
             "prefill_time": None if self._begun else time,
             "decode_time": time if self._begun else None,
@@ -57,7 +56,7 @@ class NativeReply(Single):
         if piece.last:
             answer |= {"generated_text": self.text, "details": self._told() if self._details else None}
         said = None if piece.last else piece.text
-        answer["token"] = {"id": [] if token is None else [token.id], "text": said}
+        answer["token"] = {"id": piece.ids, "text": said}
         return b"data: " + encode(answer) + b"\n\n"
 
     def body(self, usage: Usage) -> bytes:

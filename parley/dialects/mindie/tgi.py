@@ -63,7 +63,13 @@ class TextReply(Single):
             sampling=parameters.sampling(values, rules),
             grammar=None if rules.strict else constraints.read(given),
             stop=Stop(strings=values["stop"], max_tokens=limit, reserve=1),
-            want=Want(ids=True, logprobs=scores, prompt_logprobs=scores if prefilled else None),
+            # A frame has room for several ids, but for one log-probability.
+            want=Want(
+                ids=True,
+                logprobs=scores,
+                prompt_logprobs=scores if prefilled else None,
+                costs=stream and scores is None,
+            ),
             stream=stream,
             truncate=values["truncate"],
         )
@@ -72,7 +78,7 @@ class TextReply(Single):
         token = piece.token
         answer: dict[str, Any] = {
             "token": {
-                "id": [] if token is None else [token.id],
+                "id": piece.ids,
                 "text": self.text if self._rules.full_text else piece.text,
                 "logprob": None if token is None or self._rules.strict else token.logprob,
                 "special": None if token is None or self._rules.strict else token.special,

@@ -84,7 +84,7 @@ class TextReply(Single):
                 "batch_size": cost.rows if cost is not None else None,
                 "queue_wait_time": microseconds(cost) if cost is not None else None,
             }
-            time = milliseconds(cost) if cost is not None else None
+            time = piece.milliseconds if cost is not None else None
             told |= {"prefill_time": None if self._begun else time, "decode_time": time if self._begun else None}
             self._begun = True
         return b"data:" + encode(told) + b"\n\n"

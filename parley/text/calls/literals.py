@@ -10,6 +10,7 @@ import re
 from collections.abc import Generator
 from functools import cache
 
+from ..marks import marks
 from .form import Form
 from .scan import Malformed, Scan, Wait
 from .tools import Tools
@@ -55,6 +56,7 @@ def literal(scan: Scan, quote: str = "", depth: int = 0) -> Wait:
 
 def marked(scan: Scan, mark: str, lined: bool = False) -> Wait:
     """Text up to the mark, as a JSON string. ``lined``: a line break at its start and one at its end do not count."""
+    watched = marks(mark)
     scan.say('"')
     scan.tail = escaped
     while lined and scan.at == len(scan.text):
@@ -62,24 +64,15 @@ def marked(scan: Scan, mark: str, lined: bool = False) -> Wait:
     if lined and scan.text[scan.at] == "\n":
         scan.at += 1
     while True:
-        index = scan.text.find(mark, scan.at)
-        end = index if index >= 0 else len(scan.text) - overlap(scan.text, scan.at, mark)
+        end, found = watched.find(scan.text, scan.at)
         held = lined and end > scan.at and scan.text[end - 1] == "\n"
         scan.take(end - held, lambda text: scan.say(escaped(text)))
-        if index >= 0:
+        if found:
             break
         yield
-    scan.at = index + len(mark)
+    scan.at = end + len(mark)
     scan.tail = None
     scan.say('"')
-
-
-def overlap(text: str, start: int, mark: str) -> int:
-    """Length of the longest end of ``text[start:]`` that begins the mark without completing it."""
-    for size in range(min(len(mark) - 1, len(text) - start), 0, -1):
-        if mark.startswith(text[-size:]):
-            return size
-    return 0
 
 
 def bare(scan: Scan, value: bool) -> Generator[None, None, str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 
-from .literals import LONGEST, converted, escaped, marked, overlap
+from ..marks import marks
+from .literals import LONGEST, converted, escaped, marked
 from .objects import heading
 from .scan import Malformed, Scan, Wait
 from .tools import kind
@@ -51,16 +52,16 @@ def call(scan: Scan) -> Wait:
 def _until(scan: Scan, mark: str) -> Generator[None, None, str]:
     """A short text up to the mark, which is stepped over."""
     parts: list[str] = []
+    watched = marks(mark)
     size = 0
     while True:
-        index = scan.text.find(mark, scan.at)
-        end = index if index >= 0 else len(scan.text) - overlap(scan.text, scan.at, mark)
+        end, found = watched.find(scan.text, scan.at)
         size += end - scan.at
         scan.take(end, parts.append)
         if size > LONGEST:
             scan.say("".join(parts))
             raise Malformed
-        if index >= 0:
+        if found:
             scan.at += len(mark)
             return "".join(parts).strip()
         yield
@@ -69,12 +70,12 @@ def _until(scan: Scan, mark: str) -> Generator[None, None, str]:
 def _whole(scan: Scan, mark: str) -> Generator[None, None, str]:
     """All text up to the mark."""
     parts: list[str] = []
+    watched = marks(mark)
     scan.tail = lambda rest: "".join(parts) + rest
     while True:
-        index = scan.text.find(mark, scan.at)
-        end = index if index >= 0 else len(scan.text) - overlap(scan.text, scan.at, mark)
+        end, found = watched.find(scan.text, scan.at)
         scan.take(end, parts.append)
-        if index >= 0:
+        if found:
             break
         yield
     scan.at += len(mark)
