@@ -109,17 +109,23 @@ class Sampler:
         return None if form is None else form.end
 
     def sample(
-        self, logits: torch.Tensor, slots: list[int], positions: list[int], likely: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        slots: list[int],
+        positions: list[int],
+        likely: torch.Tensor | None = None,
+        *,
+        spent: bool = False,
     ) -> list[tuple[int, Score | None]]:
         """Draw a token for each row, with its score if the slot wants log-probabilities.
 
-        logits float32 [R, vocab], which are edited in place if no row needs them as they were; row i is token
+        logits float32 [R, vocab] (left as they are, unless they are ``spent``: nobody needs them again); row i is token
         ``positions[i]`` of its output, counted from 0. Every row needs a largest logit that is a finite number; the
         caller takes out those that have none. ``likely`` int64 [R] are the ids of those, where they are known; it is
         written to.
         """
         plans = [self._plan(slot) for slot in slots]
-        edited, changed = self._edit(logits, plans, positions)
+        edited, changed = self._edit(logits, plans, positions, spent)
         ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
         greedy = ways.pop("greedy")
         if likely is not None and not changed:
@@ -151,7 +157,7 @@ class Sampler:
         """
         plans = [self._plan(slot) for slot in slots]
         norms = torch.tensor(normaliser(logits), dtype=torch.float64, device=self.device)
-        edited, _ = self._edit((logits - norms[:, None]).float(), plans, positions)
+        edited, _ = self._edit((logits - norms[:, None]).float(), plans, positions, True)
         found: list[list[Candidate]] = []
         for row, plan in enumerate(plans):
             (ids,), (values,) = listing(edited[row : row + 1], plan.reach)
@@ -191,10 +197,13 @@ class Sampler:
         assert plan is not None, f"slot {slot} samples without a sequence"
         return plan
 
-    def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> tuple[torch.Tensor, bool]:
+    def _edit(
+        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool
+    ) -> tuple[torch.Tensor, bool]:
         """The logits after grammar, bias, min_tokens and penalties, and whether any row has any.
 
-        A copy only where scores are wanted, which are those of the logits before: it would cost more than the edits.
+        A copy of a large vocabulary would cost more than the edits, so ``spent`` ones are edited in place, unless
+        scores are wanted, which are those of the logits before.
         """
         forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
@@ -202,13 +211,14 @@ class Sampler:
             for row, plan in enumerate(plans)
             if plan.edit is not None and plan.edit.changes(positions[row])
         ]
-        if any(plans[row].logprobs >= 0 for row, _ in [*forms, *edits]):
+        changed = bool(forms or edits)
+        if changed and not (spent and all(plan.logprobs < 0 for plan in plans)):
             logits = logits.clone()
         for row, form in forms:
             form.apply(logits[row])
         for row, edit in edits:
             edit.apply(logits[row], positions[row])
-        return logits, bool(forms or edits)
+        return logits, changed
 
     def _draw(
         self,
