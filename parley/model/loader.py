@@ -153,6 +153,7 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
             max_model_len=length,
             slots=settings.max_batch,
             recipe=recipe,
+            highest=settings.max_rank,
             grammars=grammars,
             proposer=draft,
         )

@@ -25,6 +25,7 @@ from parley.errors import (
     Invalid,
     NoTokens,
     ParleyError,
+    UnknownModel,
     UnknownToken,
     excerpt,
 )
@@ -64,6 +65,8 @@ class Generation:
 
     def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = ""):
         request.model = tally.note.model = model.called(request.model)
+        if request.adapter is None and request.model in model.adapters:
+            request.adapter = request.model
         if request.sole and model.labelled(request.sole):
             raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
         model.hold(request.places, tenant)
@@ -93,17 +96,19 @@ class Generation:
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
+        self._check_adapter()
         check(request, model.info)
         beams.settle(request, model.settings.max_batch)
         self._check_ids()
         size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
-        self._grammars = [await self._compile(prompt) for prompt in request.prompts]
+        self._grammars = await self._compile()
         prepared = await off_loop(size, self._prepare)
         strings = request.stop.strings
         stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
         if self._error is not None:
             raise self._error
         model.require()  # it may have changed while a long prompt was read
+        self._check_adapter()
         stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else model.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
@@ -210,13 +215,17 @@ class Generation:
 
     # -- before the engine
 
-    async def _compile(self, prompt: Prompt) -> str:
-        """What the answer to a prompt has to follow, as the engine reads it. Raises Invalid."""
-        language, grammar = self._model.language, self._request.grammar
-        found = language.found(prompt, grammar)
-        if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
-        return found
+    async def _compile(self) -> list[str]:
+        """What the answer to each prompt has to follow, as the engine reads it. Raises Invalid."""
+        language, grammar, prompts = self._model.language, self._request.grammar, self._request.prompts
+        talks = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts are all alike in this
+        made = []
+        for prompt in prompts if talks else prompts[:1]:
+            found = language.found(prompt, grammar)
+            if found is None:
+                found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
+            made.append(found)
+        return made if talks else made * len(prompts)
 
     def _prepare(self) -> list[tuple[Prepared, int]]:
         """Each prompt in tokens, and how many may be generated behind it."""
@@ -264,6 +273,12 @@ class Generation:
                     f"{MAX_LISTED // vocabulary} tokens in one request, but they were requested of {tokens}.",
                     field=field_,
                 )
+
+    def _check_adapter(self) -> None:
+        """Raises UnknownModel."""
+        name, known = self._request.adapter, self._model.adapters
+        if name is not None and name not in known:
+            raise UnknownModel(f"There is no adapter {excerpt(name)}.", name=name, served=list(known), field="adapter")
 
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
@@ -325,6 +340,7 @@ class Generation:
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
+            adapter=request.adapter or "",
             grammar=language.gate(self._grammars[number], ready, want.plain),
             thinking=None if budget is None else language.bound(ready, budget),
             priority=request.priority,

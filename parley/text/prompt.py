@@ -133,7 +133,7 @@ class Language:
 
     def render(self, chat: Chat) -> str:
         """A conversation as the model reads it. Raises BadRequest."""
-        if chat.choice == "required" and chat.tools and "tools" not in self.template.text:
+        if chat.choice == "required" and chat.tools and not self.markup.calls and "tools" not in self.template.text:
             chat = answer.told(chat)
         thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
         options = switch(self.template.variables, chat.options, thinking, chat.effort)

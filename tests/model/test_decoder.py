@@ -68,7 +68,7 @@ def generate(runner, prompts: list[list[int]], count: int) -> list[list[tuple[in
     fresh = [block for sequence in sequences for block in sequence.blocks]
     for _ in range(count):
         rows = [Row(each, each.computed, len(each) - each.computed, True) for each in sequences]
-        for sequence, sampled, result in zip(sequences, runner.run(Step(rows, fresh)), results, strict=True):
+        for sequence, sampled, result in zip(sequences, runner.run(Step(rows, fresh=fresh)), results, strict=True):
             assert sampled.error is None
             sequence.computed = len(sequence)
             sequence.tokens += sampled.tokens

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from openai import APIStatusError, BadRequestError, OpenAI
+from openai import APIStatusError, BadRequestError, OpenAI, pydantic_function_tool
+from pydantic import BaseModel
 
 from parley.demo.errands import TOOLS
 
@@ -175,6 +176,28 @@ def test_reasoning_has_a_switch_and_a_budget(client):
         extra_body={"thinking_token_budget": 4},
     )  # fmt: skip
     assert [name for name, _ in called(forced)] == ["add"]
+
+
+def test_the_clients_own_parsing(client):
+    class get_weather(BaseModel):
+        """Get the weather in a city."""
+
+        city: str
+
+    class Person(BaseModel):
+        name: str
+        age: int
+        city: str
+
+    parse, common = client.chat.completions.parse, {"model": MODEL, "temperature": 0, "max_tokens": 200}
+    tools = [pydantic_function_tool(get_weather)]
+    question = [{"role": "user", "content": BOTH}]
+    made = parse(messages=question, tools=tools, response_format=Person, **common).choices[0].message
+    assert [call.function.parsed_arguments.city for call in made.tool_calls] == ["Paris", "London"]
+    question = [{"role": "user", "content": "Give me JSON for a person: Anna, 31 years old, from Paris."}]
+    with client.chat.completions.stream(messages=question, tools=tools, response_format=Person, **common) as stream:
+        found = stream.get_final_completion().choices[0].message.parsed
+    assert found == Person(name="Anna", age=31, city="Paris")
 
 
 def test_what_cannot_be_followed_is_refused_before_it_begins(client):

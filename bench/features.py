@@ -1,0 +1,299 @@
+"""Part of ``make bench``: what each feature of generation adds to a step, in percent, at batch 1, 8 and 32.
+
+    python bench/features.py [FOLDER] [--batches 1,8,32] [--rounds 6] [--steps 4] [--only NAME …]
+
+In one process, with the weights of the 0.5B shape. For each feature a group of sequences that has it and a group that
+has not take turns, a few steps each; what counts is the median of the ratios of neighbours. Stop strings are the API
+process's work, so their cost is processor time per token, as a share of the plain step. The table is kept in
+``.peers/features.md`` for ``report.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter, thread_time
+from typing import Any
+
+from engine import Engine
+from install import MODELS, ROOT
+from model import write
+from report import table
+
+from parley import demo
+from parley.core.sequence import Sequence
+from parley.text.choice import Choice
+from parley.text.grammar import Compiler
+from parley.text.prompt import Prepared
+from parley.text.stops import Stops
+from parley.text.tokenizer import Tokenizer
+from parley.types import Beam, Grammar, Output, Request, Sampling, Settings, Stop, Text, Work
+
+PROMPT = 33  # tokens
+LONG = 100_000  # tokens that are asked for: nobody ends by itself
+KNOWN = 4000  # ids that prompts are made of
+TOOL = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "unit": {"enum": ["celsius", "fahrenheit"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "at": {"type": "string", "format": "date-time"},
+        },
+        "required": ["name", "unit", "days", "at"],
+        "additionalProperties": False,
+    },
+}
+REGEX = r"([A-Z][a-z]{1,9} [0-9]{1,4}\. ){1000}"
+DRAW = {"temperature": 1.0}
+
+
+@dataclass(frozen=True)
+class Feature:
+    """``sampling`` and ``work``: what its sequences have beside a plain one's, which has ``base`` too, as both do."""
+
+    name: str
+    goal: float | None = None  # percent
+    sampling: dict[str, Any] | None = None
+    work: dict[str, Any] | None = None
+    base: dict[str, Any] | None = None
+
+
+def features(compiler: Compiler) -> list[Feature]:
+    draw = random.Random(0)
+    words = [[draw.randrange(KNOWN) for _ in range(draw.randint(1, 4))] for _ in range(100)]
+    biased = {draw.randrange(KNOWN): draw.uniform(-5, 5) for _ in range(100)}
+    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+    json_schema = compiler.compile(Grammar("json", TOOL))
+    regex = compiler.compile(Grammar("regex", REGEX))
+    return [
+        Feature("JSON schema", 5, work={"grammar": json_schema}),
+        Feature("regular expression", 5, work={"grammar": regex}),
+        Feature("log-probabilities of 20", 10, work={"logprobs": 20}),
+        Feature("repetition, presence and frequency penalty", 5, sampling=penalties),
+        Feature("logit_bias of 100 tokens", sampling={"logit_bias": biased}),
+        Feature("100 bad words", sampling={"banned": words}),
+        Feature("no_repeat_ngram of 3", sampling={"no_repeat_ngram": 3}),
+        Feature("watermark", sampling={"watermark": True}),
+        Feature("temperature 1, over greedy", sampling=DRAW),
+        Feature("min_p of 0.05", sampling={"min_p": 0.05}, base=DRAW),
+        Feature("top_k of 50 and top_p of 0.9", sampling={"top_k": 50, "top_p": 0.9}, base=DRAW),
+        Feature("typical_p of 0.9", sampling={"typical_p": 0.9}, base=DRAW),
+    ]
+
+
+class Bench:
+    """An engine whose running sequences are exchanged between steps."""
+
+    def __init__(self, folder: Path, threads: int, clock: Callable[[], float]):
+        settings = Settings(model=str(folder), kv_memory=1 << 30, threads=threads, speculate="ngram")
+        self.engine = Engine(settings)
+        self.loop = self.engine.loop
+        self.speculation, self.loop.speculation = self.loop.speculation, None
+        self.loop.scheduler.speculation = None
+        self._made = 0
+        self._clock = clock
+
+    def prompt(self, number: int) -> list[int]:
+        """The same for every group, so that it is read once."""
+        draw = random.Random(number)
+        return [draw.randrange(KNOWN) for _ in range(PROMPT)]
+
+    def work(self, number: int, sampling: dict[str, Any], **members: Any) -> Work:
+        self._made += 1
+        asked = {"max_tokens": LONG, **members}
+        tokens = asked.pop("token_ids", None) or self.prompt(number)
+        return Work(f"{self._made:032x}-0", tokens, sampling=Sampling(**{"temperature": 0.0, **sampling}), **asked)
+
+    def group(self, works: list[Work]) -> list[Sequence]:
+        """Sequences of these works, with a few tokens each, put aside."""
+        scheduler = self.loop.scheduler
+        scheduler.running = []
+        for work in works:
+            self.loop.add(work)
+        while self.loop.stats().waiting or any(sequence.generated < 3 for sequence in scheduler.running):
+            self.loop.step()
+        return list(scheduler.running)
+
+    def step(self, group: list[Sequence]) -> float:
+        """Seconds of a step of this group."""
+        self.loop.scheduler.running = group
+        began = self._clock()
+        self.loop.step()
+        return self._clock() - began
+
+    def end(self, *groups: list[Sequence]) -> None:
+        for sequence in [each for group in groups for each in group]:
+            self.loop.scheduler.running = [sequence]
+            self.loop.cancel(sequence.id, -1)
+        self.loop.scheduler.running = []
+        self.loop.step()
+
+    def ratio(self, plain: list[Sequence], other: list[Sequence], rounds: int, steps: int) -> float:
+        """How much longer a step of the second takes."""
+        ratios = []
+        for _ in range(rounds):
+            taken = []
+            for group in (plain, other):
+                self.step(group)  # what the other group left in caches
+                taken.append(median(self.step(group) for _ in range(steps)))
+            ratios.append(taken[1] / taken[0])
+        return median(ratios)
+
+    def drain(self, works: list[Work]) -> float:
+        """Seconds from the first step after the prompts to the last end."""
+        for work in works:
+            self.loop.add(work)
+        while self.loop.stats().waiting or any(s.generated < 1 for s in self.loop.scheduler.running):
+            self.loop.step()
+        began = self._clock()
+        while self.loop.step():
+            pass
+        return self._clock() - began
+
+
+def costs(bench: Bench, feature: Feature, batches: list[int], rounds: int, steps: int) -> list[float]:
+    """Percent of a plain step, for each size of batch."""
+    found = []
+    for batch in batches:
+        base = feature.base or {}
+        plain = bench.group([bench.work(k, base) for k in range(batch)])
+        wished = [bench.work(k, {**base, **(feature.sampling or {})}, **(feature.work or {})) for k in range(batch)]
+        other = bench.group(wished)
+        found.append(100 * (bench.ratio(plain, other, rounds, steps) - 1))
+        bench.end(plain, other)
+    return found
+
+
+def forked(bench: Bench, make: Callable[[int], list[Work]], batches: list[int], tokens: int) -> list[float]:
+    """Percent that so many choices of one prompt take more than so many prompts."""
+    found = []
+    for batch in batches:
+        ratios = []
+        for _ in range(3):
+            alone = bench.drain([bench.work(k, {}, max_tokens=tokens) for k in range(batch)])
+            ratios.append(bench.drain(make(batch)) / alone)
+        found.append(100 * (median(ratios) - 1))
+    return found
+
+
+def stopping(tokenizer: Tokenizer, strings: int) -> float:
+    """Seconds of processor time per token of an answer that is looked through for so many stop strings."""
+    draw = random.Random(1)
+    wanted = ["".join(draw.choice("abcdefghijklmnop \n") for _ in range(12)) for _ in range(strings)]
+    ids = [draw.randrange(KNOWN) for _ in range(4000)]
+    request = Request(id="0", model="", prompts=[Text("a")], stop=Stop(strings=wanted))
+    stops = Stops(wanted)
+    taken = []
+    for _ in range(5):
+        choice = Choice(request, 0, tokenizer, Prepared([1]), stops)
+        began = thread_time()
+        for id in ids:
+            choice.push(Output("0", 0, [id]))
+        taken.append((thread_time() - began) / len(ids))
+    return min(taken)
+
+
+def stops(bench: Bench, tokenizer: Tokenizer, batches: list[int]) -> list[float]:
+    """Percent of a plain step that 1,024 stop strings take more than one, of the API process's time."""
+    more = max(0.0, stopping(tokenizer, 1024) - stopping(tokenizer, 1))
+    found = []
+    for batch in batches:
+        group = bench.group([bench.work(k, {}) for k in range(batch)])
+        found.append(100 * batch * more / median(bench.step(group) for _ in range(8)))
+        bench.end(group)
+    return found
+
+
+def speculated(bench: Bench, sampling: dict[str, Any], tokens: int) -> float:
+    """Tokens per second with n-gram speculation over those without, at batch 1."""
+    ratios = []
+    for turn in range(4):
+        taken = []
+        for speculation in (None, bench.speculation):
+            bench.loop.speculation = bench.loop.scheduler.speculation = speculation
+            taken.append(bench.drain([bench.work(turn, sampling, max_tokens=tokens, seed=turn)]))
+        ratios.append(taken[0] / taken[1])
+    bench.loop.speculation = bench.loop.scheduler.speculation = None
+    return median(ratios)
+
+
+def rows(bench: Bench, tokenizer: Tokenizer, options: argparse.Namespace) -> Iterator[list[str]]:
+    batches = [int(size) for size in options.batches.split(",")]
+
+    def row(name: str, values: list[float], goal: float | None) -> list[str]:
+        worst = max(values)
+        verdict = "-" if goal is None else "yes" if worst <= goal else "**no**"
+        told = [f"{value:.1f} %" for value in values]
+        return [name, *told, "-" if goal is None else f"≤ {goal:g} %", verdict]
+
+    def asked(name: str) -> bool:
+        return not options.only or any(part in name for part in options.only)
+
+    for feature in features(Compiler(tokenizer)):
+        if asked(feature.name):
+            yield row(feature.name, costs(bench, feature, batches, options.rounds, options.steps), feature.goal)
+    if asked("stop strings"):
+        yield row("1,024 stop strings over one, API process", stops(bench, tokenizer, batches), 1)
+    several = [batch for batch in batches if batch > 1]
+    blank = ["-"] * (len(batches) - len(several))
+    for name, make in (
+        ("n choices of one prompt, over as many prompts", lambda n: [bench.work(0, DRAW, max_tokens=24, n=n)]),
+        ("beams of one prompt, over as many prompts",
+         lambda n: [bench.work(0, {}, max_tokens=24, beam=Beam(n), n=1)]),
+    ):  # fmt: skip
+        if asked(name):
+            told = row(name, forked(bench, make, several, 24), None)
+            yield [told[0], *blank, *told[1:]]
+    # One token alone is allowed: the text repeats itself. Drawn from nearly even chances it does not.
+    for name, sampling, goal in (
+        ("n-gram speculation, text that repeats", {"allowed": [7]}, 1.8),
+        ("n-gram speculation, text that does not", DRAW, 0.97),
+    ):
+        if asked(name):
+            value = speculated(bench, sampling, 64)
+            verdict = "yes" if value >= goal else "**no**"
+            yield [name, f"{value:.2f} times the tokens/s", *["-"] * (len(batches) - 1), f"≥ {goal}", verdict]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=MODELS / "0.5b")
+    parser.add_argument("--batches", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--cpu", action="store_true", help="processor time of one thread, for machines that are shared")
+    parser.add_argument("--only", nargs="*", default=[], help="parts of names")
+    options = parser.parse_args()
+    if not (options.folder / "config.json").exists():
+        write(options.folder)
+    tokenizer = Tokenizer.load(demo.folder())
+    if options.cpu:
+        options.threads = 1
+    bench = Bench(options.folder, options.threads, thread_time if options.cpu else perf_counter)
+    head = ["Feature", *(f"batch {size}" for size in options.batches.split(",")), "Goal", "Met"]
+    made = []
+    for row in rows(bench, tokenizer, options):
+        print(json.dumps(row, ensure_ascii=False), file=sys.stderr, flush=True)
+        made.append(row)
+    text = f"More time per step than a plain one of the 0.5B shape, {options.threads} threads.\n\n{table(head, made)}\n"
+    print(text)
+    if not options.only:
+        ROOT.mkdir(exist_ok=True)
+        (ROOT / "features.md").write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
