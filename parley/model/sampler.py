@@ -111,19 +111,26 @@ class Sampler:
         return None if form is None else form.end
 
     def sample(
-        self, logits: torch.Tensor, slots: list[int], positions: list[int], likely: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        slots: list[int],
+        positions: list[int],
+        likely: torch.Tensor | None = None,
+        *,
+        spent: bool = False,
     ) -> list[tuple[int, Score | None]]:
         """Draw a token for each row, with its score if the slot wants log-probabilities.
 
-        logits float32 [R, vocab] (left as they are); row i is token ``positions[i]`` of its output, counted from 0.
-        Every row needs a largest logit that is a finite number; the caller takes out those that have none. ``likely``
-        int64 [R] are the ids of those, where they are known; it is written to.
+        logits float32 [R, vocab] (left as they are, unless they are ``spent``: nobody needs them again); row i is token
+        ``positions[i]`` of its output, counted from 0. Every row needs a largest logit that is a finite number; the
+        caller takes out those that have none. ``likely`` int64 [R] are the ids of those, where they are known; it is
+        written to.
         """
         plans = [self._plan(slot) for slot in slots]
-        edited = self._edit(logits, plans, positions)
+        edited, changed = self._edit(logits, plans, positions, spent)
         ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
         greedy = ways.pop("greedy")
-        if likely is not None and edited is logits:
+        if likely is not None and not changed:
             tokens = likely
         elif greedy:
             tokens = native.argmax(edited)[1]
@@ -134,6 +141,9 @@ class Sampler:
                 drawn = self._draw(edited, rows, plans, slots, positions, way)
                 tokens[torch.tensor(rows, device=self.device)] = drawn
         chosen = tokens.tolist()
+        for row, plan in enumerate(plans):
+            if plan.form is not None:
+                chosen[row] = plan.form.mend(chosen[row])
         for plan, token in zip(plans, chosen, strict=True):
             if plan.edit is not None:
                 plan.edit.append(token)
@@ -150,7 +160,7 @@ class Sampler:
         plans = [self._plan(slot) for slot in slots]
         norms = normaliser(logits)
         shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
-        edited = self._edit(logits - shift, plans, positions)
+        edited, _ = self._edit(logits - shift, plans, positions, True)
         found: list[list[Candidate]] = []
         most = 2 * max(plan.beams for plan in plans)
         lists = [listing(edited, most)]
@@ -199,21 +209,28 @@ class Sampler:
         assert plan is not None, f"slot {slot} samples without a sequence"
         return plan
 
-    def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
-        """The logits after grammar, bias, min_tokens and penalties; the same tensor when no row has any."""
+    def _edit(
+        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool
+    ) -> tuple[torch.Tensor, bool]:
+        """The logits after grammar, bias, min_tokens and penalties, and whether any row has any.
+
+        A copy of a large vocabulary would cost more than the edits, so ``spent`` ones are edited in place, unless
+        scores are wanted, which are those of the logits before.
+        """
         forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
             (row, plan.edit)
             for row, plan in enumerate(plans)
             if plan.edit is not None and plan.edit.changes(positions[row])
         ]
-        if edits or forms:
+        changed = bool(forms or edits)
+        if changed and not (spent and all(plan.logprobs < 0 for plan in plans)):
             logits = logits.clone()
         for row, form in forms:
             form.apply(logits[row])
         for row, edit in edits:
             edit.apply(logits[row], positions[row])
-        return logits
+        return logits, changed
 
     def _draw(
         self,
