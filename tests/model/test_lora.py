@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import json
+import os
 import random
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -14,13 +18,22 @@ import torch
 from adapters import ALL, merged, write_adapter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
+from parley.engine.protocol import EngineFailed
+from parley.engine.remote import RemoteEngine
+from parley.errors import UnknownModel
+from parley.llm import LLM
+from parley.model import lora
+from parley.model.checkpoint import LoadError
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
-from parley.types import Sampling, Settings, Work
+from parley.server.model import Model
+from parley.server.options import ServerOptions
+from parley.types import Beam, Sampling, Settings, Work
 
 HOME = Path(tempfile.mkdtemp(prefix="parley-adapters-"))
 GREEDY = Sampling(temperature=0.0)
@@ -54,7 +67,15 @@ class Engine:
     """A loop that has these adapters, by name, and whose answers are collected."""
 
     def __init__(
-        self, runner: Runner, folders: dict[str, Path], *, pace=None, places: int = 8, blocks: int = 200, **more
+        self,
+        runner: Runner,
+        folders: dict[str, Path],
+        *,
+        pace=None,
+        places: int = 8,
+        blocks: int = 200,
+        speculate: str = "none",
+        **more,
     ):
         old = runner.pages
         pages = PagedKV(old.layers, blocks, old.dtype, old.device)
@@ -67,6 +88,7 @@ class Engine:
             max_batch=SLOTS,
             adapters={name: str(folder) for name, folder in folders.items()},
             max_adapters=places,
+            speculate=speculate,
         )
         self.loop = Loop(fresh, options, self._collect, pace or Fixed(64), **more)
 
@@ -221,3 +243,268 @@ def test_any_mixture_gives_each_what_it_gets_alone(base, quantization, works, pl
     answers = engine.finish()
     for i, (name, family, length, tokens, _) in enumerate(works):
         assert answers[f"{i}/0"] == alone(base, quantization, name, family, length, tokens)
+
+
+def test_pages_are_apart_for_each_adapter_and_for_each_content_of_one(tmp_path):
+    folder = tmp_path / "a"
+    shutil.copytree(crowd("llama")["a3"], folder)
+    engine = Engine(start("llama", "bfloat16"), {"a": folder, "same": crowd("llama")["a3"], "b": crowd("llama")["a4"]})
+
+    def cached(id: str, name: str, **more) -> int:
+        engine.loop.add(ask(id, name, length=70, prompt_logprobs=-1, **more))
+        engine.finish()
+        return engine.cached[id]
+
+    assert [cached("1", ""), cached("2", "a"), cached("3", "b")] == [0, 0, 0]
+    assert [cached("4", ""), cached("5", "a"), cached("6", "same"), cached("7", "a", salt="x")] == [64, 64, 64, 0]
+    for path in crowd("llama")["a5"].iterdir():
+        shutil.copy(path, folder)
+    told: list[str] = []
+    engine.loop.shelf.put("a", str(folder), told.append)
+    assert told == [""] and cached("8", "a") == 0
+    assert engine.answers["8/0"][0] == alone("llama", "none", "a5", 0, 70, 12)[0]
+
+
+def test_more_adapters_than_places_come_and_go_while_all_are_asked_for():
+    """Read beside the steps, in any order; nobody gets another's, and no more are ever held than there are places."""
+    reading: list = []
+    runner = start("llama", "bfloat16")
+    engine = Engine(runner, crowd("llama"), places=2, fetch=lambda *asked: reading.append(asked))
+    chance, shelf = random.Random(3), engine.loop.shelf
+    names = []
+    for i in range(60):
+        name = f"a{chance.randrange(EIGHT) + 1}" if chance.random() < 0.9 else ""
+        names.append(name)
+        engine.loop.add(ask(str(i), name, i % 2, 17, 9, n=1 + i % 2))
+        if i % 11 == 0:
+            engine.loop.cancel(str(chance.randrange(i + 1)))
+            engine.loop.cancel(str(i - 1), 0)
+        for _ in range(chance.randrange(4)):
+            engine.loop.step()
+        if reading and chance.random() < 0.7:
+            folder, done = reading.pop(0)
+            done(runner.fetch(folder))
+        assert len(shelf._held) <= 2
+    while not engine.loop.idle or reading:
+        while engine.loop.step():
+            pass
+        if reading:
+            folder, done = reading.pop(0)
+            done(runner.fetch(folder))
+    assert not shelf.waiting and not engine.loop._entries and not engine.loop._apart and not engine.errors
+    assert not any(entry.holders for entry in shelf._held)
+    whole = 0
+    for i, name in enumerate(names):
+        answer = engine.answers.get(f"{i}/0")
+        if answer is not None and len(answer[0]) == 9:  # not cancelled
+            whole += 1
+            assert answer == alone("llama", "none", name, i % 2, 17, 9)
+    assert whole > 45
+
+
+def test_beams_and_drafts_have_the_adapter_of_their_request():
+    def play(names: list[str], **more) -> dict:
+        engine = Engine(start("qwen3", "bfloat16"), crowd("qwen3"), **more)
+        for name in names:
+            engine.loop.add(Work(f"beam {name}", prompt(0), 8, Sampling(), n=2, beam=Beam(2), adapter=name))
+            engine.loop.add(Work(f"text {name}", prompt(1)[:20] * 2, 30, GREEDY, logprobs=0, adapter=name))
+        return engine.finish()
+
+    names = ["", "a3", "a8"]
+    together = play(names, speculate="ngram")
+    for name in names:
+        assert {key: together[key] for key in together if f" {name}/" in key} == play([name])
+    assert len({tuple(together[f"beam {name}/0"][0]) for name in names}) == 3
+
+
+def test_an_adapter_that_is_replaced_or_taken_away_stays_with_those_who_have_it():
+    engine = Engine(start("llama", "bfloat16"), {"a": crowd("llama")["a1"]}, places=1)
+    shelf, told = engine.loop.shelf, []
+    engine.loop.add(ask("old", "a"))
+    engine.loop.step()
+    shelf.put("a", str(crowd("llama")["a2"]), told.append)  # no place for it yet
+    engine.loop.add(ask("new", "a"))
+    engine.loop.step()
+    assert shelf.waiting == 1
+    shelf.put("wrong", "/nowhere", told.append)
+    shelf.remove("a")
+    assert not shelf.remove("a")
+    engine.loop.add(ask("late", "a"))
+    answers = engine.finish()
+    assert answers["old/0"] == alone("llama", "none", "a1", 0, 40, 12)
+    assert answers["new/0"] == alone("llama", "none", "a2", 0, 40, 12)
+    assert told[0] == "" and "no adapter folder" in told[1] and "no adapter" in engine.errors["late"]
+    assert not shelf._held
+
+
+def test_who_waits_for_a_place_gets_it_though_others_go_on_coming():
+    engine = Engine(start("llama", "bfloat16"), crowd("llama"), places=1)
+    engine.loop.add(ask("0", "a1", tokens=20))
+    engine.loop.step()
+    engine.loop.add(ask("rare", "a2", tokens=2))
+    steps = 0
+    while "rare/0" not in engine.answers:
+        engine.loop.add(ask(f"more {steps}", "a1", tokens=20))
+        engine.loop.step()
+        steps += 1
+        assert steps < 40
+    engine.finish()
+
+
+# -- what is no adapter for the model
+
+
+def _config(**members):
+    def change(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | members))
+
+    return change
+
+
+def _weights(change):
+    def rewrite(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return rewrite
+
+
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
+
+
+def _pickled(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+WRONG = {
+    "no folder": (shutil.rmtree, "no adapter folder"),
+    "no config": (lambda f: (f / "adapter_config.json").unlink(), "no adapter_config.json"),
+    "no weights": (lambda f: (f / "adapter_model.safetensors").unlink(), "no adapter_model.safetensors"),
+    "pickle": (_pickled, "pickle"),
+    "cut off": (_cut, "cut off"),
+    "no JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "not valid JSON"),
+    "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "JSON object"),
+    "huge": (lambda f: (f / "adapter_model.safetensors").open("ab").truncate(1 << 34), "larger than"),
+    "kind": (_config(peft_type="IA3"), "IA3"),
+    "dora": (_config(use_dora=True), "DoRA"),
+    "modules": (_config(modules_to_save=["lm_head"]), "modules_to_save"),
+    "bias": (_config(bias="all"), "bias"),
+    "lora_bias": (_config(lora_bias=True), "lora_bias"),
+    "tokens": (_config(trainable_token_indices=[1]), "trainable_token_indices"),
+    "rank": (_config(r=10**6), "from 1 to 256"),
+    "no rank": (_config(r=None), "whole number"),
+    "alpha": (_config(lora_alpha="x"), "lora_alpha"),
+    "infinite": (_config(lora_alpha=float("nan")), "lora_alpha"),
+    "other rank": (_config(r=3), "fits the model"),
+    "pattern": (_config(rank_pattern={"(a*)*": 3}), "too complex"),
+    "bad pattern": (_config(alpha_pattern={"(": 3}), "no valid expression"),
+    "no object": (_config(rank_pattern=[1]), "no object"),
+    "half": (_weights(lambda t: t.pop(A)), "only one of"),
+    "layer missing": (_weights(lambda t: (t.pop(A), t.pop(B))), "no tensors for it"),
+    "nothing": (_weights(lambda t: t.clear()), "no tensors"),
+    "shape": (_weights(lambda t: t.update({A: torch.zeros(8, 32)})), "another one"),
+    "not a number": (_weights(lambda t: t[A].fill_(float("nan"))), "not a number"),
+    "too large": (_weights(lambda t: t.update({A: t[A].double().fill_(1e300)})), "infinite"),
+    "head": (_weights(lambda t: t.update({"base_model.model.lm_head.lora_A.weight": torch.zeros(8, 64)})), "lm_head"),
+    "embedding": (
+        _weights(lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(8)})),
+        "embed",
+    ),
+    "magnitude": (
+        _weights(lambda t: t.update({A.replace("lora_A.weight", "lora_magnitude_vector"): torch.ones(8)})),
+        "magnitude",
+    ),
+    "whole module": (_weights(lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(8)})), "lm_head"),
+    "twice": (_weights(lambda t: t.update({A.removeprefix("base_model.model."): t[A].clone()})), "two tensors"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_no_adapter_for_the_model_is_refused_by_name(what, tmp_path):
+    change, message = WRONG[what]
+    folder = tmp_path / "adapter"
+    shutil.copytree(adapter("llama", 9), folder)
+    change(folder)
+    with pytest.raises(LoadError, match=message) as caught:
+        start("llama").fetch(str(folder))
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_other_spellings_of_the_same_are_read(tmp_path):
+    source, runner = adapter("llama", 9), start("llama")
+    for i, spell in enumerate(
+        [lambda n: n.removeprefix("base_model.model."), lambda n: n.replace("_A.", "_A.default.")]
+    ):
+        folder = tmp_path / str(i)
+        shutil.copytree(source, folder)
+        tensors = load_file(folder / "adapter_model.safetensors")
+        save_file({spell(name): value for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+        check("llama", folder, merge=False) if i == 1 else runner.fetch(str(folder))
+
+
+def test_an_adapter_of_another_model_and_a_rank_that_is_not_allowed_are_refused():
+    for base, other in (("llama", "qwen2"), ("mixtral", "llama"), ("phi3", "llama")):
+        with pytest.raises(LoadError):
+            start(base).fetch(str(adapter(other, 9)))
+    runner = start("llama")
+    linears = runner.network.linears
+    with pytest.raises(LoadError, match="from 1 to 7"):
+        lora.read(adapter("llama", 9), linears, 7, torch.float32, torch.device("cpu"))
+    with pytest.raises(LoadError, match="not available"):
+        lora.read(adapter("llama", 9), {}, 256, torch.float32, torch.device("cpu"))
+
+
+# -- with engines as they are
+
+
+def test_a_script_chooses_an_adapter_by_its_name():
+    folders = {name: str(folder) for name, folder in crowd("llama").items()}
+    with LLM(str(models.model("llama")), adapters=folders, max_adapters=2, kv_memory=8 << 20) as llm:
+        options = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        for name in ("a1", "a5", "a1", None):
+            answer = llm.generate(prompt(0, 17), adapter=name, logprobs=1, **options)
+            ids = [token.id for token in answer.completions[0].tokens]
+            assert ids == alone("llama", "none", name or "", 0, 17, 9)[0]
+        with pytest.raises(UnknownModel, match="no adapter"):
+            llm.generate("a", adapter="none-such")
+    with pytest.raises(EngineFailed, match="wrong cannot be loaded: There is no adapter folder"):
+        LLM(str(models.model("llama")), adapters={"wrong": "/nowhere"}, kv_memory=8 << 20)
+
+
+async def test_an_engine_that_is_started_again_knows_its_adapters():
+    plan = Settings(model=str(models.model("llama")), kv_memory=8 << 20, adapters={"a1": str(crowd("llama")["a1"])})
+    engine = RemoteEngine(plan)
+    model = Model(("m",), plan, engine, ServerOptions())
+
+    async def tokens(name: str) -> list[int]:
+        stream, ids = engine.submit(ask(f"{name}-{engine.pid}", name, 0, 17, 9)), []
+        while outputs := await stream.next():
+            assert not outputs[-1].error, outputs
+            ids += [token for output in outputs for token in output.token_ids]
+        return ids
+
+    try:
+        await model.load()
+        assert await model.adopt("a2", str(crowd("llama")["a2"])) == ""
+        assert "no adapter folder" in await model.adopt("a3", "/nowhere")
+        assert await engine.unload_adapter("a3") == "There is no adapter of this name."
+        for again in (True, False):
+            for name in ("a1", "a2"):
+                assert await tokens(name) == alone("llama", "none", name, 0, 17, 9)[0]
+            if again:
+                before = engine.pid
+                os.kill(before, signal.SIGKILL)
+                while engine.state != "ready" or engine.pid in (before, None):
+                    assert engine.state != "failed", engine.failure
+                    await asyncio.sleep(0.02)
+    finally:
+        await model.close()
