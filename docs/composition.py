@@ -18,8 +18,8 @@ log-probability by log-probability, the one that the same request gets alone, fr
 and drafts. A number means that the two have no meaning together, and that the request is
 refused with a sentence that names both members.
 
-`tests/system/test_composition.py` asks for all these pairs over HTTP: all at the same time and twice, from a server whose
-pages are so few that requests take them from each other, with drafts; then one by one from the other server.
+`tests/system/test_composition.py` asks for all these pairs over HTTP: all at the same time and twice, from a server
+whose pages are so few that requests take them from each other, with drafts; then one by one from the other server.
 `make test-nightly` goes on with larger sets of features, drawn at random.
 """
 

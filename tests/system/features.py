@@ -52,7 +52,7 @@ def scored(body: Members, answer: Members) -> bool:
 
 
 def in_the_form(body: Members, answer: Members) -> bool:
-    return all(
+    return "stop" in body or all(
         choice["finish_reason"] != "stop" or set(json.loads(choice["message"]["content"])) == {"city", "degrees"}
         for choice in choices(answer)
         if not choice["message"].get("tool_calls")
@@ -109,9 +109,9 @@ REFUSED: dict[frozenset[str], tuple[str, str]] = {
 ASKED = [name for name, feature in FEATURES.items() if not feature.place]
 
 
-def refusal(names: tuple[str, ...]) -> tuple[str, str] | None:
-    """The members that a refusal of these features together names; None: they are done."""
-    return next((REFUSED[pair] for each in combinations(names, 2) if (pair := frozenset(each)) in REFUSED), None)
+def refusals(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The pairs of members of which a refusal of these features names one; none: they are done."""
+    return [REFUSED[pair] for each in combinations(names, 2) if (pair := frozenset(each)) in REFUSED]
 
 
 def body(names: tuple[str, ...]) -> Members:
