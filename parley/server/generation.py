@@ -93,6 +93,12 @@ class Generation:
         """The names under which it can be stopped."""
         return self._request.id, *self._request.labels
 
+    @property
+    def adapter(self) -> tuple[str, bool] | None:
+        """The adapter that it has, if any, and whether it still waits for its first token."""
+        name = self._request.adapter
+        return None if name is None else (name, self._tally.waits)
+
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
         request, model = self._request, self._model

@@ -129,7 +129,8 @@ class Model:
     @property
     def weight(self) -> int:
         """Bytes of memory that it will need beside a share of what is free, as far as its folder and settings tell."""
-        files = Path(self.settings.model).glob("*.safetensors")
+        folders = [self.settings.model, *self.settings.speculate.split("draft=")[1:]]
+        files = [file for folder in folders for file in Path(folder).glob("*.safetensors")]
         return sum(file.stat().st_size for file in files) + (self.settings.kv_memory or 0)
 
     def _read(self) -> Language:

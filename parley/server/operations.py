@@ -223,6 +223,8 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
             ready=model.refusal() is None,
             progress=model.loaded,
             open=len(model.open),
+            adapters=frozenset(each.adapter for each in model.open if each.adapter is not None),
+            places=model.settings.max_adapters if model.adapters else 0,
         )
         for model in service.models
     ]

@@ -358,7 +358,7 @@ def test_errors_are_sentences(tmp_path):
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
-    monkeypatch.setattr(loader, "_free", lambda device: 100_000)
+    monkeypatch.setattr(loader, "free", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
         start(models.model("llama"))
 

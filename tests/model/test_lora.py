@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
 import shutil
 import tempfile
@@ -14,9 +15,12 @@ import torch
 from adapters import ALL, merged, write_adapter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
+from parley.model import lora
+from parley.model.checkpoint import LoadError
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
@@ -221,3 +225,206 @@ def test_any_mixture_gives_each_what_it_gets_alone(base, quantization, works, pl
     answers = engine.finish()
     for i, (name, family, length, tokens, _) in enumerate(works):
         assert answers[f"{i}/0"] == alone(base, quantization, name, family, length, tokens)
+
+
+def test_pages_are_apart_for_each_adapter_and_for_each_content_of_one(tmp_path):
+    folder = tmp_path / "a"
+    shutil.copytree(crowd("llama")["a3"], folder)
+    engine = Engine(start("llama", "bfloat16"), {"a": folder, "same": crowd("llama")["a3"], "b": crowd("llama")["a4"]})
+
+    def cached(id: str, name: str, **more) -> int:
+        engine.loop.add(ask(id, name, length=70, prompt_logprobs=-1, **more))
+        engine.finish()
+        return engine.cached[id]
+
+    assert [cached("1", ""), cached("2", "a"), cached("3", "b")] == [0, 0, 0]
+    assert [cached("4", ""), cached("5", "a"), cached("6", "same"), cached("7", "a", salt="x")] == [64, 64, 64, 0]
+    for path in crowd("llama")["a5"].iterdir():
+        shutil.copy(path, folder)
+    told: list[str] = []
+    engine.loop.shelf.put("a", str(folder), told.append)
+    assert told == [""] and cached("8", "a") == 0
+    assert engine.answers["8/0"][0] == alone("llama", "none", "a5", 0, 70, 12)[0]
+
+
+def test_more_adapters_than_places_come_and_go_while_all_are_asked_for():
+    """Read beside the steps, in any order; nobody gets another's, and no more are ever held than there are places."""
+    reading: list = []
+    runner = start("llama", "bfloat16")
+    engine = Engine(runner, crowd("llama"), places=2, fetch=lambda *asked: reading.append(asked))
+    chance, shelf = random.Random(3), engine.loop.shelf
+    names = []
+    for i in range(60):
+        name = f"a{chance.randrange(EIGHT) + 1}" if chance.random() < 0.9 else ""
+        names.append(name)
+        engine.loop.add(ask(str(i), name, i % 2, 17, 9, n=1 + i % 2))
+        if i % 11 == 0:
+            engine.loop.cancel(str(chance.randrange(i + 1)))
+            engine.loop.cancel(str(i - 1), 0)
+        for _ in range(chance.randrange(4)):
+            engine.loop.step()
+        if reading and chance.random() < 0.7:
+            folder, done = reading.pop(0)
+            done(runner.fetch(folder))
+        assert len(shelf._held) <= 2
+    while not engine.loop.idle or reading:
+        while engine.loop.step():
+            pass
+        if reading:
+            folder, done = reading.pop(0)
+            done(runner.fetch(folder))
+    assert not shelf.waiting and not engine.loop._entries and not engine.loop._apart and not engine.errors
+    assert not any(entry.holders for entry in shelf._held)
+    whole = 0
+    for i, name in enumerate(names):
+        answer = engine.answers.get(f"{i}/0")
+        if answer is not None and len(answer[0]) == 9:  # not cancelled
+            whole += 1
+            assert answer == alone("llama", "none", name, i % 2, 17, 9)
+    assert whole > 45
+
+
+def test_an_adapter_that_is_replaced_or_taken_away_stays_with_those_who_have_it():
+    engine = Engine(start("llama", "bfloat16"), {"a": crowd("llama")["a1"]}, places=1)
+    shelf, told = engine.loop.shelf, []
+    engine.loop.add(ask("old", "a"))
+    engine.loop.step()
+    shelf.put("a", str(crowd("llama")["a2"]), told.append)  # no place for it yet
+    engine.loop.add(ask("new", "a"))
+    engine.loop.step()
+    assert shelf.waiting == 1
+    shelf.put("wrong", "/nowhere", told.append)
+    shelf.remove("a")
+    assert not shelf.remove("a")
+    engine.loop.add(ask("late", "a"))
+    answers = engine.finish()
+    assert answers["old/0"] == alone("llama", "none", "a1", 0, 40, 12)
+    assert answers["new/0"] == alone("llama", "none", "a2", 0, 40, 12)
+    assert told[0] == "" and "no adapter folder" in told[1] and "no adapter" in engine.errors["late"]
+    assert not shelf._held
+
+
+def test_who_waits_for_a_place_gets_it_though_others_go_on_coming():
+    engine = Engine(start("llama", "bfloat16"), crowd("llama"), places=1)
+    engine.loop.add(ask("0", "a1", tokens=20))
+    engine.loop.step()
+    engine.loop.add(ask("rare", "a2", tokens=2))
+    steps = 0
+    while "rare/0" not in engine.answers:
+        engine.loop.add(ask(f"more {steps}", "a1", tokens=20))
+        engine.loop.step()
+        steps += 1
+        assert steps < 40
+    engine.finish()
+
+
+# -- what is no adapter for the model
+
+
+def _config(**members):
+    def change(folder: Path) -> None:
+        path = folder / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | members))
+
+    return change
+
+
+def _weights(change):
+    def rewrite(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return rewrite
+
+
+A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
+
+
+def _pickled(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+WRONG = {
+    "no folder": (shutil.rmtree, "no adapter folder"),
+    "no config": (lambda f: (f / "adapter_config.json").unlink(), "no adapter_config.json"),
+    "no weights": (lambda f: (f / "adapter_model.safetensors").unlink(), "no adapter_model.safetensors"),
+    "pickle": (_pickled, "pickle"),
+    "cut off": (_cut, "cut off"),
+    "no JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "not valid JSON"),
+    "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "JSON object"),
+    "huge": (lambda f: (f / "adapter_model.safetensors").open("ab").truncate(1 << 34), "larger than"),
+    "kind": (_config(peft_type="IA3"), "IA3"),
+    "dora": (_config(use_dora=True), "DoRA"),
+    "modules": (_config(modules_to_save=["lm_head"]), "modules_to_save"),
+    "bias": (_config(bias="all"), "bias"),
+    "lora_bias": (_config(lora_bias=True), "lora_bias"),
+    "tokens": (_config(trainable_token_indices=[1]), "trainable_token_indices"),
+    "rank": (_config(r=10**6), "from 1 to 256"),
+    "no rank": (_config(r=None), "whole number"),
+    "alpha": (_config(lora_alpha="x"), "lora_alpha"),
+    "infinite": (_config(lora_alpha=float("nan")), "lora_alpha"),
+    "other rank": (_config(r=3), "fits the model"),
+    "pattern": (_config(rank_pattern={"(a*)*": 3}), "too complex"),
+    "bad pattern": (_config(alpha_pattern={"(": 3}), "no valid expression"),
+    "no object": (_config(rank_pattern=[1]), "no object"),
+    "half": (_weights(lambda t: t.pop(A)), "only one of"),
+    "layer missing": (_weights(lambda t: (t.pop(A), t.pop(B))), "no tensors for it"),
+    "nothing": (_weights(lambda t: t.clear()), "no tensors"),
+    "shape": (_weights(lambda t: t.update({A: torch.zeros(8, 32)})), "another one"),
+    "not a number": (_weights(lambda t: t[A].fill_(float("nan"))), "not a number"),
+    "too large": (_weights(lambda t: t.update({A: t[A].double().fill_(1e300)})), "infinite"),
+    "head": (_weights(lambda t: t.update({"base_model.model.lm_head.lora_A.weight": torch.zeros(8, 64)})), "lm_head"),
+    "embedding": (
+        _weights(lambda t: t.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(8)})),
+        "embed",
+    ),
+    "magnitude": (
+        _weights(lambda t: t.update({A.replace("lora_A.weight", "lora_magnitude_vector"): torch.ones(8)})),
+        "magnitude",
+    ),
+    "whole module": (_weights(lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(8)})), "lm_head"),
+    "twice": (_weights(lambda t: t.update({A.removeprefix("base_model.model."): t[A].clone()})), "two tensors"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_no_adapter_for_the_model_is_refused_by_name(what, tmp_path):
+    change, message = WRONG[what]
+    folder = tmp_path / "adapter"
+    shutil.copytree(adapter("llama", 9), folder)
+    change(folder)
+    with pytest.raises(LoadError, match=message) as caught:
+        start("llama").fetch(str(folder))
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_other_spellings_of_the_same_are_read(tmp_path):
+    source, runner = adapter("llama", 9), start("llama")
+    for i, spell in enumerate(
+        [lambda n: n.removeprefix("base_model.model."), lambda n: n.replace("_A.", "_A.default.")]
+    ):
+        folder = tmp_path / str(i)
+        shutil.copytree(source, folder)
+        tensors = load_file(folder / "adapter_model.safetensors")
+        save_file({spell(name): value for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+        check("llama", folder, merge=False) if i == 1 else runner.fetch(str(folder))
+
+
+def test_an_adapter_of_another_model_and_a_rank_that_is_not_allowed_are_refused():
+    for base, other in (("llama", "qwen2"), ("mixtral", "llama"), ("phi3", "llama")):
+        with pytest.raises(LoadError):
+            start(base).fetch(str(adapter(other, 9)))
+    runner = start("llama")
+    linears = runner.network.linears
+    with pytest.raises(LoadError, match="from 1 to 7"):
+        lora.read(adapter("llama", 9), linears, 7, torch.float32, torch.device("cpu"))
+    with pytest.raises(LoadError, match="not available"):
+        lora.read(adapter("llama", 9), {}, 256, torch.float32, torch.device("cpu"))

@@ -196,6 +196,10 @@ async def test_unloaded_while_it_streams(serve, root):
     assert (await served.post("/v1/unload_lora_adapter", {"lora_name": "mine"})).status == 200
     assert (await served.post("/v1/completions", PROMPT | {"model": "mine"})).status == 404
     assert not running.done()
+    await load(served, "other", "two")
+    await served.until(lambda: not next(iter(served.service.open)).adapter[1])
+    page = (await served.get("/metrics")).body.decode()
+    assert 'max_lora="8",waiting_lora_adapters="",running_lora_adapters="mine"} ' in page
     assert (await running).json["usage"]["completion_tokens"] == 60
     await served.idle()
 
