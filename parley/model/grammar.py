@@ -138,7 +138,7 @@ class Form:
         self._matcher: llguidance.LLMatcher | None = None
         self._thought: Thought | None = None
         self._forced: int | None = None  # the token that must come next
-        self._refused: torch.Tensor | None = None  # bool [V]: those that may not
+        self._mask: torch.Tensor | None = None  # float32 [V]: 0 for those that may come, else -inf
         written = sequence.tokens[sequence.prompt_len :]
         self._making: Future[None] | None = grammars.pool.submit(self._begin, sequence.work, written)
 
@@ -171,18 +171,18 @@ class Form:
     @property
     def changes(self) -> bool:
         """Whether it has anything to say of the next token. ``ready`` must have been asked."""
-        return self._forced is not None or self._refused is not None
+        return self._forced is not None or self._mask is not None
 
     def apply(self, row: torch.Tensor) -> None:
         """Strike out what may not come next, in logits float32 [V]. ``ready`` must have said that there is a mask."""
         if self._forced is not None:
             row.fill_(float("-inf"))
             row[self._forced] = 0.0
-        elif self._refused is not None:
-            refused = self._refused.to(row.device)
-            row.masked_fill_(refused, float("-inf"))
+        elif self._mask is not None:
+            mask = self._mask.to(row.device)
+            row += mask
             if torch.isneginf(row.amax()):  # a model may rule out all that is left: then one of that is drawn
-                row.masked_fill_(~refused, 0.0)
+                row.copy_(mask)
 
     def after(self, token: int) -> End | None:
         """What ``end`` would be if this token were drawn. ``ready`` must have said that there is a mask."""
@@ -193,7 +193,7 @@ class Form:
 
     def append(self, token: int) -> None:
         """Move on by a token that was drawn, and begin the next mask."""
-        self._forced = self._refused = None
+        self._forced = self._mask = None
         if self._thought is not None:
             self._thought.append(token)
             self._forced = self._thought.forced
@@ -205,7 +205,7 @@ class Form:
         elif matcher.is_stopped():
             self.end = self._end(token)
         elif self._forced is None:
-            self._making = self._grammars.pool.submit(self._mask, matcher)
+            self._making = self._grammars.pool.submit(self._make, matcher)
 
     def _end(self, token: int) -> End:
         return "mark" if token in self._grammars.ends else "form"
@@ -221,9 +221,9 @@ class Form:
             if not matcher.consume_tokens(written):
                 raise ValueError(matcher.get_error())
             if self._forced is None:
-                self._mask(matcher)
+                self._make(matcher)
 
-    def _mask(self, matcher: llguidance.LLMatcher) -> None:
+    def _make(self, matcher: llguidance.LLMatcher) -> None:
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
@@ -233,4 +233,5 @@ class Form:
             allowed[spared] = 0
         if not allowed.any():
             raise ValueError("no token of the vocabulary may come next")
-        self._refused = torch.from_numpy(allowed == 0)
+        mask = torch.zeros(len(allowed))
+        self._mask = mask.masked_fill_(torch.from_numpy(allowed == 0), float("-inf"))

@@ -146,7 +146,8 @@ class Runner:
         if drawn:
             sequences = [rows[i].sequence for i in drawn]
             slots = [sequence.slot for sequence in sequences]
-            draws = self.sampler.sample(logits, slots, [sequence.generated for sequence in sequences], likely)
+            positions = [sequence.generated for sequence in sequences]
+            draws = self.sampler.sample(logits, slots, positions, likely, spare=True)
             for i, (token, drawn_score) in zip(drawn, draws, strict=True):
                 results[i].tokens.append(token)
                 if drawn_score is not None:

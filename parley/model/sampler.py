@@ -109,19 +109,27 @@ class Sampler:
         return None if form is None else form.end
 
     def sample(
-        self, logits: torch.Tensor, slots: list[int], positions: list[int], likely: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        slots: list[int],
+        positions: list[int],
+        likely: torch.Tensor | None = None,
+        *,
+        spare: bool = False,
     ) -> list[tuple[int, Score | None]]:
         """Draw a token for each row, with its score if the slot wants log-probabilities.
 
-        logits float32 [R, vocab] (left as they are); row i is token ``positions[i]`` of its output, counted from 0.
-        Every row needs a largest logit that is a finite number; the caller takes out those that have none. ``likely``
-        int64 [R] are the ids of those, where they are known; it is written to.
+        logits float32 [R, vocab]; row i is token ``positions[i]`` of its output, counted from 0. They are left as they
+        are, unless they are ``spare``: nobody else needs them. Every row needs a largest logit that is a finite number;
+        the caller takes out those that have none. ``likely`` int64 [R] are the ids of those, where they are known; it
+        is written to.
         """
         plans = [self._plan(slot) for slot in slots]
-        edited = self._edit(logits, plans, positions)
+        spare = spare and all(plan.logprobs < 0 for plan in plans)  # scores are of the raw ones
+        edited, changed = self._edit(logits, plans, positions, spare)
         ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
         greedy = ways.pop("greedy")
-        if likely is not None and edited is logits:
+        if likely is not None and not changed:
             tokens = likely
         elif greedy:
             tokens = native.argmax(edited)[1]
@@ -147,7 +155,7 @@ class Sampler:
         """
         plans = [self._plan(slot) for slot in slots]
         norms = torch.tensor(normaliser(logits), dtype=torch.float64, device=self.device)
-        edited = self._edit((logits - norms[:, None]).float(), plans, positions)
+        edited, _ = self._edit((logits - norms[:, None]).float(), plans, positions, True)
         found: list[list[Candidate]] = []
         for row, plan in enumerate(plans):
             (ids,), (values,) = listing(edited[row : row + 1], plan.reach)
@@ -187,21 +195,27 @@ class Sampler:
         assert plan is not None, f"slot {slot} samples without a sequence"
         return plan
 
-    def _edit(self, logits: torch.Tensor, plans: list[Plan], positions: list[int]) -> torch.Tensor:
-        """The logits after grammar, bias, min_tokens and penalties; the same tensor when no row has any."""
+    def _edit(
+        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spare: bool
+    ) -> tuple[torch.Tensor, bool]:
+        """The logits after grammar, bias, min_tokens and penalties, and whether any row has one of these.
+
+        It is the same tensor if none has, or if it is ``spare``.
+        """
         forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
             (row, plan.edit)
             for row, plan in enumerate(plans)
             if plan.edit is not None and plan.edit.changes(positions[row])
         ]
-        if edits or forms:
+        changed = bool(edits or forms)
+        if changed and not spare:
             logits = logits.clone()
         for row, form in forms:
             form.apply(logits[row])
         for row, edit in edits:
             edit.apply(logits[row], positions[row])
-        return logits
+        return logits, changed
 
     def _draw(
         self,
