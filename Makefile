@@ -88,7 +88,7 @@ sanitize: setup
 	@PARLEY_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
 		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/model/test_kernels.py tests/model/test_compiled.py \
-		tests/model/test_int4.py tests/model/test_int8.py tests/model/test_layers.py \
+		tests/model/test_int4.py tests/model/test_int8.py tests/model/test_layers.py tests/model/test_lora_kernel.py \
 		-k "not promise and not off" $(ARGS)
 
 clean:

@@ -33,8 +33,8 @@ What holds for all of them:
 * Calls without any mark of their own (Llama's JSON, Python lists) count only where an answer begins, and only if they
   name a tool of the request.
 * A grammar holds JSON arguments to the whole schema. Where arguments stand one by one it holds to which there are,
-  which must be there, their types, lists of values and lengths; `pattern` and `format` of bare text, and what a schema
-  says of several arguments together, are not enforced there.
+  which must be there, their types, lists of values, lengths and plain patterns; `format` of bare text, and what a
+  schema says of several arguments together, are not enforced there.
 """
 
 

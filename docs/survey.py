@@ -35,6 +35,7 @@ WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for 
     {"tokens": [5]},
     {"text_input": "a"},
     {"id": "a"},
+    {"lora_name": "a", "lora_path": "b"},
     {"instances": [{"inputs": "a"}]},
     {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]},
     {"name": "n", "config": {"served_entities": [{"entity_name": "m"}]}},
@@ -172,7 +173,13 @@ def watched(found: Members) -> Iterator[None]:
 
 def ending(route: Route, body: dict[str, Any]) -> str:
     """How a reader ends: taken, unavailable, wrong."""
-    known = {"generate": (HEAD,), "halt": (HEAD,), "ask": (HEAD, FACTS), "endpoint": (HEAD, FACTS, MADE)}
+    known = {
+        "generate": (HEAD,),
+        "halt": (HEAD,),
+        "adapter": (HEAD,),
+        "ask": (HEAD, FACTS),
+        "endpoint": (HEAD, FACTS, MADE),
+    }
     arguments = known.get(route.kind, ())
     assert route.read is not None
     try:

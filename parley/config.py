@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from parley.kinds import choice, duration, endpoint, family, integer, named, number, pattern, size, switch, text
+from parley.kinds import (
+    adapter,
+    choice,
+    duration,
+    endpoint,
+    family,
+    integer,
+    named,
+    number,
+    pattern,
+    size,
+    switch,
+    text,
+)
 from parley.options import Option
 
 if TYPE_CHECKING:
@@ -21,8 +34,8 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 # Options of the engine, which one of several models may have for itself.
 OWN = (
     "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-dtype", "max-batch", "step-ms", "step-tokens",
-    "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens",
-    "tool-parser", "reasoning-parser",
+    "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora", "max-loras",
+    "max-lora-rank", "tool-parser", "reasoning-parser",
 )  # fmt: skip
 
 SERVE: list[Option] = [
@@ -164,6 +177,23 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "lora",
+        adapter(),
+        "Adapter of the first model in PEFT's format, and the name under which the API knows it.",
+        section="model",
+        many=True,
+        variable=True,
+    ),
+    Option(
+        "max-loras",
+        integer(1, 4096),
+        "Adapters of a model in memory at once; others are read again when they are wanted.",
+        8,
+        section="engine",
+        variable=True,
+    ),
+    Option("max-lora-rank", integer(1, 256), "Highest rank of an adapter.", 256, section="engine", variable=True),
+    Option(
         "in-process",
         switch(),
         "Run the engine inside the server's process.",
@@ -281,6 +311,14 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "lora-root",
+        text("FOLDER"),
+        "Folder below which clients may load adapters while the server runs, at /v1/load_lora_adapter.",
+        section="server",
+        unset="they may not",
+        variable=True,
+    ),
+    Option(
         "tokenizer-info",
         switch(),
         "Give the tokenizer's configuration at /tokenizer_info.",
@@ -354,6 +392,9 @@ def settings(config: Mapping[str, Any], folder: str) -> Settings:
         reasoning_parser=config["reasoning-parser"],
         pack_cache=config["pack-cache"],
         quantization=config["quantization"],
+        adapters=dict(config["lora"]),
+        max_adapters=config["max-loras"],
+        max_rank=config["max-lora-rank"],
         speculate=config["speculate"],
         speculate_tokens=config["speculate-tokens"],
     )

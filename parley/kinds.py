@@ -114,6 +114,19 @@ def endpoint() -> Kind:
     return Kind("NAME=HOST:PORT", read, show)
 
 
+def adapter() -> Kind:
+    """A folder by name: NAME=FOLDER as a pair."""
+    form = re.compile(r"([\w.:/@-]{1,256})=(.+)", re.ASCII | re.DOTALL)
+
+    def read(raw: Any) -> tuple[str, str]:
+        match = form.fullmatch(raw) if isinstance(raw, str) else None
+        if match is None:
+            raise ValueError("of the form NAME=FOLDER, such as support=./adapters/support")
+        return match[1], match[2]
+
+    return Kind("NAME=FOLDER", read, "=".join)
+
+
 class Named(NamedTuple):
     """A model by the names it is to have and with options of its own, as they were written."""
 
@@ -136,12 +149,16 @@ def named(metavar: str, options: Collection[str]) -> Kind:
             raise ValueError(f"a model: {wrong[1]} is no option that a model has for itself")
         if not all(names) or len(set(names)) < len(names):
             raise ValueError("of the form NAME[,NAME...]=MODEL with different names")
-        own = [pair.partition("=") for pair in match[3].split(",")[1:]]
-        return Named(names, match[2], {name: value for name, _, value in own})
+        own: dict[str, str] = {}
+        for pair in match[3].split(",")[1:]:
+            name, _, value = pair.partition("=")
+            own[name] = f"{own[name]},{value}" if name in own else value  # those of many values add up
+        return Named(names, match[2], own)
 
     def show(value: Named) -> str:
         names = f"{','.join(value.names)}=" if value.names else ""
-        return names + value.model + "".join(f",{name}={text}" for name, text in value.options.items())
+        own = [(name, each) for name, texts in value.options.items() for each in texts.split(",")]
+        return names + value.model + "".join(f",{name}={text}" for name, text in own)
 
     return Kind(metavar, read, show)
 

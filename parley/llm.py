@@ -12,7 +12,7 @@ import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
@@ -72,6 +72,7 @@ class LLM:
     """A model, loaded when the object is made. ``model``: a folder, a hub name, or None for the built-in one.
 
     ``settings`` are the fields of ``parley.types.Settings`` (``dtype="float32"``, ``kv_memory=1 << 30``, …);
+    ``adapters``: folders as PEFT writes them, by name; ``adapter="name"`` chooses one in every method.
     ``in_process`` False runs the engine in a process of its own. Raises hub.ModelMissing or
     engine.protocol.EngineFailed. Use it as a context manager or ``close`` it to give the memory back.
 
@@ -81,7 +82,14 @@ class LLM:
     ``grammar``, any other form of it: a ``parley.types.Grammar``, or text in llguidance's Lark.
     """
 
-    def __init__(self, model: str | None = None, *, in_process: bool = True, **settings: Any):
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        in_process: bool = True,
+        adapters: Mapping[str, str] | None = None,
+        **settings: Any,
+    ):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="parley-llm", daemon=True)
         self._thread.start()
@@ -89,7 +97,7 @@ class LLM:
         self._model: Model | None = None
         try:
             folder = str(resolve(model))
-            plan = Settings(model=folder, **settings)
+            plan = Settings(model=folder, adapters=dict(adapters or {}), **settings)
             engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan)
             self._model = Model((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED))
             self._wait(self._model.load())
@@ -285,7 +293,9 @@ def _body(prompt: Any, options: dict[str, Any]) -> Request:
 def _read(reply: Callable[[Fields, Head], Reply], body: dict[str, Any], context: int = 0) -> Request:
     """What a body asks for. Raises BadRequest for a wrong option or value."""
     members = _Members({"model": "", **body})
+    adapter = members.pop("adapter", None)
     request = reply(Fields(members), Head(secrets.token_hex(8), int(time.time()), "", context)).request
+    request.adapter = adapter
     unknown = sorted(members.keys() - members.asked)
     if unknown:
         near = get_close_matches(unknown[0], members.asked, 1)

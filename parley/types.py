@@ -235,6 +235,7 @@ class Request(msgspec.Struct, kw_only=True):
     beam: Beam | None = None
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
+    adapter: str | None = None  # by name; None: what ``model`` says, which may be the name of one
     truncate: int | None = None  # of a longer prompt only the last so many tokens are used; for a vector the first
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
@@ -283,6 +284,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
     ``thinking``: a limit to its reasoning.
     ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal shares.
+    ``adapter``: the name of one that is computed with; empty: none is.
     """
 
     id: str
@@ -303,6 +305,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     priority: int = 0
     tenant: str = ""
     beam: Beam | None = None
+    adapter: str = ""
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
@@ -431,6 +434,9 @@ class Settings(msgspec.Struct, kw_only=True):
     quantization: str = "none"  # what to make of plain weights: none, int8 or int4
     speculate: str = "none"  # who guesses tokens: none, ngram (what the text so far says) or draft=FOLDER (a model)
     speculate_tokens: int = 7  # how many at most
+    adapters: dict[str, str] = {}  # folders of adapters, by name; they are read when they are wanted
+    max_adapters: int = 8  # that are in memory at once
+    max_rank: int = 256  # of an adapter
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
@@ -459,7 +465,25 @@ class Reset(msgspec.Struct, tag="reset", array_like=True):
     running: bool = False
 
 
-ToEngine = Submit | Cancel | Reset | Shutdown
+class LoadAdapter(msgspec.Struct, tag="load", array_like=True):
+    """Read an adapter from a folder and know it by a name from now on, in place of one that was known by it.
+
+    Answered by Changed with the same ``id``.
+    """
+
+    id: int
+    name: str
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload", array_like=True):
+    """Know an adapter no longer; works that have it keep it to their end. Answered by Changed with the same ``id``."""
+
+    id: int
+    name: str
+
+
+ToEngine = Submit | Cancel | Reset | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -485,13 +509,20 @@ class Wiped(msgspec.Struct, tag="wiped", array_like=True):
     done: bool
 
 
+class Changed(msgspec.Struct, tag="changed", array_like=True):
+    """The answer to LoadAdapter and UnloadAdapter: why it was not done, in a sentence; empty if it was."""
+
+    id: int
+    error: str = ""
+
+
 class Fatal(msgspec.Struct, tag="fatal", array_like=True):
     """The engine cannot start or go on; one sentence for a person, with a hint."""
 
     message: str
 
 
-FromEngine = Progress | Ready | Outputs | Wiped | Fatal
+FromEngine = Progress | Ready | Outputs | Wiped | Changed | Fatal
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -85,6 +85,18 @@ def files(value: Any) -> list[str]:
     return value
 
 
+def adapters(value: Any) -> list[tuple[str, str]]:
+    """Names and folders. All are the one model's, so what is said of that does not matter."""
+    if not isinstance(value, list):
+        raise ValueError("a list of objects")
+    made = []
+    for each in value:
+        if not isinstance(each, dict) or not isinstance(path := each.get("path"), str) or not path:
+            raise ValueError("a list of objects with name and path")
+        made.append((name(each.get("name")), path))
+    return made
+
+
 @dataclass
 class Section:
     """An object of the file. What was asked for is remembered, so that the rest can be listed."""

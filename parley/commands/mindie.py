@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from parley import hub
-from parley.commands.members import Section, address, files, flag, load, name, one, shown, size, text, whole
+from parley.commands.members import Section, adapters, address, files, flag, load, name, one, shown, size, text, whole
 from parley.dialects import mindie
 from parley.dialects.mindie.rules import Profile, Rules
 from parley.kinds import Named
@@ -123,6 +123,12 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
         "drain": float(timeout),
         "fake-engine": instance == "StandardMock",
     }
+    if modules := deploy.get("LoraModules", adapters, []):
+        options["lora"] = [(called, str(root / path)) for called, path in modules]
+    if places := deploy.get("maxLoras", whole(0, 4096), 0):
+        options["max-loras"] = places
+    if rank := deploy.get("maxLoraRank", whole(0, 256), 0):
+        options["max-lora-rank"] = rank
     if weights is not None:
         options["model"] = [Named((), str(root / weights), {})]
         own = _context(root / weights)

@@ -49,14 +49,20 @@ def offers(config: Config) -> list[Offer]:
 
     table = {option.name: option for option in SERVE}
     made: list[Offer] = []
+    counts: Counter[str] = Counter()  # of adapters' names
     for wanted in config["model"] or [Named((), "", {})]:
         further = config["name"] if not made else []
         names = tuple(dict.fromkeys((*wanted.names, *further))) or (served_name(wanted.model),)
         own = {name: table[name].read(raw, f"--model {names[0]}: {name}") for name, raw in wanted.options.items()}
+        if made:
+            own.setdefault("lora", [])  # adapters that are given without a model are the first one's
+        counts.update(name for name, _ in own.get("lora", config["lora"]))
         made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model)))
-    counts = Counter(name for names, _ in made for name in names)
-    if twice := [name for name, count in counts.items() if count > 1]:
+    called = Counter(name for names, _ in made for name in names)
+    if twice := [name for name, count in called.items() if count > 1]:
         raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
+    if twice := [name for name, count in (counts + called).items() if count > 1]:
+        raise ConfigError(f"--lora: the name {twice[0]} is given to something else as well.")
     return made
 
 
@@ -79,6 +85,7 @@ def server_options(config: Config) -> ServerOptions:
         cors=tuple(config["cors-origin"]),
         hosts=tuple(config["allow-host"]),
         ping_interval=config["ping"],
+        lora_root=config["lora-root"],
         tokenizer_info=config["tokenizer-info"],
         engine="scripted" if config["fake-engine"] else "thread" if config["in-process"] else "process",
         access_log=not config["quiet"],

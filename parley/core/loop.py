@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 from parley.core.beam import Search, capacity
@@ -26,6 +27,7 @@ from parley.core.lookup import Lookup
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Status, Step
+from parley.core.shelf import Entry, Fetch, Fetched, Shelf
 from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
 from parley.types import Cost, Finish, Output, Settings, Stats, Work
@@ -38,7 +40,8 @@ FAILED = "The engine failed while computing this request."
 class Loop:
     """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of a step, in its thread.
 
-    ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens).
+    ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens). ``fetch``
+    reads adapters beside the steps; without it a step waits for one that is read.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Loop:
         settings: Settings,
         emit: Callable[[list[Output], Stats], None],
         pace: Pace | None = None,
+        fetch: Fetch | None = None,
     ):
         if pace is None:
             on_cpu = settings.device.startswith("cpu")
@@ -74,6 +78,9 @@ class Loop:
             )
         else:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
+        self.shelf = Shelf(settings.max_adapters, fetch or self._fetch, settings.adapters)
+        self._entries: dict[str, Entry] = {}  # adapters of open works, by work
+        self._apart: dict[str, set[int]] = {}  # works that wait for an adapter: the choices that are still wanted
         self._emit = emit
         self._pace = pace
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
@@ -95,7 +102,7 @@ class Loop:
 
     def add(self, work: Work) -> None:
         """Queue all choices of a work. What is wrong with it is told by outputs of the next step."""
-        if work.id in self._open or work.id in self._searches:
+        if work.id in self._open or work.id in self._searches or work.id in self._apart:
             log.error("a work was submitted twice under one id; the second is ignored")
             return
         self._changed = True
@@ -103,7 +110,39 @@ class Loop:
         if refusal:
             self._outputs += [Output(work.id, index, finish="error", error=refusal) for index in range(work.n)]
             return
-        start = root(self.settings.model, work.salt)
+        now = perf_counter()
+        if work.adapter:
+            self._apart[work.id] = set(range(work.n))
+            self.shelf.take(work.id, work.adapter, partial(self._begin, work, now), partial(self._refuse, work))
+        else:
+            self._enter(work, now, None)
+
+    def _begin(self, work: Work, added: float, entry: Entry) -> None:
+        """A work's adapter is there."""
+        wanted = self._apart.pop(work.id)
+        self._entries[work.id] = entry
+        self._enter(work, added, entry)
+        for index in set(range(work.n)) - wanted:
+            self.cancel(work.id, index)
+
+    def _refuse(self, work: Work, reason: str) -> None:
+        """A work's adapter cannot be had."""
+        wanted = self._apart.pop(work.id)
+        self._outputs += [Output(work.id, index, finish="error", error=reason) for index in sorted(wanted)]
+        self._changed = True
+
+    def _fetch(self, folder: str, done: Callable[[Fetched], None]) -> None:
+        """Read an adapter at once."""
+        try:
+            fetched: Fetched = self.runner.fetch(folder)
+        except Exception as error:
+            fetched = str(error)
+        done(fetched)
+
+    def _enter(self, work: Work, added: float, entry: Entry | None) -> None:
+        """Queue all choices of a work, of which all is known."""
+        adapter = entry.adapter if entry else None
+        start = root(self.settings.model, work.salt, *([adapter.digest.hex()] if adapter else []))
         hashes: list[bytes] = []
         if self.settings.prefix_cache and self.pool.size:
             extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
@@ -114,7 +153,6 @@ class Loop:
             width = work.beam.width
             limit = min(limit, capacity(self.pool.size, width) - len(work.token_ids))
         choices: dict[int, Sequence] = {}
-        now = perf_counter()
         for index in range(width or work.n):
             sequence = Sequence(
                 id=work.id,
@@ -130,8 +168,9 @@ class Loop:
                 limit=limit,
                 stops=stops,
                 root=start,
-                added=now,
-                since=now,
+                added=added,
+                since=added,
+                adapter=adapter,
                 turns=max(1, width),
             )
             self._arrivals += 1
@@ -148,6 +187,11 @@ class Loop:
 
     def cancel(self, id: str, index: int = -1) -> None:
         """Forget one choice of a work, or (-1) all: pages are free at once and no output follows. Unknown: ignored."""
+        if id in self._apart:
+            self._apart[id] -= {index} if index >= 0 else self._apart[id]
+            if not self._apart[id]:
+                del self._apart[id]
+                self.shelf.cancel(id)
         search = self._searches.get(id)
         if search is not None:
             search.wanted = search.wanted - {index} if index >= 0 else set()
@@ -196,7 +240,7 @@ class Loop:
         tried = self.speculation.tried if self.speculation is not None else Tried()
         return Stats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + self.shelf.waiting,
             blocks_used=self.pool.used,
             blocks_total=self.pool.size,
             preemptions=self.scheduler.preemptions,
@@ -363,6 +407,7 @@ class Loop:
         for member in search.members:
             self.scheduler.remove(member)
         del self._searches[search.root.id]
+        self._give_back(search.root.id)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         search = self._searches.get(sequence.id)
@@ -384,6 +429,12 @@ class Loop:
         del choices[sequence.index]
         if not choices:
             del self._open[sequence.id]
+            self._give_back(sequence.id)
+
+    def _give_back(self, id: str) -> None:
+        """A work has ended: others may have its adapter's place."""
+        if (entry := self._entries.pop(id, None)) is not None:
+            self.shelf.give(entry)
 
     def _admit(self, sequence: Sequence) -> bool:
         if not sequence.preemptions:

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
 
+class Adapter(Protocol):
+    """What an adapter is to everybody but the runner: content with a name of its own, and how much memory it takes."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
@@ -61,6 +71,7 @@ class Sequence:
     limit: int = 0  # output tokens it may have; 0 computes the prompt alone
     stops: frozenset[int] = frozenset()  # tokens that end it
     root: bytes = b""
+    adapter: Adapter | None = None  # what its work asked for, as it was when it began
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -161,6 +172,9 @@ class Runner(Protocol):
     generates: bool  # can it draw tokens?
     dimensions: int  # of the vectors it makes, 0: it makes none
     proposer: Proposer | None  # a model beside it that guesses tokens
+
+    def fetch(self, folder: str) -> Adapter:
+        """Read an adapter. Called beside steps, in a thread of its own; raises with a sentence for a person."""
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence got ``sequence.slot``: write its sampling parameters (and token counts) into that row."""

@@ -147,7 +147,8 @@ class Card:
     """A name that the server offers, and the model behind it, whose main name is ``root``.
 
     ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed,
-    closed; held or prepared after such an ``Order``.
+    closed; held or prepared after such an ``Order``. ``folder``: where an adapter lies, if the name is one's; ``root``
+    is then the model that it changes.
     ``totals``: what was done with it, under all its names. ``purpose``: what it is for, as far as that is known:
     conversations and text, text alone, vectors alone.
     """
@@ -159,6 +160,7 @@ class Card:
     phase: str = "ready"
     totals: Totals = field(default_factory=Totals)
     purpose: Literal["chat", "text", "vectors"] = "chat"
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,22 @@ class Halt:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapt:
+    """The wish to have an adapter known by a name, or (``folder`` None) known no longer, and what is answered.
+
+    ``replace``: also where one is known by it. ``model``: which it is for; empty: the main one. ``failed``: the answer
+    to what goes wrong, where that is not the API's usual one.
+    """
+
+    name: str
+    folder: str | None
+    done: Answer
+    replace: bool = False
+    model: str = ""
+    failed: Callable[[ParleyError], Answer] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenized:
     """``spans``: begin and end of each token in ``text``, in characters; equal where a token is no part of it."""
 
@@ -291,6 +309,7 @@ Kind = Literal[
     "version",  # write(str) -> bytes
     "info",  # write(About) -> bytes
     "halt",  # end an open request: read(body, Head) -> Halt
+    "adapter",  # load an adapter or unload one: read(body, Head) -> Adapt | Answer
     "load",  # requests being served; write(int) -> bytes
     "reset",  # forget cached prefixes: read(Head) -> bool (put back what runs); write(bool: was it done?) -> bytes
     "health",  # an empty 200 while the engine serves, else an error

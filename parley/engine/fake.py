@@ -10,13 +10,16 @@ import asyncio
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 
 from parley.engine.protocol import Engine
 from parley.types import (
     Cancel,
+    Changed,
     Cost,
     Finish,
+    LoadAdapter,
     ModelInfo,
     Output,
     Outputs,
@@ -26,6 +29,7 @@ from parley.types import (
     Stats,
     Submit,
     ToEngine,
+    UnloadAdapter,
     Wiped,
     Work,
 )
@@ -119,7 +123,12 @@ class FakeEngine(Engine):
             for queue in (self._waiting, self._running):
                 queue[:] = [c for c in queue if c.work.id != message.id or message.index not in (-1, c.index)]
         elif isinstance(message, Reset):
-            self._wiped(Wiped(message.id, message.running or not self._running))
+            self._answered(Wiped(message.id, message.running or not self._running))
+        elif isinstance(message, LoadAdapter):
+            there = (Path(message.folder) / "adapter_config.json").is_file()
+            self._answered(Changed(message.id, "" if there else "There is no adapter in this folder."))
+        elif isinstance(message, UnloadAdapter):
+            self._answered(Changed(message.id))
 
     async def _run(self) -> None:
         if self._load:

@@ -16,6 +16,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,8 +25,10 @@ import msgspec
 from parley import wire
 from parley.types import (
     Cancel,
+    Changed,
     Fatal,
     FromEngine,
+    LoadAdapter,
     Outputs,
     Progress,
     Ready,
@@ -33,11 +37,14 @@ from parley.types import (
     Shutdown,
     Submit,
     ToEngine,
+    UnloadAdapter,
     Wiped,
 )
 
 if TYPE_CHECKING:
     from parley.core.loop import Loop
+    from parley.core.sequence import Runner
+    from parley.core.shelf import Fetch, Fetched
 
 log = logging.getLogger("parley.engine")
 
@@ -51,7 +58,7 @@ LIBRARIES = {
     "GOMP_SPINCOUNT": "2000",
 }
 
-Inbox = queue.SimpleQueue[ToEngine]
+Inbox = queue.SimpleQueue[ToEngine | Callable[[], None]]
 Send = Callable[[FromEngine], None]
 
 
@@ -72,13 +79,40 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
         log.exception("loading failed")
         send(Fatal(f"The model could not be loaded: {type(error).__name__}: {error}"))
         return
-    loop = Loop(runner, settings, lambda outputs, stats: send(Outputs(outputs, stats)))
+    reading = ThreadPoolExecutor(1, "adapters")
+    fetch = _beside(runner, reading, inbox)
+    loop = Loop(runner, settings, lambda outputs, stats: send(Outputs(outputs, stats)), fetch=fetch)
     send(Ready(info))
     try:
         _serve(loop, inbox, send)
     except Exception as error:
         log.exception("the engine loop failed")
         send(Fatal(f"The engine stopped on an internal error: {type(error).__name__}."))
+    finally:
+        reading.shutdown(wait=False, cancel_futures=True)
+
+
+def _beside(runner: Runner, thread: ThreadPoolExecutor, inbox: Inbox) -> Fetch:
+    """Reads adapters in a thread of their own; what comes of it is a message like others."""
+    from parley.model.loader import LoadError
+
+    def read(folder: str, done: Callable[[Fetched], None]) -> None:
+        fetched: Fetched
+        try:
+            fetched = runner.fetch(folder)
+        except LoadError as error:
+            fetched = str(error)
+        except MemoryError:
+            fetched = "There is not enough memory for the adapter."
+        except Exception as error:
+            log.exception("an adapter could not be read")
+            fetched = f"The adapter could not be read: {type(error).__name__}."
+        inbox.put(partial(done, fetched))
+
+    def fetch(folder: str, done: Callable[[Fetched], None]) -> None:
+        thread.submit(read, folder, done)
+
+    return fetch
 
 
 def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
@@ -93,10 +127,21 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
                 loop.cancel(message.id, message.index)
             elif isinstance(message, Reset):
                 send(Wiped(message.id, loop.reset(running=message.running)))
+            elif isinstance(message, LoadAdapter):
+                loop.shelf.put(message.name, message.folder, partial(_tell, send, message.id))
+            elif isinstance(message, UnloadAdapter):
+                known = loop.shelf.remove(message.name)
+                send(Changed(message.id, "" if known else "There is no adapter of this name."))
+            elif callable(message):
+                message()
             elif isinstance(message, Shutdown):
                 return
             idle = False
         loop.step()
+
+
+def _tell(send: Send, id: int, error: str) -> None:
+    send(Changed(id, error))
 
 
 def main(fd: int) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import queue
 import threading
 
+from parley.engine.host import Inbox
 from parley.engine.protocol import Engine
-from parley.types import Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine, Wiped
+from parley.types import Changed, Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine, Wiped
 
 
 class LocalEngine(Engine):
@@ -16,7 +17,7 @@ class LocalEngine(Engine):
     def __init__(self, settings: Settings):
         super().__init__()
         self.settings = settings
-        self._inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._inbox: Inbox = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
@@ -54,8 +55,8 @@ class LocalEngine(Engine):
         match message:
             case Outputs():
                 self._deliver(message)
-            case Wiped():
-                self._wiped(message)
+            case Wiped() | Changed():
+                self._answered(message)
             case Progress():
                 self.progress = message
             case Ready(info):

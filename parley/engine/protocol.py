@@ -14,9 +14,24 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
-from parley.types import Cancel, ModelInfo, Output, Outputs, Progress, Reset, Stats, Submit, ToEngine, Wiped, Work
+from parley.types import (
+    Cancel,
+    Changed,
+    LoadAdapter,
+    ModelInfo,
+    Output,
+    Outputs,
+    Progress,
+    Reset,
+    Stats,
+    Submit,
+    ToEngine,
+    UnloadAdapter,
+    Wiped,
+    Work,
+)
 
 State = Literal["idle", "loading", "ready", "restarting", "failed", "closed"]
 
@@ -120,8 +135,8 @@ class Engine(ABC):
         self.failure = ""
         self._streams: dict[str, Stream] = {}
         self._touched: list[Stream] = []  # have got outputs, of which nobody has been told
-        self._resets: dict[int, asyncio.Future[bool]] = {}
-        self._reset_ids = count()
+        self._questions: dict[int, asyncio.Future[Any]] = {}  # messages that have an answer
+        self._numbers = count()
         self._loaded: asyncio.Future[ModelInfo] | None = None
 
     @abstractmethod
@@ -165,15 +180,31 @@ class Engine(ABC):
 
         False while works run, unless ``running``, and from an engine that is not ready or ends meanwhile.
         """
+        answer = await self._ask(lambda id: Reset(id, running))
+        return isinstance(answer, Wiped) and answer.done
+
+    async def load_adapter(self, name: str, folder: str) -> str:
+        """Read an adapter and know it by this name, in place of another: why it was not done, empty if it was."""
+        return self._why(await self._ask(lambda id: LoadAdapter(id, name, folder)))
+
+    async def unload_adapter(self, name: str) -> str:
+        """Know an adapter no longer: why it was not done, empty if it was."""
+        return self._why(await self._ask(lambda id: UnloadAdapter(id, name)))
+
+    def _why(self, answer: Any) -> str:
+        return answer.error if isinstance(answer, Changed) else self.failure or "The engine is not ready."
+
+    async def _ask(self, question: Callable[[int], ToEngine]) -> Any:
+        """The message that answers this one; None from an engine that is not ready, or ends meanwhile."""
         if self.state != "ready":
-            return False
-        id = next(self._reset_ids)
-        answer = self._resets[id] = asyncio.get_running_loop().create_future()
+            return None
+        id = next(self._numbers)
+        answer = self._questions[id] = asyncio.get_running_loop().create_future()
         try:
-            self._send(Reset(id, running))
+            self._send(question(id))
             return await answer
         finally:
-            del self._resets[id]
+            del self._questions[id]
 
     @property
     def in_flight(self) -> int:
@@ -225,10 +256,10 @@ class Engine(ABC):
         for stream in streams:
             stream._wake()
 
-    def _wiped(self, message: Wiped) -> None:
-        answer = self._resets.get(message.id)
+    def _answered(self, message: Wiped | Changed) -> None:
+        answer = self._questions.get(message.id)
         if answer is not None and not answer.done():
-            answer.set_result(message.done)
+            answer.set_result(message)
 
     def _fail(self, streams: list[Stream], reason: str) -> None:
         for stream in streams:
@@ -239,5 +270,6 @@ class Engine(ABC):
 
     def _fail_all(self, reason: str) -> None:
         self._fail(list(self._streams.values()), reason)
-        for id in self._resets:
-            self._wiped(Wiped(id, False))
+        for answer in self._questions.values():
+            if not answer.done():
+                answer.set_result(None)

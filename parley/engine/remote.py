@@ -19,7 +19,7 @@ import msgspec
 
 from parley import wire
 from parley.engine.protocol import Engine, EngineFailed
-from parley.types import Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine, Wiped
+from parley.types import Changed, Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine, Wiped
 
 log = logging.getLogger("parley.engine")
 
@@ -123,8 +123,8 @@ class RemoteEngine(Engine):
                 match message:
                     case Outputs():
                         self._deliver(message)
-                    case Wiped():
-                        self._wiped(message)
+                    case Wiped() | Changed():
+                        self._answered(message)
                     case Progress():
                         self.progress = message
                     case Ready(info):

@@ -1,11 +1,13 @@
 """Reads a model folder in Hugging Face format: config.json and safetensors, nothing else and never pickle.
 
-Files are mapped, not read: a tensor is a view of the file until it is copied. It must not know what a tensor means.
+Files are mapped, not read, unless that is wished: a tensor is a view of the file until it is copied. It must not know
+what a tensor means.
 Every message names the file or tensor that is wrong.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import mmap
@@ -56,11 +58,14 @@ class Entry:
 class Checkpoint:
     """The tensors of a folder, by name. Raises LoadError for anything that is not as the format says."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, files: list[Path] | None = None, *, mapped: bool = True):
+        """``files``: those of the folder that count, if they are not the usual ones. ``mapped`` False: they are read,
+        for somebody may change them meanwhile, and what is cut off while it is mapped ends the process."""
         self.folder = folder
-        self._maps: list[mmap.mmap] = []
+        self._mapped = mapped
+        self._maps: list[mmap.mmap | bytearray] = []
         self._entries: dict[str, Entry] = {}
-        self.files = _files(folder)
+        self.files = _files(folder) if files is None else files
         for path in self.files:
             self._open(path)
 
@@ -80,6 +85,14 @@ class Checkpoint:
     def size(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.end - entry.start for entry in self._entries.values())
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of all files as they are here."""
+        digest = hashlib.sha256()
+        for data in self._maps:
+            digest.update(data)
+        return digest.digest()
 
     def prefix(self, text: str) -> None:
         """From here on the names of all tensors begin with this, too."""
@@ -113,7 +126,9 @@ class Checkpoint:
             if entry := self._entries.get(name):
                 # Only whole pages, and neighbours on a shared page can always be read from the file again.
                 start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
-                self._maps[entry.file].madvise(mmap.MADV_DONTNEED, start, entry.end - start)
+                data = self._maps[entry.file]
+                assert isinstance(data, mmap.mmap)
+                data.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
 
     def _entry(self, name: str) -> Entry:
         entry = self._entries.get(name)
@@ -122,6 +137,7 @@ class Checkpoint:
         return entry
 
     def _open(self, path: Path) -> None:
+        view: mmap.mmap | bytearray
         try:
             size = path.stat().st_size
             with path.open("rb") as file:
@@ -133,7 +149,13 @@ class Checkpoint:
                     raise LoadError(f"{path.name} is not a safetensors file, or was cut off.")
                 header = json.loads(file.read(length))
                 # A private mapping: torch wants memory that it could write to, and nothing is ever written.
-                view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                if self._mapped:
+                    view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                else:
+                    file.seek(0)
+                    view = bytearray(file.read(size))
+                    if len(view) < size:
+                        raise LoadError(f"{path.name} was cut off while it was read.")
         except (ValueError, RecursionError):
             raise LoadError(f"The header of {path.name} is not valid JSON; the file is damaged.") from None
         except OSError as error:

@@ -7,13 +7,17 @@ It must not know files or configs; it is given packed weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from parley import native
-from parley.model.network import Batch, Pages
+from parley.model.network import Batch, Pages, Place
 from parley.model.shape import Shape
 from parley.native.layer import Layer
 from parley.native.layout import LayerKV
+
+SITES = ("qkv", "output", "gate_up", "down")  # the linear layers of a layer, as adapters number them
 
 
 class Decoder:
@@ -29,8 +33,10 @@ class Decoder:
         max_len: int,
         parameters: int,
         weights_bytes: int,
+        linears: Mapping[str, Place] | None = None,
     ):
         self.shape = shape
+        self.linears = linears or {}
         self.parameters = parameters
         self.weights_bytes = weights_bytes
         self.vocab_size = shape.vocab
@@ -66,7 +72,15 @@ class Decoder:
         if self.stack is None:
             return self.kernel_by_kernel(batch, pages)
         pools = [pages.pool(i) for i in range(len(self.layers))]
-        return self.stack.run(batch.token_ids, batch.positions, batch.slots, batch.spans, pools)
+        return self.stack.run(batch.token_ids, batch.positions, batch.slots, batch.spans, pools, batch.adapted)
+
+    def _linear(self, x: torch.Tensor | native.Rows, batch: Batch, layer: int, name: str) -> torch.Tensor:
+        """One linear layer with what the adapters of rows add to it."""
+        y = native.linear(x, getattr(self.blocks[layer], name))
+        if batch.adapted is not None:
+            assert isinstance(x, torch.Tensor), "adapters read rows as they are"
+            batch.adapted.add(x, y, SITES.index(name) + layer * len(SITES))
+        return y
 
     def kernel_by_kernel(self, batch: Batch, pages: Pages) -> torch.Tensor:
         """What ``hidden`` means. This is the definition: a stack does the same in one call."""
@@ -75,17 +89,21 @@ class Decoder:
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         residual = native.embed(batch.token_ids, self._embedding)
         # A norm is told which layer reads its result, for that may want it in int8; the head's rows are chosen first.
-        following = [(block.input_norm, block.qkv) for block in self.blocks] + [(self._norm, None)]
+        # An adapter reads rows as they are; int8 is made of them by the layer that wants it, which gives the same.
+        plain = batch.adapted is not None
+        following = [(block.input_norm, None if plain else block.qkv) for block in self.blocks] + [(self._norm, None)]
         norm, reader = following[0]
         x = native.rms_norm(residual, norm, shape.eps, to=reader)
         for i, (block, (norm, reader)) in enumerate(zip(self.blocks, following[1:], strict=True)):
-            qkv = native.linear(x, block.qkv)
+            qkv = self._linear(x, batch, i, "qkv")
             pool, places = pages.pool(i), pages.places(i, batch)
             queries = native.rope_write(qkv, cos, sin, pool, places, head_norm=block.head_norm, eps=shape.eps)
             attended = pages.attend(i, queries, batch, scale=self._scale, window=block.window)
-            x = native.linear(attended.view(-1, shape.heads * shape.head_dim), block.output)
-            x, residual = native.add_rms_norm(x, residual, block.post_norm, shape.eps, to=block.gate_up)
-            x = native.linear(native.silu_mul(native.linear(x, block.gate_up), to=block.down), block.down)
+            x = self._linear(attended.view(-1, shape.heads * shape.head_dim), batch, i, "output")
+            to = None if plain else block.gate_up
+            x, residual = native.add_rms_norm(x, residual, block.post_norm, shape.eps, to=to)
+            x = native.silu_mul(self._linear(x, batch, i, "gate_up"), to=None if plain else block.down)
+            x = self._linear(x, batch, i, "down")
             x, residual = native.add_rms_norm(x, residual, norm, shape.eps, to=reader)
         return x
 

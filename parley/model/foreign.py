@@ -10,7 +10,7 @@ Weights come from safetensors, and code that a model folder brings along is neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -27,7 +27,7 @@ from transformers.utils import logging as noise
 from parley import native
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.lowering import TOLERANCE
-from parley.model.network import Batch, Pages
+from parley.model.network import Batch, Pages, Place
 from parley.model.proof import deviation
 from parley.native.layout import LayerKV
 
@@ -39,6 +39,7 @@ Attend = Callable[..., torch.Tensor]  # (layer_idx, queries, keys, values, scale
 
 _attend: ContextVar[Attend] = ContextVar("attend")
 _hidden: ContextVar[torch.Tensor | None] = ContextVar("hidden", default=None)
+_adapted: ContextVar[native.Adapted | None] = ContextVar("adapted", default=None)
 
 
 def attend(
@@ -84,8 +85,9 @@ AttentionInterface.register(ATTENTION, attend)
 class Foreign:
     """A model of Transformers behind ``network.Network``."""
 
-    def __init__(self, model: PreTrainedModel, parameters: int, weights_bytes: int):
+    def __init__(self, model: PreTrainedModel, linears: Mapping[str, Place], parameters: int, weights_bytes: int):
         self.model = model
+        self.linears = linears
         self.device = model.device
         self.parameters = parameters
         self.weights_bytes = weights_bytes
@@ -107,7 +109,7 @@ class Foreign:
             pages.write(place, keys, values, batch)
             return pages.attend(place, queries, batch, **how)
 
-        with _using(_attend, over_pages):
+        with _using(_attend, over_pages), _using(_adapted, batch.adapted):
             output = self._body(input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False)
         return output.last_hidden_state[0]
 
@@ -188,10 +190,10 @@ def load_foreign(
     sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.parameters()]
     try:
         _settle(model, max_len)
-        _pack(model)
+        linears = _pack(model)
         progress(0.8)
         model.set_attn_implementation(ATTENTION)
-        network = Foreign(model, *map(sum, zip(*sizes, strict=True)))
+        network = Foreign(model, linears, *map(sum, zip(*sizes, strict=True)))
         off = deviation(network)
     except (LoadError, MemoryError):
         raise
@@ -240,17 +242,38 @@ def _settle(model: PreTrainedModel, max_len: int) -> None:
             module.rope_type = "default"  # type: ignore[assignment]  # from here on the frequencies stay
 
 
-def _pack(model: PreTrainedModel) -> None:
-    """Let our kernels compute the linear layers, which then no longer hold a weight of their own."""
-    for module in model.modules():
+def _pack(model: PreTrainedModel) -> dict[str, Place]:
+    """Let our kernels compute the linear layers, which then no longer hold a weight of their own.
+
+    Gives those that adapters may change: what every token of a batch passes through, in its place. Experts see some of
+    the tokens, and the head is computed for a few.
+    """
+    places: dict[str, Place] = {}
+    body = {id(module) for module in model.get_decoder().modules()}
+    for name, module in model.named_modules():
         if type(module) is nn.Linear:
             weight = module.weight
         elif type(module) is Conv1D:
             weight = module.weight.t()
         else:
             continue
-        module.forward = partial(native.linear, packed=native.pack(weight, module.bias))  # type: ignore[method-assign]
+        packed = native.pack(weight, module.bias)
+        if id(module) in body and "expert" not in name:
+            place = places[name] = Place(len(places), 0, *weight.shape)
+            module.forward = partial(_linear, packed=packed, site=place.site)  # type: ignore[method-assign]
+        else:
+            module.forward = partial(native.linear, packed=packed)  # type: ignore[method-assign]
         module.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+    return places
+
+
+def _linear(x: torch.Tensor, *, packed: native.Packed, site: int) -> torch.Tensor:
+    """One linear layer with what the adapters of rows add to it."""
+    y = native.linear(x, packed)
+    adapted = _adapted.get()
+    if adapted is not None:
+        adapted.add(x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1]), site)
+    return y
 
 
 @contextmanager

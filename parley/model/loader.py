@@ -6,9 +6,7 @@ Nothing here knows a kernel. Messages of LoadError are sentences for the person 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from parley.model.draft import Draft
 from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.lowering import EMBEDDING, PROBE, TOLERANCE, deviation, lower
+from parley.model.memory import free, guarded, room
 from parley.model.network import Network
 from parley.model.packs import Packs, find
 from parley.model.pooling import Recipe, read_recipe
@@ -38,7 +37,6 @@ log = logging.getLogger("parley.engine")
 
 Report = Callable[[str, float], None]
 
-SHARE = 0.4  # of the memory that is free once the weights are there, for the KV cache
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
@@ -70,10 +68,10 @@ def _read(settings: Settings, folder: Path, config: dict[str, Any], progress: Re
     recipe = read_recipe(folder) or Recipe(("mean",))
     checkpoint = Checkpoint(folder)
     dtype = torch.float32
-    size, free = checkpoint.parameters * dtype.itemsize, _free(device)
-    if size > free:
-        raise LoadError(f"The weights take {size >> 20} MiB, but only {free >> 20} MiB of memory are free.")
-    with _memory("the model's weights"):
+    size, left = checkpoint.parameters * dtype.itemsize, free(device)
+    if size > left:
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {left >> 20} MiB of memory are free.")
+    with guarded("the model's weights"):
         encoder = load_encoder(
             checkpoint, config, dtype, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
         )
@@ -134,11 +132,11 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
     page = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
     if helper is not None:  # as many pages for the small model
         page += PagedKV.page_bytes(helper.network.layers, helper.dtype, device, int8=int8)
-    blocks = _blocks(page, device, length, settings)
+    blocks = room(page, device, length, settings)
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE
         log.info("The context is reduced to %d tokens, which is what the KV cache holds.", length)
-    with _memory("a KV cache of this size"):
+    with guarded("a KV cache of this size"):
         pages = PagedKV(network.layers, blocks, dtype, device, int8=int8)
         recipe = _recipe(folder)
         grammars = Grammars(folder, network.vocab_size)
@@ -153,6 +151,7 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
             max_model_len=length,
             slots=settings.max_batch,
             recipe=recipe,
+            highest=settings.max_rank,
             grammars=grammars,
             proposer=draft,
         )
@@ -190,10 +189,10 @@ def _network(
     checkpoint = Checkpoint(folder)
     if EMBEDDING.removeprefix("model.") in checkpoint:
         checkpoint.prefix("model.")  # a body saved without its head, as models for embeddings are
-    size, free = quantisation.least(checkpoint, dtype), _free(device)
-    if size > free:
-        raise LoadError(f"The weights take {size >> 20} MiB, but only {free >> 20} MiB of memory are free.")
-    with _memory("the model's weights"):
+    size, left = quantisation.least(checkpoint, dtype), free(device)
+    if size > left:
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {left >> 20} MiB of memory are free.")
+    with guarded("the model's weights"):
         if settings.lowering:
             packs = None
             if settings.pack_cache:
@@ -244,17 +243,6 @@ def _recipe(folder: Path) -> Recipe | None:
                  ", ".join(recipe.modes))  # fmt: skip
         return None
     return recipe
-
-
-@contextmanager
-def _memory(what: str) -> Iterator[None]:
-    """Turn a failed allocation into a sentence; torch reports it as a RuntimeError."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
-            raise LoadError(f"There is not enough memory for {what}.") from None
-        raise
 
 
 def _lower(
@@ -318,35 +306,3 @@ def _length(config: dict[str, Any], wanted: int | None) -> int:
     if own is not None and wanted > own:
         raise LoadError(f"max_model_len is {wanted}, but the model was made for at most {own} tokens.")
     return wanted
-
-
-def _blocks(page: int, device: torch.device, length: int, settings: Settings) -> int:
-    """How many pages of so many bytes: what memory allows, never more than a full batch of full contexts could use."""
-    useful = settings.max_batch * -(-length // BLOCK_SIZE)
-    if settings.kv_memory is not None:
-        blocks = min(useful, settings.kv_memory // page)
-        if blocks < 1:
-            raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page}.")
-        return blocks
-    free = max(0, _free(device) - settings.set_aside)
-    blocks = min(useful, int(free * SHARE * settings.kv_share) // page)
-    if blocks < 1:
-        raise LoadError(f"Only {free >> 20} MiB of memory are free, too little for a KV cache.")
-    return blocks
-
-
-def _free(device: torch.device) -> int:
-    """Bytes of memory that this process may still take."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) << 10
-        # A container may have less than the machine.
-        group = Path("/sys/fs/cgroup")
-        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass  # not Linux, no limit ("max"), or another version of cgroups
-    return free

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint import Checkpoint, LoadError
-from parley.model.decoder import Decoder
+from parley.model.decoder import SITES, Decoder
 from parley.model.kv import PagedKV
-from parley.model.network import Batch
+from parley.model.network import Batch, Place
 from parley.model.packs import Packs
 from parley.model.quantisation import Quantisation
 from parley.model.shape import Shape, Unfit
@@ -71,7 +71,7 @@ def lower(
     embedding = names.table(head)
     progress(1.0)
     held = _held([embedding, norm, head, *blocks])
-    return Decoder(shape, embedding, blocks, norm, head, max_len, names.parameters, held)
+    return Decoder(shape, embedding, blocks, norm, head, max_len, names.parameters, held, names.linears())
 
 
 def _pack(names: _Names, progress: Callable[[float], None]) -> list[Any]:
@@ -137,6 +137,18 @@ class _Names:
             "gate_up": gate_up,
             "down": [Linear(mlp + "down_proj", s.hidden, s.intermediate, s.mlp_bias)],
         }
+
+    def linears(self) -> dict[str, Place]:
+        """Where each linear layer of the checkpoint is computed."""
+        found: dict[str, Place] = {}
+        for layer in range(self.shape.layers):
+            for key, parts in self.parts(layer).items():
+                first = 0
+                for linear in parts:
+                    site = SITES.index(key) + layer * len(SITES)
+                    found[linear.name] = Place(site, first, linear.out, linear.into)
+                    first += linear.out
+        return found
 
     def norms(self, layer: int) -> list[str]:
         prefix = f"model.layers.{layer}."

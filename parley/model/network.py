@@ -6,13 +6,14 @@ of each token in its own sequence. A network never sees a sequence, a slot or a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.native.layout import LayerKV, Span
 from parley.native.pool import Pool
@@ -20,12 +21,16 @@ from parley.native.pool import Pool
 
 @dataclass
 class Batch:
-    """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset."""
+    """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset.
+
+    ``adapted``: which of them have adapters; None: none has.
+    """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
     spans: list[Span]
+    adapted: native.Adapted | None = None
 
     @classmethod
     def pack(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> Batch:
@@ -49,6 +54,16 @@ class Batch:
                 slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
         whole = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(device)
         return cls(whole[0], whole[1], whole[2], spans)
+
+
+class Place(NamedTuple):
+    """Where a linear layer of the checkpoint is computed: ``out`` outputs, from ``first`` on, of the network's own
+    layer number ``site``, which reads ``into`` numbers."""
+
+    site: int
+    first: int
+    out: int
+    into: int
 
 
 class Pages(Protocol):
@@ -88,6 +103,7 @@ class Network(Protocol):
     parameters: int  # numbers in all weights, a shared one counted once
     weights_bytes: int  # that the weights take in memory
     layers: list[LayerKV]
+    linears: Mapping[str, Place]  # that adapters may change, by their names in the checkpoint
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
         """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""

@@ -6,10 +6,13 @@ attend in one call.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 
 from parley.core.sequence import Sampled, Sequence, Step
 from parley.core.speculation import Proposer
+from parley.model.checkpoint import LoadError
 from parley.model.encoder import Encoder, Texts
 from parley.model.pooling import Recipe
 
@@ -30,6 +33,10 @@ class Reader:
         self.max_model_len = max_model_len
         self.vocab_size = encoder.form.vocab
         self.dimensions = encoder.form.hidden * len(recipe.modes)
+
+    def fetch(self, folder: str) -> NoReturn:
+        """Raises LoadError."""
+        raise LoadError("The model is an encoder, for which adapters are not available.")
 
     def admit(self, sequence: Sequence) -> None:
         """Nothing is kept of a sequence."""

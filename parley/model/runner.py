@@ -7,12 +7,14 @@ without padding, new pages are cleared first, and logits are made only for posit
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
 from parley.core.speculation import Proposer
+from parley.model import lora
 from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
@@ -31,7 +33,7 @@ class Runner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
     ``recipe``: how vectors are made, of the last token alone; None: they are not. ``grammars`` as in ``Sampler``.
-    ``proposer``: who guesses tokens.
+    ``proposer``: who guesses tokens. ``highest``: rank of adapters.
     """
 
     generates = True
@@ -46,6 +48,7 @@ class Runner:
         recipe: Recipe | None = None,
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
+        highest: int = lora.HIGHEST,
     ):
         assert recipe is None or recipe.last, "pages keep no hidden states"
         self.network = network
@@ -57,6 +60,7 @@ class Runner:
         self.max_model_len = max_model_len
         self.vocab_size = network.vocab_size
         self.device = pages.device
+        self.highest = highest
         self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
     @torch.inference_mode()
@@ -68,6 +72,11 @@ class Runner:
         hidden = self.network.hidden(batch, self.pages)
         self.network.logits(hidden[-1:])
         self.dimensions = hidden.shape[-1] if self.recipe else 0
+
+    @torch.inference_mode()
+    def fetch(self, folder: str) -> lora.Adapter:
+        """Read an adapter; in any thread. Raises LoadError."""
+        return lora.read(Path(folder), self.network.linears, self.highest, self.pages.dtype, self.device)
 
     def admit(self, sequence: Sequence) -> None:
         """Write the sequence's sampling parameters and token counts into its slot."""
@@ -101,13 +110,22 @@ class Runner:
         return results
 
     def _pack(self, rows: list[Row]) -> Batch:
-        return Batch.pack(
+        batch = Batch.pack(
             (
                 ([*row.sequence.tokens[row.start : row.start + row.count], *row.drafts], row.start, row.sequence.blocks)
                 for row in rows
             ),
             self.device,
         )
+        adapted: dict[lora.Adapter, list[int]] = {}
+        for row, span in zip(rows, batch.spans, strict=True):
+            if (adapter := row.sequence.adapter) is not None:
+                assert isinstance(adapter, lora.Adapter)
+                adapted.setdefault(adapter, []).extend(range(span.first, span.first + span.count))
+        if adapted:
+            groups = [(adapter.weights, tokens) for adapter, tokens in adapted.items()]
+            batch.adapted = native.adapted(groups, self.device)
+        return batch
 
     def _sample(self, rows: list[Row], batch: Batch, hidden: torch.Tensor, results: list[Sampled]) -> None:
         drawn = [

@@ -29,6 +29,7 @@ from parley.types import Score
 
 Way = Literal["greedy", "whole", "cut", "typical"]
 WAYS: tuple[Way, ...] = get_args(Way)
+FEW = 64  # alternatives; to list more takes longer
 
 GREEDY = 1e-6  # a temperature below this is 0. vLLM's bound is 1e-5: the same tokens, but for ties
 
@@ -154,14 +155,16 @@ class Sampler:
         so that the beams remain comparable (as in Transformers' beam search).
         """
         plans = [self._plan(slot) for slot in slots]
-        norms = torch.tensor(normaliser(logits), dtype=torch.float64, device=self.device)
-        edited, _ = self._edit((logits - norms[:, None]).float(), plans, positions, True)
+        norms = normaliser(logits)
+        shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
+        edited, _ = self._edit(logits - shift, plans, positions, True)
         found: list[list[Candidate]] = []
-        for row, plan in enumerate(plans):
-            (ids,), (values,) = listing(edited[row : row + 1], plan.reach)
-            chosen = [Candidate(id, value) for id, value in zip(ids, values, strict=True) if value > -math.inf]
+        lists = zip(plans, *listing(edited, max(plan.reach for plan in plans)), strict=True)
+        for row, (plan, ids, values) in enumerate(lists):
+            likely = zip(ids[: plan.reach], values[: plan.reach], strict=True)
+            chosen = [Candidate(id, value) for id, value in likely if value > -math.inf]
             if plan.logprobs >= 0:
-                scores = alternatives(logits[row], [each.token for each in chosen], plan.logprobs)
+                scores = alternatives(logits[row], norms[row], [each.token for each in chosen], plan.logprobs)
                 for each, told in zip(chosen, scores, strict=True):
                     each.score = told
             if plan.form is not None:
@@ -241,11 +244,11 @@ class Sampler:
 
     def _scores(self, logits: torch.Tensor, plans: list[Plan], tokens: list[int]) -> list[Score | None]:
         scores: list[Score | None] = [None] * len(plans)
-        rows = [row for row, plan in enumerate(plans) if plan.logprobs >= 0]
-        if rows:
-            if len(rows) < len(logits):
-                logits = logits[torch.tensor(rows, device=self.device)]
-            found = score(logits, [tokens[row] for row in rows], max(plans[row].logprobs for row in rows))
+        few = [row for row, plan in enumerate(plans) if 0 <= plan.logprobs <= FEW]
+        many = [row for row, plan in enumerate(plans) if plan.logprobs > FEW]
+        for rows in filter(None, (few, many)):  # whoever wants the whole vocabulary pays for it alone
+            chosen = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=self.device)]
+            found = score(chosen, [tokens[row] for row in rows], max(plans[row].logprobs for row in rows))
             for row, each in zip(rows, found, strict=True):
                 count = plans[row].logprobs
                 scores[row] = Score(each.logprob, each.rank, each.top_ids[:count], each.top[:count])

@@ -58,14 +58,16 @@ def normaliser(logits: torch.Tensor) -> list[float]:
     return [peak + math.log(total / SCALE) for peak, total in zip(peaks[:, 0].tolist(), totals, strict=True)]
 
 
-def alternatives(logits: torch.Tensor, token_ids: list[int], count: int) -> list[Score]:
-    """As ``score``, for several tokens under one row: float32 [V] -> as many scores as tokens."""
-    (norm,) = normaliser(logits[None])
+def alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], count: int) -> list[Score]:
+    """As ``score``, for several tokens under one row, whose normaliser is known: float32 [V] -> a score for each."""
     lists = listing(logits[None], count) if count else ([[]], [[]])
     ids, top = lists[0][0], [value - norm for value in lists[1][0]]
     chosen = logits[torch.tensor(token_ids, device=logits.device)]
-    ranks = [int((logits > logit).sum()) + 1 for logit in chosen]
-    return [Score(logit - norm, rank, ids, top) for logit, rank in zip(chosen.tolist(), ranks, strict=True)]
+    # Whatever ranks above one of them ranks above the last, so the row is read once.
+    above = int((logits > chosen.amin()).sum())
+    larger = logits.topk(above).values if above else logits[:0]
+    ranks = (larger > chosen[:, None]).sum(-1) + 1
+    return [Score(logit - norm, rank, ids, top) for logit, rank in zip(chosen.tolist(), ranks.tolist(), strict=True)]
 
 
 def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list[int]], list[list[float]]]:

@@ -14,12 +14,23 @@ from typing import Any
 
 import torch
 
-from parley.native import compiled, compiled_int8, library, torch_attention, torch_int8, torch_kernels, torch_vocabulary
+from parley.native import (
+    compiled,
+    compiled_int8,
+    compiled_lora,
+    library,
+    torch_attention,
+    torch_int8,
+    torch_kernels,
+    torch_lora,
+    torch_vocabulary,
+)
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
 from parley.native.layer import Layer
 from parley.native.layout import LayerKV, Span
+from parley.native.lowrank import LowRank
 from parley.native.pool import Format, Pool
 from parley.native.torch_int4 import Grouped, round_int4, widen
 from parley.native.torch_kernels import embed
@@ -28,16 +39,23 @@ COMPILED = compiled.Packed | Int8Packed | Int4Packed
 Packed = COMPILED | torch_kernels.Packed | torch_kernels.Int8Packed
 Rows = torch_int8.Rows | compiled_int8.Rows
 Plan = compiled.Cut | list[torch_attention.Group]
+Adapter = compiled_lora.Adapter | torch_lora.Adapter
+Adapted = compiled_lora.Adapted | torch_lora.Adapted
 
 __all__ = [
+    "Adapted",
+    "Adapter",
     "Format",
     "Grouped",
     "Layer",
+    "LowRank",
     "Packed",
     "Plan",
     "Pool",
     "Rows",
     "Stack",
+    "adapted",
+    "adapter",
     "add_rms_norm",
     "argmax",
     "attend",
@@ -116,6 +134,21 @@ def linear(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
 
 def logits(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
     return _reader(packed).logits(x, packed)
+
+
+def adapter(sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device) -> Adapter:
+    """What an adapter adds to each linear layer of a model, by number, for rows of ``dtype``."""
+    kernels = _compiled() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    return kernels.adapter(sites) if kernels else torch_lora.Adapter(sites, dtype, device)
+
+
+def adapted(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.device) -> Adapted:
+    """Which rows of a batch have which adapter; ``add`` of the result is called behind each linear layer."""
+    if groups and isinstance(groups[0][0], torch_lora.Adapter):
+        return torch_lora.Adapted(groups, device)
+    kernels = _compiled()
+    assert kernels is not None
+    return kernels.adapted(groups)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, to: Packed | None = None) -> Any:

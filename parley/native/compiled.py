@@ -7,6 +7,7 @@ bits do not depend on other rows, nor on the number of threads. It knows no file
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parley.native import compiled_int4, compiled_int8, memory
+from parley.native import compiled_int4, compiled_int8, compiled_lora, memory
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed, Rows, room
 from parley.native.layout import LayerKV, Span
+from parley.native.lowrank import LowRank
 from parley.native.pool import Format, Pool
 from parley.native.torch_int4 import Grouped
 
@@ -37,8 +39,12 @@ ARGUMENTS = {
     "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
     **compiled_int4.ARGUMENTS,
     **compiled_int8.ARGUMENTS,
+    **compiled_lora.ARGUMENTS,
 }
-NUMBERS = ("packed_size", "attend_dim", "page_bytes", *compiled_int4.NUMBERS, *compiled_int8.NUMBERS)  # what gives one
+# What gives one
+NUMBERS = (
+    "packed_size", "attend_dim", "page_bytes", *compiled_int4.NUMBERS, *compiled_int8.NUMBERS, *compiled_lora.NUMBERS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,12 @@ class Kernels:
 
     def pack_int4(self, weight: Grouped, bias: torch.Tensor | None = None) -> Int4Packed:
         return compiled_int4.pack(self._c, weight, bias)
+
+    def adapter(self, sites: Sequence[Sequence[LowRank]]) -> compiled_lora.Adapter:
+        return compiled_lora.Adapter(self._c, sites)
+
+    def adapted(self, groups: Sequence[tuple[compiled_lora.Adapter, Sequence[int]]]) -> compiled_lora.Adapted:
+        return compiled_lora.Adapted(self._c, groups)
 
     def quantise(self, x: torch.Tensor) -> Rows:
         return compiled_int8.quantise(self._c, x)

@@ -13,6 +13,7 @@ import torch
 from parley.native.compiled import Packed, plan
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
+from parley.native.compiled_lora import Adapted
 from parley.native.layer import Layer
 from parley.native.layout import Span
 from parley.native.pool import Pool
@@ -84,9 +85,10 @@ class Stack:
         )
         self._hidden = len(norm)
         self._at = ctypes.addressof(self._stack)
+        self._plain = Adapted(library, [])
         self._room, self._run = library.layers_room, library.layers
-        self._room.argtypes, self._room.restype = [P, N], N
-        self._run.argtypes, self._run.restype = [P, P, P, P, P, N, P, N, P, P, N, P, N], N
+        self._room.argtypes, self._room.restype = [P, N, N], N
+        self._run.argtypes, self._run.restype = [P, P, P, P, P, N, P, N, P, P, N, P, P, N], N
 
     @staticmethod
     def takes(layers: Sequence[Layer]) -> bool:
@@ -101,8 +103,11 @@ class Stack:
         slots: torch.Tensor,
         spans: list[Span],
         pools: Sequence[Pool],
+        adapted: object | None = None,
     ) -> torch.Tensor:
         """Normed result [T, hidden] for some tokens, int64 [T] each; keys and values go to the pages.
+
+        ``adapted``: the rows that have adapters, if any.
 
         Raises IndexError for what is beyond the vocabulary or the longest context.
         """
@@ -110,7 +115,9 @@ class Stack:
         tokens, positions, slots = tokens.contiguous(), positions.contiguous(), slots.contiguous()
         count = len(tokens)
         out = torch.empty(count, self._hidden, dtype=torch.bfloat16)
-        memory = torch.empty(self._room(self._at, count), dtype=torch.uint8)
+        adapted = adapted or self._plain
+        assert isinstance(adapted, Adapted)
+        memory = torch.empty(self._room(self._at, count, adapted.columns), dtype=torch.uint8)
         done = self._run(
             self._at,
             tokens.data_ptr(),
@@ -123,6 +130,7 @@ class Stack:
             cut.table.data_ptr(),
             (P * len(pools))(*[pool.data.data_ptr() for pool in pools]),
             pools[0].format.dtype == torch.int8,
+            adapted.address,
             memory.data_ptr(),
             torch.get_num_threads(),
         )

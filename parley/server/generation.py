@@ -25,6 +25,7 @@ from parley.errors import (
     Invalid,
     NoTokens,
     ParleyError,
+    UnknownModel,
     UnknownToken,
     excerpt,
 )
@@ -64,6 +65,8 @@ class Generation:
 
     def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = ""):
         request.model = tally.note.model = model.called(request.model)
+        if request.adapter is None and request.model in model.adapters:
+            request.adapter = request.model
         if request.sole and model.labelled(request.sole):
             raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
         model.hold(request.places, tenant)
@@ -90,9 +93,16 @@ class Generation:
         """The names under which it can be stopped."""
         return self._request.id, *self._request.labels
 
+    @property
+    def adapter(self) -> tuple[str, bool] | None:
+        """The adapter that it has, if any, and whether it still waits for its first token."""
+        name = self._request.adapter
+        return None if name is None else (name, self._tally.waits)
+
     async def begin(self) -> None:
         """Make the prompts ready, check them, and hand them to the engine. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
+        self._check_adapter()
         check(request, model.info)
         beams.settle(request, model.settings.max_batch)
         self._check_ids()
@@ -104,6 +114,7 @@ class Generation:
         if self._error is not None:
             raise self._error
         model.require()  # it may have changed while a long prompt was read
+        self._check_adapter()
         stop_ids = sorted({*request.stop.ids, *(() if request.stop.ignore_eos else model.language.tokenizer.eos_ids)})
         for number, (ready, max_tokens) in enumerate(prepared):
             self._submit(number, ready, max_tokens, stops, stop_ids)
@@ -269,6 +280,12 @@ class Generation:
                     field=field_,
                 )
 
+    def _check_adapter(self) -> None:
+        """Raises UnknownModel."""
+        name, known = self._request.adapter, self._model.adapters
+        if name is not None and name not in known:
+            raise UnknownModel(f"There is no adapter {excerpt(name)}.", name=name, served=list(known), field="adapter")
+
     def _check_ids(self) -> None:
         """Token ids that a client gave must be in the vocabulary."""
         vocabulary = self._model.info.vocab_size
@@ -329,6 +346,7 @@ class Generation:
             salt=request.salt,
             costs=want.costs,
             pooling=request.pooling,
+            adapter=request.adapter or "",
             grammar=language.gate(self._grammars[number], ready, want.plain),
             thinking=None if budget is None else language.bound(ready, budget),
             priority=request.priority,

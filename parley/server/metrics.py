@@ -99,7 +99,8 @@ def _steps(top: int) -> list[float]:
 @dataclass(frozen=True, slots=True)
 class View:
     """What is told of a model when somebody asks. ``open``: requests being served; ``info`` is None before it is
-    loaded."""
+    loaded. ``adapters``: those of open requests, and whether they wait for a first token; ``places``: so many adapters
+    may be in memory, 0 where there are none."""
 
     model: str
     metrics: Metrics
@@ -109,3 +110,5 @@ class View:
     ready: bool
     progress: float
     open: int
+    adapters: frozenset[tuple[str, bool]] = frozenset()
+    places: int = 0

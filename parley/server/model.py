@@ -22,7 +22,7 @@ from parley import __version__, hub
 from parley.dialects.dialect import Card, Head, Vitals
 from parley.engine.fake import FAKE, FakeEngine
 from parley.engine.local import LocalEngine
-from parley.engine.protocol import Engine
+from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.errors import NotReady, Overloaded, Stopping
 from parley.server.metrics import Metrics
@@ -78,6 +78,7 @@ class Model:
         self.open: dict[Generation, None] = {}  # the oldest first
         self.ending = ""  # why it takes no more requests
         self.paused = ""  # held or prepared: requests are refused until they are let in again
+        self.adapters: dict[str, int] = {}  # that are served, and when they came; folders are in the settings
         self._language: Language | None = None
 
     @classmethod
@@ -128,7 +129,8 @@ class Model:
     @property
     def weight(self) -> int:
         """Bytes of memory that it will need beside a share of what is free, as far as its folder and settings tell."""
-        files = Path(self.settings.model).glob("*.safetensors")
+        folders = [self.settings.model, *self.settings.speculate.split("draft=")[1:]]
+        files = [file for folder in folders for file in Path(folder).glob("*.safetensors")]
         return sum(file.stat().st_size for file in files) + (self.settings.kv_memory or 0)
 
     def _read(self) -> Language:
@@ -136,13 +138,16 @@ class Model:
         return Language.load(settings.model, settings.tool_parser, settings.reasoning_parser)
 
     async def load(self) -> ModelInfo:
-        """Load tokenizer and model side by side. Raises EngineFailed, BadTokenizer."""
+        """Load tokenizer and model side by side, then its adapters. Raises EngineFailed, BadTokenizer."""
         language = asyncio.create_task(asyncio.to_thread(self._read))
         try:
             await self.engine.start()
             self._language = await language
             info = await self.engine.ready()
             self.metrics.fit(info.max_model_len)
+            for name, folder in list(self.settings.adapters.items()):
+                if why := await self.adopt(name, folder):
+                    raise EngineFailed(f"The adapter {name} cannot be loaded: {why}")
         finally:
             language.cancel()
         if info.kv_bytes:
@@ -151,6 +156,19 @@ class Model:
         identity = f"{__version__} {info.architecture} {info.parameters} {numbers} {info.device}"
         self.fingerprint = "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
         return info
+
+    async def adopt(self, name: str, folder: str) -> str:
+        """Serve an adapter by this name, in place of one that was served by it: why not, or nothing."""
+        why = await self.engine.load_adapter(name, folder)
+        if not why:
+            self.adapters[name] = int(time.time())
+            self.settings.adapters[name] = folder  # an engine that is restarted knows it, too
+        return why
+
+    async def disown(self, name: str) -> str:
+        """Serve an adapter no longer; open requests keep it. Why not, or nothing."""
+        del self.adapters[name], self.settings.adapters[name]
+        return await self.engine.unload_adapter(name)
 
     @property
     def language(self) -> Language:
@@ -209,16 +227,20 @@ class Model:
 
     def called(self, name: str) -> str:
         """The name that answers carry to those who said this one."""
-        return name if name in self.names else self.name
+        return name if name in self.names or name in self.adapters else self.name
 
     def cards(self) -> list[Card]:
-        """One for each name."""
-        return [self.card(name) for name in self.names]
+        """One for each name, those of adapters last."""
+        return [self.card(name) for name in (*self.names, *self.adapters)]
 
     def card(self, name: str) -> Card:
         info = self.engine.info
         context = info.max_model_len if info is not None else None
-        return Card(name, self.created, context, self.name, self.phase, self.metrics.totals, self._purpose)
+        created, folder = self.created, ""
+        if name in self.adapters:
+            created, folder = self.adapters[name], self.settings.adapters[name]
+        totals = self.metrics.totals
+        return Card(name, created, context, self.name, self.phase, totals, self._purpose, folder)
 
     @property
     def _purpose(self) -> Literal["chat", "text", "vectors"]:

@@ -6,6 +6,7 @@ where a dashboard would have a hole otherwise.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from parley.server.metrics import Metrics, View
@@ -61,6 +62,15 @@ def _places(view: View) -> list[tuple[str, float]]:
     return [(labels({"position": str(place)}), count) for place, count in enumerate(view.stats.draft_accepted)]
 
 
+def _adapters(view: View) -> list[tuple[str, float]]:
+    """Which adapters are in use, as labels, and the time; nothing where there are none."""
+    if not view.places:
+        return []
+    names = {waits: ",".join(sorted(name for name, each in view.adapters if each == waits)) for waits in (True, False)}
+    told = {"max_lora": str(view.places), "waiting_lora_adapters": names[True], "running_lora_adapters": names[False]}
+    return [(labels(told), time.time())]
+
+
 def _zero(view: View) -> list[tuple[str, float]]:
     return [("", 0)]
 
@@ -75,6 +85,7 @@ SCALARS: tuple[tuple[str, str, str, Values], ...] = (
     ("gauge", "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", SHARE),
     ("gauge", "engine_sleep_state", "1 at the state that the engine is in.", _asleep),
     ("gauge", "cache_config_info", "What the KV cache is like.", _cache),
+    ("gauge", "lora_requests_info", "Adapters of running and waiting requests; the value is the time.", _adapters),
     ("counter", "prompt_tokens_total", "Prompt tokens.", _one(lambda v: v.stats.prompt_tokens)),
     ("counter", "generation_tokens_total", "Tokens generated.", _one(lambda v: v.stats.generated_tokens)),
     ("counter", "prompt_tokens_cached_total", "Prompt tokens found in the prefix cache.",

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from parley import __version__
-from parley.dialects.dialect import About, Answer, Card, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
-from parley.errors import Invalid, NotFound
-from parley.server import control, page
+from parley.dialects.dialect import About, Adapt, Answer, Card, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
+from parley.errors import Invalid, NotFound, ParleyError
+from parley.server import adapters, control, page
 from parley.server.life import generate, head
 from parley.server.metrics import View
 from parley.server.model import Model, off_loop
@@ -135,6 +135,22 @@ async def halt(service: Service, route: Route, exchange: Exchange) -> None:
     await _tell(exchange, wish.done if generation is not None else wish.unknown)
 
 
+async def adapter(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None
+    wish: Adapt | Answer = route.read(await exchange.body(), head(service.main, exchange))
+    if isinstance(wish, Answer):
+        await _tell(exchange, wish)
+        return
+    try:
+        await adapters.change(service, wish)
+    except ParleyError as error:
+        if wish.failed is None:
+            raise
+        await _tell(exchange, wish.failed(error))
+        return
+    await _tell(exchange, wish.done)
+
+
 async def load(service: Service, route: Route, exchange: Exchange) -> None:
     assert route.write is not None
     await exchange.answer(route.write(len(service.open)))
@@ -207,6 +223,8 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
             ready=model.refusal() is None,
             progress=model.loaded,
             open=len(model.open),
+            adapters=frozenset(each.adapter for each in model.open if each.adapter is not None),
+            places=model.settings.max_adapters if model.adapters else 0,
         )
         for model in service.models
     ]
@@ -224,6 +242,7 @@ HANDLERS: dict[Kind, Handle] = {
     "version": version,
     "info": info,
     "halt": halt,
+    "adapter": adapter,
     "load": load,
     "reset": reset,
     "health": health,

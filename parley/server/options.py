@@ -81,6 +81,7 @@ class ServerOptions:
 
     cors: tuple[str, ...] = ()  # origins that browsers may call from; "*" for all
     hosts: tuple[str, ...] = ()  # extra Host names; checked only when listening on a loopback address
+    lora_root: str | None = None  # the folder below which clients may load adapters; none: they may not
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
     engine: Literal["process", "thread", "scripted"] = "process"  # where the model runs; scripted: there is none
 

@@ -35,13 +35,15 @@ class Service:
         self.responses = Count()  # answers over HTTP, by status
         self.calls = Count()  # answers over gRPC, by status
         self.endpoints = Endpoints(options.endpoints)
+        self.adapting = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.draining = False
         self.stop: Callable[[], None] = lambda: None  # ends the server
         for model in models:
             self._enlist(model)
 
     def _enlist(self, model: Model) -> None:
-        taken = sorted({name for known in self.models for name in known.names} & set(model.names))
+        known = {name for each in self.models for name in (*each.names, *each.settings.adapters)}
+        taken = sorted(known & {*model.names, *model.settings.adapters})
         if taken:
             raise ValueError(f"The name {taken[0]} is that of another model already.")
         self.models.append(model)
@@ -58,12 +60,12 @@ class Service:
     @property
     def names(self) -> list[str]:
         """Every name that a client may say."""
-        return [name for model in self.models for name in model.names]
+        return [name for model in self.models for name in (*model.names, *model.adapters)]
 
     def get(self, name: str) -> Model | None:
         """The model that a client means; no name, or one that stands for any, means the main one."""
         for model in self.models:
-            if name in model.names:
+            if name in model.names or name in model.adapters:
                 return model
         return self.main if not name or PLACEHOLDER.fullmatch(name) else None
 

@@ -46,6 +46,11 @@ class Tally:
         self._usage = Usage()
         self._skipped = 0  # tokens that came with the one before
 
+    @property
+    def waits(self) -> bool:
+        """Has no token come yet?"""
+        return not self._first
+
     def submit(self, request: Request, usage: Usage) -> None:
         """The engine has the request. ``usage`` goes on being added to."""
         self._submitted = time.perf_counter()

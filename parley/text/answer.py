@@ -32,7 +32,7 @@ TOLD = (
     '[{{"name": <name of a tool>, "parameters": <its arguments as an object>}}]'
 )
 BEGIN, FINAL = "<|start|>assistant", "<|channel|>final<|message|>"  # what stands before content in channels
-PLAIN = ("enum", "const", "default", "examples")  # keywords whose values are no schemas
+DATA = ("enum", "const")  # keywords whose values are no schemas
 
 
 def callable_tools(chat: Chat) -> list[Tool]:
@@ -163,7 +163,12 @@ def _rerooted(value: Any, root: str) -> Any:
         return [_rerooted(each, root) for each in value]
     if not isinstance(value, dict):
         return value
-    made = {key: each if key in PLAIN else _rerooted(each, root) for key, each in value.items()}
+    made: dict[str, Any] = {}
+    for key, each in value.items():
+        if key in schemas.MAPS and isinstance(each, dict):
+            made[key] = {name: _rerooted(inner, root) for name, inner in each.items()}
+        else:
+            made[key] = each if key in DATA else _rerooted(each, root)
     if isinstance(made.get("$ref"), str) and made["$ref"].startswith("#"):
         made["$ref"] = root + made["$ref"][1:]
     return made

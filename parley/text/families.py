@@ -308,7 +308,7 @@ CALLS = (
             Form("python", open=(PYTHON_TAG,), known=True),
         ),
         ((PYTHON_TAG, "<|start_header_id|>"), ("<|start_header_id|>", '"parameters"', "ipython")),
-        aliases=("llama3",),
+        aliases=("llama3", "llama3.1", "llama3.2", "llama3.3"),
     ),
     Calls("xlam", (_list("", bare=True),), (("xlam",),)),
     Calls("hermes", (HERMES,), (("<tool_call>",),), aliases=("qwen", "qwen25", "qwen3", "granite4", "ernie45", "mimo")),

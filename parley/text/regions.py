@@ -54,6 +54,7 @@ class Regions:
         self._after_call = False  # nothing but newlines since the last call
         self._reader: CallReader | None = None
         self._others: list[Form] = []  # to be tried if the reader's form does not fit
+        self._failed = ""  # the most text that a form took before it did not
         # Unbound, so that a parser does not refer to itself and goes as soon as its answer does.
         start = Regions._reasoning if thinking else Regions._beginning
         self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._opening
@@ -169,17 +170,30 @@ class Regions:
         assert reader is not None
         self._at, deltas = reader.read(self._text, self._at)
         self._tell(deltas)
+        if reader.calls:
+            self._failed = ""
         if not reader.ended:
             return False
-        if not reader.calls and self._others:
-            self._text, self._at = reader.raw + self._text[self._at :], 0
-            self._call(self._others)
-            return True
+        raw = reader.raw
+        if not reader.calls:
+            self._failed = max(self._failed, raw, key=len)
+            self._back(raw)
+            if self._others:
+                self._call(self._others)
+                return True
+            raw, self._failed = self._failed, ""
+            self._at += len(raw)  # no form reads it once more
         self._reader = None
         self._state = Regions._content
         self._after_call = self._after_call or reader.calls > 0
-        self._say("content", reader.raw)
+        self._say("content", raw)
         return True
+
+    def _back(self, text: str) -> None:
+        """Take back what was read last."""
+        self._at -= len(text)
+        if self._at < 0:  # it began in an earlier piece
+            self._text, self._at = text + self._text[self._at + len(text) :], 0
 
     def _until(self, watched: Marks, part: Part) -> str:
         """Give out text up to the first of the marks, and return that; empty if none has come yet."""

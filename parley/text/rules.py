@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import llguidance
+
 from .calls import Form, follow, kinds
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
@@ -44,12 +46,13 @@ class Rules:
         """The first special token in a text."""
         return self._split.search(text) if self._split is not None else None
 
-    def until(self, mark: str, limits: str = "*", before: str = "") -> str:
+    def until(self, mark: str, schema: Schema, before: str = "") -> str:
         """A rule for text up to a mark, which it has nowhere else. ``before``: stands right before the mark."""
+        form = f"/(?s:.{_limits(schema)})/{_pattern(schema)}"
         if self.special(mark):
-            return self.rule(f"{self.terminal(f'/(?s:.{limits})/')} {self.text(before + mark)}")
+            return self.rule(f"{self.terminal(form)} {self.text(before + mark)}")
         inner = re.escape(mark).replace("/", r"\/")
-        text = self.terminal(f"/(?s:.{limits})/ & ~/(?s:.*){inner}(?s:.*)/")
+        text = self.terminal(f"{form} & ~/(?s:.*){inner}(?s:.*)/")
         return self.rule(f"{text} {_quoted(before + mark)}", "[lazy]")
 
     def rule(self, body: str, option: str = "") -> str:
@@ -119,7 +122,7 @@ class Rules:
         if isinstance(said, list) and said:
             return self.rule(" | ".join(self.loose({**schema, "type": each}, depth + 1) for each in said))
         if said == "string":
-            return self.rule(f"{self.text(self.form.quote)} {self.until(self.form.quote, _limits(schema))}")
+            return self.rule(f"{self.text(self.form.quote)} {self.until(self.form.quote, schema)}")
         if said == "array":
             least, most = (schema.get(key) for key in ("minItems", "maxItems"))
             item = self.loose(schema.get("items", {}), depth + 1)
@@ -154,7 +157,7 @@ class Rules:
             return self.rule(f"{start} ({' | '.join(map(_literal, choices))}) {self.text(after)}")
         mark = after.strip()
         lead, end = after[: after.index(mark)], after[after.index(mark) + len(mark) :]
-        return self.rule(f"{start} {self.until(mark, _limits(schema), lead)} {self.text(end)}")
+        return self.rule(f"{start} {self.until(mark, schema, lead)} {self.text(end)}")
 
     def _free_tag(self) -> str:
         form = self.form
@@ -186,7 +189,7 @@ class Rules:
             self._define(KEY)
             self._define(ANY)
             self._define(f"anyplain: %json {json.dumps({'type': ['number', 'boolean', 'null']})}")
-            self._define(f"anytext: {self.text(self.form.quote)} {self.until(self.form.quote)}")
+            self._define(f"anytext: {self.text(self.form.quote)} {self.until(self.form.quote, {})}")
         return "any"
 
     def _define(self, line: str) -> None:
@@ -215,6 +218,27 @@ def _choices(schema: Any) -> list[Any]:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     plain = isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
     return values if plain and isinstance(values, list) else []
+
+
+def _pattern(schema: Schema) -> str:
+    """What else a text has to match. Patterns whose anchors are not simply at both ends of the whole are left out."""
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str):
+        return ""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[begins : len(pattern) - ends]
+    outer = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", inner)
+    if re.search(r"[$^]", outer):
+        return ""
+    while (shorter := re.sub(r"\([^()]*\)", "", outer)) != outer:
+        outer = shorter
+    if (begins or ends) and "|" in outer:
+        return ""
+    whole = f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
+    try:
+        return f" & /{llguidance.regex_to_lark(whole, 'dw')}/"
+    except ValueError:
+        return ""
 
 
 def _limits(schema: Schema) -> str:

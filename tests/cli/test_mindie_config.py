@@ -237,6 +237,22 @@ def test_a_context_is_never_longer_than_that_of_the_model(tmp_path):
         read(tmp_path, WHOLE).check([Named((), str(tmp_path / "weights"), {})])
 
 
+def test_adapters_are_those_of_the_model(tmp_path):
+    content = copy.deepcopy(WHOLE)
+    deploy = content["BackendConfig"]["ModelDeployConfig"]
+    modules = [{"name": "a-1", "path": "adapters/a", "baseModelName": "llama_65b"}, {"name": "b", "path": "/x/b"}]
+    deploy |= {"maxLoras": 3, "maxLoraRank": 64, "LoraModules": modules}
+    plan = read(tmp_path, content)
+    assert not {"maxLoras", "maxLoraRank", "LoraModules"} & {each.rpartition(".")[2] for each in plan.idle}
+    (offer,) = offers(resolve(SERVE, [], {}).over(plan.options, "there"))
+    engine = offer.settings
+    assert engine.adapters == {"a-1": str(tmp_path / "adapters/a"), "b": "/x/b"}
+    assert (engine.max_adapters, engine.max_rank) == (3, 64)
+    for wrong in (5, ["a"], [{"name": "a"}], [{"path": "x"}], [{"name": "a b", "path": "x"}]):
+        deploy["LoraModules"] = wrong
+        assert "LoraModules" in refusal(tmp_path, content)
+
+
 def test_passwords_and_lists_that_are_not_named_need_not_be_there(tmp_path):
     content = {"ServerConfig": {"managementIpAddress": "127.0.0.3"}}
     assert all(each.tls is not None and each.tls[2:5:2] == (None, ()) for each in read(tmp_path, content).listen)

@@ -92,7 +92,6 @@ def test_when_a_token_is_drawn(parameters, temperature):
         ("adapter_id", 1, "adapter_id must be string type."),
         ("adapter_id", "a b", "The format of adapter_id is invalid."),
         ("adapter_id", "", "The format of adapter_id is invalid."),
-        ("adapter_id", "mine", "Parameter adapter_id is not available on this server."),
         ("max_new_tokens", 0, "Parameter max_new_tokens must be in (0,2147483647], got 0."),
         ("max_new_tokens", 2.0, "max_new_tokens must be integer type."),
         ("details", "yes", "details must be boolean type."),

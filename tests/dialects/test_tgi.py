@@ -319,15 +319,10 @@ def test_a_strict_stream_tells_its_errors_inside():
 
 
 @pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
-@pytest.mark.parametrize(
-    ("parameters", "text"),
-    [
-        ({"adapter_id": "org/lora"}, "`adapter_id` is not available on this server"),
-    ],
-    ids=str,
-)
-def test_what_is_not_there_yet_is_refused_by_name(parameters, text, rules):
-    assert refusal(parameters, rules=rules) == text
+def test_what_names_an_adapter(rules):
+    assert read(rules=rules, adapter_id="org/lora").request.adapter == "org/lora"
+    assert read(rules=rules, adapter_id="").request.adapter is None
+    assert read(rules=rules, adapter_id="None").request.adapter == ("None" if rules.strict else None)
 
 
 FORMS: list[tuple[dict[str, Any], Grammar]] = [

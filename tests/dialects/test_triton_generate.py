@@ -406,7 +406,6 @@ def test_values_out_of_range_are_named(members, field):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("lora_name", "a"),
         ("lora_task_id", 1),
         ("lora_config", [1]),
         ("logits_processors", ["x"]),

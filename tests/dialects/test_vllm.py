@@ -579,3 +579,20 @@ def test_a_body_without_a_route_of_its_own():
         assert isinstance(control.invoked(json.dumps(members).encode(), HEAD), kind)
     with pytest.raises(BadRequest):
         control.invoked(b"{}", HEAD)
+
+
+def test_adapters_are_loaded_and_unloaded_by_name():
+    def ask(read, **members):
+        return read(True, json.dumps(members).encode(), HEAD)
+
+    wish = ask(control.load_adapter, lora_name="a/b", lora_path="./x", load_inplace=True, is_3d_lora_weight=True)
+    assert (wish.name, wish.folder, wish.replace, wish.model) == ("a/b", "./x", True, "")
+    assert wish.done.body == b"Success: LoRA adapter 'a/b' added successfully."
+    assert not ask(control.load_adapter, lora_name="a", lora_path="./x").replace
+    wish = ask(control.unload_adapter, lora_name="a", lora_int_id=5)
+    assert (wish.name, wish.folder) == ("a", None)
+    for members in ({"lora_name": 5}, {"lora_path": []}, {"load_inplace": "perhaps"}, {"is_3d_lora_weight": 5.5}):
+        with pytest.raises(BadRequest):
+            ask(control.load_adapter, **({"lora_name": "a", "lora_path": "x"} | members))
+    with pytest.raises(BadRequest):
+        ask(control.unload_adapter, lora_name="a", lora_int_id="x")

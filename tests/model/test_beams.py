@@ -80,7 +80,7 @@ def search(rng: random.Random, vocabulary: int, early) -> Work:
 def test_transformers_finds_the_same(runner, reference, early) -> None:
     """Alone, all together, and with too few pages for all, so that beams have to leave and come again."""
     rng = random.Random(f"{early}")
-    works = [search(rng, runner.vocab_size, early) for _ in range(8)]
+    works = [search(rng, runner.vocab_size, early) for _ in range(6)]
     wanted = [expected(reference, work) for work in works]
     blocks = runner.blocks
     together = serve(runner, works, step=48)[0]

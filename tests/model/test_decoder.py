@@ -68,7 +68,7 @@ def generate(runner, prompts: list[list[int]], count: int) -> list[list[tuple[in
     fresh = [block for sequence in sequences for block in sequence.blocks]
     for _ in range(count):
         rows = [Row(each, each.computed, len(each) - each.computed, True) for each in sequences]
-        for sequence, sampled, result in zip(sequences, runner.run(Step(rows, fresh)), results, strict=True):
+        for sequence, sampled, result in zip(sequences, runner.run(Step(rows, fresh=fresh)), results, strict=True):
             assert sampled.error is None
             sequence.computed = len(sequence)
             sequence.tokens += sampled.tokens
@@ -358,7 +358,7 @@ def test_errors_are_sentences(tmp_path):
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
-    monkeypatch.setattr(loader, "_free", lambda device: 100_000)
+    monkeypatch.setattr(loader, "free", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
         start(models.model("llama"))
 

@@ -98,6 +98,33 @@ class Source:
         ids = self.whole(0, VOCAB, len(positions))
         return Batch(ids, *(torch.tensor(each, dtype=torch.int64) for each in (positions, slots)), spans)
 
+    def adapt(self, batch: Batch, shape: Shape, ranks: list[int]) -> None:
+        """Give adapters of these ranks to rows, and none to some; some of their layers are left alone."""
+        rows = list(range(len(batch.token_ids)))[:: 2 if len(ranks) == 1 else 1]
+        wide, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        linears = [
+            (shape.hidden, [wide, kv, kv]),
+            (wide, [shape.hidden]),
+            (shape.hidden, [shape.intermediate] * 2),
+            (shape.intermediate, [shape.hidden]),
+        ]
+
+        def site(number: int, into: int, outs: list[int], rank: int) -> list[native.LowRank]:
+            parts = []
+            for part, out in enumerate(outs):
+                if (number + part) % 3 or rank == 5:
+                    down, up = self.noise(rank, into) * into**-0.5, self.noise(out, rank) * rank**-0.5
+                    parts.append(native.LowRank(sum(outs[:part]), down, up, 1.5))
+            return parts
+
+        groups = []
+        for i, rank in enumerate(ranks):
+            sites = [site(n, *linear, rank) for n, linear in enumerate(linears * shape.layers)]
+            adapter = native.adapter(sites, torch.bfloat16, torch.device("cpu"))
+            groups.append((adapter, rows[i :: len(ranks)]))
+        if groups:
+            batch.adapted = native.adapted(groups, torch.device("cpu"))
+
 
 def shapes() -> st.SearchStrategy[Shape]:
     eights = st.integers(1, 12).map(lambda count: 8 * count)
@@ -144,10 +171,12 @@ def both(decoder: Decoder, batch: Batch, int8: bool) -> tuple[list[torch.Tensor]
     int8=st.booleans(),
     number=st.integers(1, 3),
     seed=st.integers(0, 99),
+    ranks=st.lists(st.sampled_from([1, 5, 16, 40]), max_size=3),
 )
-def test_one_call_gives_the_bits_of_the_definition(level, shape, formats, counts, int8, number, seed):
+def test_one_call_gives_the_bits_of_the_definition(level, shape, formats, counts, int8, number, seed, ranks):
     source = Source(seed)
     decoder, batch = source.decoder(shape, formats), source.batch(counts)
+    source.adapt(batch, shape, ranks)
     assert decoder.stack is not None
     before = torch.get_num_threads()
     torch.set_num_threads(number)

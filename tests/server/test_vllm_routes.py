@@ -91,7 +91,7 @@ async def test_a_reset_that_nobody_answers_ends_with_the_engine(serve):
     served = await serve()
     served.engine._send = lambda message: None
     asked = asyncio.create_task(served.post("/reset_prefix_cache"))
-    await served.until(lambda: served.engine._resets)
+    await served.until(lambda: served.engine._questions)
     served.engine.crash()
     assert (await asked).json == {"success": False}
     assert (await served.post("/reset_prefix_cache")).status == 503

@@ -17,8 +17,8 @@ from parley.types import Chat, Delta, Done, Grammar, Message, Output, Request
 LLAMA = next(row for row in CALLS if row.name == "llama3_json")
 CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "required": ["city"],
         "additionalProperties": False, "$defs": {"city": {"enum": ["Rome", "Oslo"]}}}  # fmt: skip
-PERSON = Grammar("json", {"type": "object", "properties": {"age": {"$ref": "#/$defs/age"}}, "required": ["age"],
-                          "additionalProperties": False, "$defs": {"age": {"type": "integer"}}})  # fmt: skip
+PERSON = Grammar("json", {"type": "object", "properties": {"age": {"$ref": "#/$defs/const"}}, "required": ["age"],
+                          "additionalProperties": False, "$defs": {"const": {"type": "integer"}}})  # fmt: skip
 
 
 def tool(name: str, schema: Any = CITY, **more: Any) -> dict[str, Any]:

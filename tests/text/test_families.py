@@ -370,6 +370,21 @@ def test_long_texts_are_read_once(name: str) -> None:
             assert len(parser._text) - parser._at <= 128, (opening, unit)
 
 
+def test_json_that_is_no_call_is_streamed() -> None:
+    parser = reader(family("llama3_json"), False, TOOLS)
+    text = '{"answer": [1, 2'
+    assert "".join(piece for part, piece, _ in parser.push(text) if part == "content") == text
+
+
+def test_what_fits_no_form_is_not_tried_again_within() -> None:
+    """Each of these begins where another might, ends where that does, and is none: that could take hours."""
+    depth = 20_000
+    text = '[TOOL_CALLS][{"k": [' * depth + "]}]" * depth
+    assert parse([text], family("mistral")) == ("", text, [])
+    text = "[TOOL_CALLS] no " * depth
+    assert parse([text], family("mistral")) == parse([text[:100], text[100:]], family("mistral")) == ("", text, [])
+
+
 values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),

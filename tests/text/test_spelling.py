@@ -26,6 +26,8 @@ CITY = {
         "city": {"type": "string", "maxLength": 6},
         "days": {"type": "integer", "minimum": 0, "maximum": 30},
         "units": {"enum": ["c", "f"]},
+        "code": {"type": "string", "pattern": "^([A-Z]|no)\\d/[^$<]$"},
+        "word": {"type": "string", "pattern": "[xyz]+", "maxLength": 5},
         "where": {"$ref": "#/$defs/place"},
         "note": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
         "who": {

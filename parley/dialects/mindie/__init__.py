@@ -107,8 +107,8 @@ def management(rules: Rules) -> Dialect:
             Route("GET", "/v1/config", "ask", read=partial(upkeep.config, rules)),
             Route("GET", "/v1/engine-server/running-status", "ask", read=partial(upkeep.status, rules)),
             Route("POST", "/v1/engine-server/fault-handling-command", "order", read=partial(upkeep.command, rules)),
-            Route("POST", "/v1/load_lora_adapter", "ask", read=partial(upkeep.adapter, rules)),
-            Route("POST", "/v1/unload_lora_adapter", "ask", read=partial(upkeep.adapter, rules)),
+            Route("POST", "/v1/load_lora_adapter", "adapter", read=partial(upkeep.adapter, rules, True)),
+            Route("POST", "/v1/unload_lora_adapter", "adapter", read=partial(upkeep.adapter, rules, False)),
         ),
     )
 

@@ -131,11 +131,12 @@ def models(rules: Rules, cards: list[Card]) -> bytes:
     """In the original's spelling: sorted members, four blanks, the word null as the parent of those that have none."""
     data = []
     for card in cards:
-        told = {"id": card.name, "object": "model", "owned_by": OWNER, "parent": "null"}
-        told["root"] = rules.weights or card.name
+        told = {"id": card.name, "object": "model", "owned_by": OWNER, "parent": card.root if card.folder else "null"}
+        told["root"] = card.folder or rules.weights or card.name
         data.append(told if rules.strict else {"created": card.created, **told})
     return msgspec.json.format(encode({"data": data, "object": "list"}), indent=4)
 
 
 def card(card: Card) -> bytes:
-    return encode({"id": card.name, "object": "model", "created": card.created, "owned_by": OWNER})
+    told = {"id": card.name, "object": "model", "created": card.created, "owned_by": OWNER}
+    return encode(told | ({"parent": card.root} if card.folder else {}))

@@ -16,7 +16,6 @@ from typing import Any, Literal
 from parley.dialects.fields import Fields
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import F32, I32, U64, mistaken, size
-from parley.errors import Unsupported
 from parley.types import Sampling
 
 DRAWING = ("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty", "watermark")
@@ -184,9 +183,7 @@ def _adapter(given: Fields, name: str, interface: Interface) -> Any:
     adapter = given.string(name, BASE)
     if not ADAPTER.fullmatch(adapter):
         raise given.fail(name, "The format of adapter_id is invalid.")
-    if adapter != BASE:
-        raise Unsupported("Parameter adapter_id is not available on this server.", field=name)
-    return None
+    return adapter if adapter != BASE else None
 
 
 def _model(given: Fields, name: str, interface: Interface) -> Any:

@@ -72,6 +72,7 @@ class TextReply(Single):
             ),
             stream=stream,
             truncate=values["truncate"],
+            adapter=values["adapter_id"],
         )
 
     def frame(self, piece: Piece) -> bytes:

@@ -8,18 +8,20 @@ accelerators to be cured of faults: the commands for that hold new requests back
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Facts, Head, Order, Told
+from parley.dialects.dialect import Adapt, Answer, Facts, Head, Order, Told
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import encode
-from parley.errors import Invalid, NotFound, UnknownModel
+from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
 
 LONGEST = 600  # seconds that a client may have health tried
 USUAL = 10
+TEXT = b"text/plain"
 STOPPED = "The service has been stopped."
 MONITOR = "The environment variable MIES_SERVICE_MONITOR_MODE is not set to 1."
 COMMAND = encode(
@@ -209,21 +211,28 @@ def _state(facts: Facts) -> int:
 # -- adapters
 
 
-def adapter(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
-    """The original answers 200 also when it could not be loaded; the text says so."""
+def adapter(rules: Rules, load: bool, body: bytes, head: Head) -> Adapt | Answer:
+    """The original answers 200 also when nothing came of it; the text says so."""
     fields: dict[str, Any] = {}
     try:
         given = msgspec.json.decode(body)
         fields = given if isinstance(given, dict) else {}
     except (ValueError, RecursionError):
         pass
-    name, path = fields.get("lora_name"), fields.get("lora_path")
+    name, path, model = (fields.get(member) for member in ("lora_name", "lora_path", "master_model"))
     if fields and not (isinstance(name, str) and re.fullmatch(r"[a-zA-Z0-9_-]{1,256}", name)):
         return shared.answer(503, "Input invalid lora name", "Service Unavailable")
     if path is not None and not (isinstance(path, str) and re.fullmatch(r"[\w./-]+", path) and ".." not in path):
         return shared.answer(503, "Input invalid lora path", "Service Unavailable")
-    told = b"Adapters are not available on this server."
-    return Answer(200 if rules.strict else 501, told, b"text/plain")
+    model = model if isinstance(model, str) else ""
+    if not isinstance(name, str) or (load and path is None):
+        return _refused(rules, Invalid("lora_name and lora_path are wanted." if load else "lora_name is wanted."))
+    done = Answer(200, f"{'Load' if load else 'Unload'} lora adapter {name} success.".encode(), TEXT)
+    return Adapt(name, path if load else None, done, model=model, failed=partial(_refused, rules))
+
+
+def _refused(rules: Rules, error: ParleyError) -> Answer:
+    return Answer(200 if rules.strict else error.status, error.message.encode(), TEXT)
 
 
 def known(head: Head, facts: Facts) -> str:

@@ -14,7 +14,6 @@ from parley.dialects.mindie import choices, constraints, inputs, parameters
 from parley.dialects.mindie.answers import MindieReply, common
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import NEITHER, Words, encode
-from parley.errors import Unsupported
 from parley.types import Delta, Done, Event, Request, Stop, Text, Usage, Want
 
 UNREAD = Words(NEITHER)
@@ -32,8 +31,6 @@ class RecordReply(MindieReply):
         interface = parameters.VLLM.under(rules)
         values = parameters.read(body, interface)
         wish = choices.count(body, values, interface, rules)
-        if values["model"] not in (None, parameters.BASE):
-            raise Unsupported("Parameter model is not available on this server.", field="model")
         super().__init__(rules, inputs.VLLM)
         self._before = parts[0] + " "
         self._said: list[list[str]] = [[] for _ in range(wish.n)]
@@ -59,6 +56,7 @@ class RecordReply(MindieReply):
             ),
             **wish._asdict(),
             stream=stream,
+            adapter=values["model"] if values["model"] != parameters.BASE else None,
         )
 
     def chunk(self, events: Sequence[Event]) -> bytes:

@@ -66,8 +66,8 @@ def _card(card: Card) -> dict[str, Any]:
         "object": "model",
         "created": card.created,
         "owned_by": "parley",
-        "root": card.name,
-        "parent": None,
+        "root": card.folder or card.name,
+        "parent": card.root if card.folder else None,
         "max_model_len": card.max_model_len,
     }
 

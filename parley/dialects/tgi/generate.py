@@ -122,6 +122,7 @@ class GenerateReply(Reply):
             n=n,
             stream=stream,
             truncate=wish.truncate,
+            adapter=wish.adapter_id,
         )
         full = full if wish.return_full_text is None else wish.return_full_text
         self._before = inputs if full else ""

@@ -13,7 +13,7 @@ import msgspec
 
 from parley.dialects.fields import MAX_DEPTH, Fields, shallow
 from parley.dialects.forms import OBJECT
-from parley.dialects.tgi.shared import F32, I32, U32, U64, WORDS, Rules, unavailable
+from parley.dialects.tgi.shared import F32, I32, U32, U64, WORDS, Rules
 from parley.errors import Invalid
 from parley.types import Grammar, Sampling, Stop
 
@@ -128,9 +128,14 @@ def read(body: Fields, rules: Rules) -> Parameters:
         seed=fields.integer("seed", None, 0, U64),
         top_n_tokens=fields.integer("top_n_tokens", None, 0, U32),
         grammar=grammar(fields, "grammar"),
-        adapter_id=fields.string("adapter_id", None, cap=256),
+        adapter_id=_adapter(fields, rules),
         reserve=None if rules.old else RESERVED,
     )
+
+
+def _adapter(fields: Fields, rules: Rules) -> str | None:
+    name = fields.string("adapter_id", None, cap=256) or None
+    return None if name == "None" and not rules.strict else name  # as MindIE writes that there is none
 
 
 def grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
@@ -168,8 +173,6 @@ def check(wish: Parameters, rules: Rules, *, empty: bool, stream: bool, context:
         raise Invalid(f"`stop` supports up to {MAX_STOP_CHARACTERS} characters in all.", field="stop")
     if wish.grammar is not None:
         _check_grammar(*wish.grammar, rules)
-    if wish.adapter_id and (rules.strict or wish.adapter_id != "None"):  # as MindIE writes that there is none
-        raise unavailable("adapter_id")
 
 
 def _faults(p: Parameters, empty: bool, rules: Rules, stream: bool, context: int) -> Iterator[str]:

@@ -65,7 +65,6 @@ STRUCTURES = {"stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "stru
 
 # Known and not available yet: what each would need. Null, false, 0, -1 and what is empty ask for nothing, and pass.
 FEATURES = {
-    "lora_name": "LoRA feature is not enabled.",
     "lora_task_id": "LoRA feature is not enabled.",
     "lora_weights": "LoRA feature is not enabled.",
     "lora_config": "LoRA feature is not enabled.",
@@ -144,6 +143,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
         **_choices(body)._asdict(),
         priority=_priority(body),
         grammar=_grammar(body),
+        adapter=body.string("lora_name", None) or None,
         timeout=body.integer("timeout", 0, 0) / MICRO or None,
     )
     return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)

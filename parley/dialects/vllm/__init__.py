@@ -35,6 +35,13 @@ def _generate(manner: legacy.Manner) -> Route:
     return Route("POST", "/generate", "generate", read=read, claims=("prompt",), yields=True)
 
 
+def _adapters(strict: bool) -> tuple[Route, ...]:
+    return (
+        Route("POST", "/v1/load_lora_adapter", "adapter", read=partial(control.load_adapter, strict)),
+        Route("POST", "/v1/unload_lora_adapter", "adapter", read=partial(control.unload_adapter, strict)),
+    )
+
+
 def _unbuilt() -> tuple[Route, ...]:
     return tuple(Route("POST", path, "ask", read=partial(control.unbuilt, what)) for path, what in UNBUILT.items())
 
@@ -44,7 +51,7 @@ DIALECT = Dialect(
     title="vLLM",
     base="",
     error=shared.error,
-    routes=(_generate(legacy.LENIENT), POOLING, RESET),
+    routes=(_generate(legacy.LENIENT), POOLING, RESET, *_adapters(False)),
 )
 STRICT = Dialect(
     name="vllm",
@@ -70,6 +77,7 @@ STRICT = Dialect(
         Route("POST", "/ping", "health"),
         Route("GET", "/metrics", "metrics"),
         RESET,
+        *_adapters(True),
         *_unbuilt(),
     ),
 )

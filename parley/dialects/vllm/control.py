@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
-from parley.dialects.dialect import Answer, Card, Detokenize, Facts, Head, Reply, Tokenize
+from parley.dialects.dialect import Adapt, Answer, Card, Detokenize, Facts, Head, Reply, Tokenize
 from parley.dialects.fields import decode
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, embeddings, requests, shared
+from parley.dialects.vllm.shared import UNUSABLE
 from parley.dialects.vllm.words import FALSE, TRUE, WORDS
+from parley.errors import Invalid, NotFound, ParleyError
+
+NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)
+TEXT = b"text/plain; charset=utf-8"
 
 
 def models(body: bytes, head: Head, facts: Facts) -> Answer:
     """A card per name; times and ids are new in each answer, as there."""
     cards = [_card(card, number, head) for number, card in enumerate(facts.cards)]
     return Answer(body=shared.encode({"object": "list", "data": cards}))
+
+
+def load_adapter(strict: bool, body: bytes, head: Head) -> Adapt:
+    """Raises BadRequest."""
+    fields = decode(body, WORDS)
+    name, path = fields.string("lora_name", ""), fields.string("lora_path", "")
+    if not name or not path:
+        raise _unusable("Both 'lora_name' and 'lora_path' must be provided.")
+    if not NAME.fullmatch(name):
+        raise _unusable("'lora_name' must be 1 to 256 letters, digits and signs of ._:/@- without blanks.")
+    replace = fields.boolean("load_inplace", False)
+    fields.boolean("is_3d_lora_weight", False)
+    told = f"Success: LoRA adapter '{name}' added successfully."
+    return Adapt(name, path, Answer(body=told.encode(), type=TEXT), replace, failed=partial(_refused, strict))
+
+
+def unload_adapter(strict: bool, body: bytes, head: Head) -> Adapt:
+    """Raises BadRequest."""
+    fields = decode(body, WORDS)
+    name = fields.string("lora_name", "")
+    fields.integer("lora_int_id", None)
+    if not name:
+        raise _unusable("'lora_name' needs to be provided to unload a LoRA adapter.")
+    told = f"Success: LoRA adapter '{name[:256]}' removed successfully."
+    return Adapt(name, None, Answer(body=told.encode(), type=TEXT), failed=partial(_refused, strict))
+
+
+def _unusable(message: str) -> Invalid:
+    return Invalid(message, code=UNUSABLE)
+
+
+def _refused(strict: bool, error: ParleyError) -> Answer:
+    """What goes wrong with an adapter has kinds of its own; without leave to load any the original has no such path."""
+    if not isinstance(error, NotFound) or (strict and error.field is None):
+        return shared.error(error)
+    told = {"message": error.message, "type": "NotFoundError", "param": error.field, "code": 404}
+    return Answer(404, shared.encode({"error": told}))
 
 
 def _card(card: Card, number: int, head: Head) -> dict[str, Any]:
@@ -39,9 +83,9 @@ def _card(card: Card, number: int, head: Head) -> dict[str, Any]:
         "object": "model",
         "created": head.created,
         "owned_by": "vllm",
-        "root": card.root,
-        "parent": None,
-        "max_model_len": card.max_model_len,
+        "root": card.folder or card.root,
+        "parent": card.root if card.folder else None,
+        "max_model_len": None if card.folder else card.max_model_len,
         "permission": [permission],
     }
 

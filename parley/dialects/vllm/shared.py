@@ -29,6 +29,8 @@ SPOKEN = "0.32.0"  # the version of the original whose API this is; clients tell
 DONE = b"data: [DONE]\n\n"
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
+UNUSABLE = "InvalidUserInput"  # what is wrong with an adapter
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -162,7 +164,7 @@ def error_object(error: ParleyError) -> dict[str, Any]:
         case Unbuilt():
             kind = "NotImplementedError"
         case ParleyError(status=400):
-            kind = "BadRequestError"
+            kind = UNUSABLE if error.code == UNUSABLE else "BadRequestError"
         case ParleyError(status=status) if status >= 500 and status != 503:
             kind = "InternalServerError"
         case _:

@@ -44,8 +44,9 @@ struct Room {
   float* scales;
   int32_t* excess;
   float *cos, *sin;
+  bf16* inner;  // of adapters
 
-  Room(const Stack& stack, long M, void* memory) : end((uintptr_t)memory) {
+  Room(const Stack& stack, long M, long columns, void* memory) : end((uintptr_t)memory) {
     long made_most = 0, read_most = 0, sorted_most = 0;
     for (const Layer* layer = stack.layers; layer < stack.layers + stack.count; layer++)
       for (const Linear* each : {&layer->qkv, &layer->output, &layer->gate_up, &layer->down}) {
@@ -62,6 +63,7 @@ struct Room {
     take(excess, M);
     take(cos, M * stack.rotary);
     take(sin, M * stack.rotary);
+    take(inner, M * columns);
   }
 
   template <class T> void take(T*& place, long numbers) {
@@ -72,11 +74,17 @@ struct Room {
 
 struct Run {
   const Stack& stack;
+  const Adapted& adapted;
   Room room;
   long M, threads;
 
-  // made = rows times the weight, plus bias
-  void linear(const Linear& layer) {
+  // made = rows times the weight, plus bias, plus what adapters add; linear layers are numbered from first to last
+  void linear(const Linear& layer, long site) {
+    multiply(layer);
+    if (adapted.count) lora(room.plain, room.made, layer.into, layer.out, &adapted, site, room.inner, threads);
+  }
+
+  void multiply(const Linear& layer) {
     const bf16* rows = room.plain;
     if (layer.form == INT8)
       return int8_linear(room.values, room.scales, room.excess, (const uint8_t*)layer.weight, layer.scales, layer.bias, room.made,
@@ -94,32 +102,36 @@ struct Run {
 
   // residual += x, if there is one; plain, or int8 if the reader wants that, = its norm
   void norm(const bf16* x, const bf16* weight, const Linear* reader, bf16* plain) {
-    if (reader && reader->form == INT8) plain = nullptr;
-    add_rms_norm(x, room.residual, room.residual, weight, plain, room.values, room.scales, room.excess, M, stack.hidden(),
-                 stack.eps, threads);
+    add_rms_norm(x, room.residual, room.residual, weight, as_it_is(reader, plain), as_int8(reader), room.scales, room.excess, M,
+                 stack.hidden(), stack.eps, threads);
   }
 
   void silu_mul(const Linear& reader) {
-    bf16* plain = reader.form == INT8 ? nullptr : room.plain;
-    ::silu_mul(room.made, plain, room.values, room.scales, room.excess, M, reader.into, threads);
+    ::silu_mul(room.made, as_it_is(&reader, room.plain), as_int8(&reader), room.scales, room.excess, M, reader.into, threads);
   }
+
+  // Where what the reader reads is put; adapters want rows as they are, beside int8.
+  bf16* as_it_is(const Linear* reader, bf16* plain) const {
+    return reader && reader->form == INT8 && !adapted.count ? nullptr : plain;
+  }
+  int8_t* as_int8(const Linear* reader) const { return reader && reader->form == INT8 ? room.values : nullptr; }
 };
 
 }  // namespace
 
 extern "C" {
 
-// Bytes that `layers` needs for M rows.
-int64_t layers_room(const Stack* stack, int64_t M) { return Room(*stack, M, nullptr).end; }
+// Bytes that `layers` needs for M rows, of whose adapters none has more inner numbers than `columns`.
+int64_t layers_room(const Stack* stack, int64_t M, int64_t columns) { return Room(*stack, M, columns, nullptr).end; }
 
 // out [M, hidden] = the normed result of all layers for some tokens. Their keys and values are written to the pages, of which
-// `pages` says for each layer where they begin. tokens, positions, slots [M]; spans, table: as `attend` takes them. False, and
-// nothing done, if a token has no embedding or a position no angles.
+// `pages` says for each layer where they begin. tokens, positions, slots [M]; spans, table: as `attend` takes them; adapted: the
+// adapters of rows. False, and nothing done, if a token has no embedding or a position no angles.
 int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
-               const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8, void* memory,
-               int64_t threads) {
+               const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8,
+               const Adapted* adapted, void* memory, int64_t threads) {
   const Stack& s = *stack;
-  Run run{s, Room(s, M, memory), M, threads};
+  Run run{s, *adapted, Room(s, M, adapted->columns, memory), M, threads};
   Room& room = run.room;
   long hidden = s.hidden(), half = s.rotary / 2;
   for (long m = 0; m < M; m++) {
@@ -135,18 +147,18 @@ int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64
   run.norm(nullptr, s.layers->input_norm, &s.layers->qkv, room.plain);
   for (long i = 0; i < s.count; i++) {
     const Layer &layer = s.layers[i], *next = i + 1 < s.count ? &layer + 1 : nullptr;
-    run.linear(layer.qkv);
+    run.linear(layer.qkv, 4 * i);
     rope_write(room.made, room.cos, room.sin, pages[i], slots, layer.head_norm, s.eps, M, s.heads, s.kv_heads, s.dim, s.rotary,
                int8, threads);
     attend(room.made, layer.qkv.out, pages[i], room.plain, spans, count, table, nullptr, s.heads, s.kv_heads, s.dim, s.dim, int8,
            layer.window, s.scale, 0, threads);
     if (layer.output.form == INT8)
       quantise(room.plain, room.values, room.scales, room.excess, M, layer.output.into, threads);
-    run.linear(layer.output);
+    run.linear(layer.output, 4 * i + 1);
     run.norm(room.made, layer.post_norm, &layer.gate_up, room.plain);
-    run.linear(layer.gate_up);
+    run.linear(layer.gate_up, 4 * i + 2);
     run.silu_mul(layer.down);
-    run.linear(layer.down);
+    run.linear(layer.down, 4 * i + 3);
     if (next) run.norm(room.made, next->input_norm, &next->qkv, room.plain);
     else run.norm(room.made, s.norm, nullptr, out);
   }

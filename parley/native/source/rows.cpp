@@ -24,11 +24,11 @@ template <class F> float inverse_rms(long width, float eps, F at) {
   return 1.f / std::sqrt(sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / width + eps);
 }
 
-// Where rows go: to memory as they are, or as int8 for a linear layer (see int8.cpp), their length filled up to a multiple
-// of 4. int8 is made of what a row is in bf16, so that it is the same in one pass and in two.
+// Where rows go: to memory as they are, as int8 for a linear layer (see int8.cpp), their length filled up to a multiple
+// of 4, or both. int8 is made of what a row is in bf16, so that it is the same in one pass and in two.
 struct Out {
-  bf16* plain;  // [M, width], or null
-  int8_t* values;
+  bf16* plain;     // [M, width], or null
+  int8_t* values;  // or null
   float* scales;
   int32_t* excess;
 };
@@ -92,8 +92,9 @@ template <class Compute> void write_rows(Out out, long M, long width, int thread
     std::unique_ptr<bf16[]> row(out.plain ? nullptr : new bf16[width]);
 #pragma omp for
     for (long m = 0; m < M; m++) {
-      compute(m, out.plain ? out.plain + m * width : row.get());
-      if (!out.plain) quantise_row(row.get(), width, out.values + m * padded, out.scales + m, out.excess + m);
+      bf16* to = out.plain ? out.plain + m * width : row.get();
+      compute(m, to);
+      if (out.values) quantise_row(to, width, out.values + m * padded, out.scales + m, out.excess + m);
     }
   });
 }
@@ -110,7 +111,7 @@ void quantise(const bf16* x, int8_t* values, float* scales, int32_t* excess, int
 }
 
 // total = residual + x, or, if x is null, the residual itself; out = RMS norm of the total times the weight [width].
-// Each [M, width]; without x nothing is written to total. If `plain` is null, what comes out is quantised.
+// Each [M, width]; without x nothing is written to total. It goes to `plain`, and is quantised, where these are not null.
 void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* weight, bf16* plain, int8_t* values,
                   float* scales, int32_t* excess, int64_t M, int64_t width, float eps, int64_t threads) {
   Out out{plain, values, scales, excess};
@@ -129,7 +130,7 @@ void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* 
   });
 }
 
-// [M, width] = silu(gate) * up of rows [gate | up]; if `plain` is null, what comes out is quantised.
+// [M, width] = silu(gate) * up of rows [gate | up], as it is and quantised, where these are not null.
 void silu_mul(const bf16* gate_up, bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
               int64_t threads) {
   Out out{plain, values, scales, excess};

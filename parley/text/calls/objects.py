@@ -11,6 +11,7 @@ from .scan import Malformed, Scan, Wait
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
+BESIDE = ("id", "type")  # what models write before these
 LONGEST = 256  # characters of a name
 _NAME = re.compile(r"[^\s\[\]{}<>()\"'`|,;=｜]*")
 _SCALAR = re.compile(r'[^\s,{}\[\]"<]*')
@@ -24,6 +25,8 @@ def whole(scan: Scan) -> Wait:
     yield from scan.expect("{")
     while (yield from scan.peek()) != "}":
         key = yield from string(scan)
+        if scan.form.bare and not scan.inside and key not in (*NAMES, *ARGUMENTS, *BESIDE):
+            raise Malformed  # an answer in JSON, which should not wait for its end
         yield from scan.expect(":")
         yield from scan.peek()
         if key in NAMES and not scan.inside:

@@ -1,0 +1,62 @@
+"""How much memory there is, what of it the KV cache gets, and what is said when it is not enough.
+
+Knows no model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.checkpoint import LoadError
+from parley.types import Settings
+
+SHARE = 0.4  # of the memory that is free once the weights are there, for the KV cache
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Turn a failed allocation into a sentence; torch reports it as a RuntimeError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
+            raise LoadError(f"There is not enough memory for {what}.") from None
+        raise
+
+
+def room(page: int, device: torch.device, length: int, settings: Settings) -> int:
+    """How many pages of so many bytes: what memory allows, never more than a full batch of full contexts could use."""
+    useful = settings.max_batch * -(-length // BLOCK_SIZE)
+    if settings.kv_memory is not None:
+        blocks = min(useful, settings.kv_memory // page)
+        if blocks < 1:
+            raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page}.")
+        return blocks
+    left = max(0, free(device) - settings.set_aside)
+    blocks = min(useful, int(left * SHARE * settings.kv_share) // page)
+    if blocks < 1:
+        raise LoadError(f"Only {left >> 20} MiB of memory are free, too little for a KV cache.")
+    return blocks
+
+
+def free(device: torch.device) -> int:
+    """Bytes of memory that this process may still take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                left = int(line.split()[1]) << 10
+        # A container may have less than the machine.
+        group = Path("/sys/fs/cgroup")
+        left = min(left, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # not Linux, no limit ("max"), or another version of cgroups
+    return left

@@ -1,0 +1,113 @@
+"""How ``lora.cpp`` is called: adapters of low rank, added to the outputs of linear layers on bf16 rows."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from parley.native import memory
+from parley.native.lowrank import LowRank
+
+P, N = ctypes.c_void_p, ctypes.c_int64
+ARGUMENTS = {"lora_lanes": [], "lora_block": [], "lora_pack": [P, P, N, N, N], "lora": [P, P, N, N, P, N, P, N]}
+NUMBERS = ("lora_lanes", "lora_block")  # what gives one
+PARTS = 3  # that one layer can have, as in lora.h
+
+
+class _Part(ctypes.Structure):
+    _fields_ = [*((name, N) for name in ("first", "out", "column", "pairs")), ("up", P)]
+
+
+class _Lora(ctypes.Structure):
+    _fields_ = [("columns", N), ("down", P), ("scales", P), ("parts", N), ("part", _Part * PARTS)]
+
+
+class _Adapted(ctypes.Structure):
+    _fields_ = [("count", N), ("adapters", P), ("ends", P), ("rows", P), ("columns", N)]
+
+
+class Adapter:
+    """Weights for each linear layer of a model, in the order that ``lora.h`` describes. ``nbytes``: what they take."""
+
+    def __init__(self, library: ctypes.CDLL, sites: Sequence[Sequence[LowRank]]):
+        lanes, block = library.lora_lanes(), library.lora_block()
+        self.columns = 0
+        self.table = (_Lora * len(sites))()
+        self._kept: list[torch.Tensor] = []  # what the pointers lead to
+        size = sum(_columns(parts, lanes) * _even(p.down.shape[1]) for parts in sites for p in parts[:1])
+        size += sum(_even(len(p.down)) * (len(p.up) + -len(p.up) % lanes) for parts in sites for p in parts)
+        room = memory.mapped(size, torch.bfloat16)
+        self.nbytes = room.nbytes
+        at = 0
+
+        def pack(weight: torch.Tensor, block: int) -> int:
+            nonlocal at
+            out, into = weight.shape
+            place = room.data_ptr() + 2 * at
+            weight = weight.to(torch.bfloat16).contiguous()
+            library.lora_pack(weight.data_ptr(), place, out, into, block)
+            at += (out + -out % lanes) * _even(into)
+            return place
+
+        for lora, parts in zip(self.table, sites, strict=True):
+            if not parts:
+                continue
+            lora.columns, lora.parts = _columns(parts, lanes), len(parts)
+            self.columns = max(self.columns, lora.columns)
+            scales = torch.zeros(lora.columns)
+            down = torch.zeros(lora.columns, parts[0].down.shape[1], dtype=torch.bfloat16)
+            column = 0
+            for place, part in zip(lora.part, parts, strict=False):
+                rank = len(part.down)
+                down[column : column + rank], scales[column : column + rank] = part.down, part.scale
+                place.first, place.out, place.column, place.pairs = part.first, len(part.up), column, _even(rank) // 2
+                column += _even(rank)
+            lora.down = pack(down, lanes)
+            for place, part in zip(lora.part, parts, strict=False):
+                place.up = pack(part.up, block)
+            lora.scales = scales.data_ptr()
+            self._kept.append(scales)
+        self._kept.append(room)
+
+
+class Adapted:
+    """The rows of a batch that have adapters: each adapter with the numbers of its rows."""
+
+    def __init__(self, library: ctypes.CDLL, groups: Sequence[tuple[Adapter, Sequence[int]]]):
+        self._library = library
+        self._adapters = [adapter for adapter, _ in groups]
+        self._tables = (P * len(groups))(*(ctypes.addressof(adapter.table) for adapter in self._adapters))
+        lengths = [len(rows) for _, rows in groups]
+        self._numbers = np.array([*np.cumsum(lengths), *(row for _, rows in groups for row in rows)], np.int64)
+        self.columns = max((adapter.columns for adapter in self._adapters), default=0)
+        ends = self._numbers.ctypes.data
+        self._described = _Adapted(
+            len(groups), ctypes.addressof(self._tables), ends, ends + 8 * len(groups), self.columns
+        )
+        self.address = ctypes.addressof(self._described)
+        self._inner = sum(lengths) * self.columns
+
+    def add(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
+        """Into y [T, out] what the adapters make of x [T, into] in linear layer ``site``."""
+        assert y.is_contiguous()
+        into, out = x.shape[-1], y.shape[-1]
+        rows = F.pad(x, (0, 1)) if into % 2 else x.contiguous()
+        inner = torch.empty(self._inner, dtype=torch.bfloat16)
+        threads = torch.get_num_threads()
+        self._library.lora(
+            rows.data_ptr(), y.data_ptr(), _even(into), out, self.address, site, inner.data_ptr(), threads
+        )
+
+
+def _even(number: int) -> int:
+    return number + number % 2
+
+
+def _columns(parts: Sequence[LowRank], lanes: int) -> int:
+    """Inner numbers of all parts; each begins with a pair, and the last register is filled up."""
+    count = sum(_even(len(part.down)) for part in parts)
+    return count + -count % lanes

@@ -1,0 +1,163 @@
+// Adapters of low rank (LoRA, arXiv 2106.09685): y += B (scale * A x), for each row with the adapter that it has, if any.
+//
+// Weights are bf16 and sums fp32. An inner number is the sum of CHAINS chains over x, each a SIMD lane's, which are added
+// in one order, and is rounded to bf16; an output is one lane's chain over the inner numbers, added to what is there. So
+// a row depends on itself and on its adapter alone. Each adapter's weights are read once for all of its rows.
+#include <omp.h>
+
+#include <algorithm>
+
+#include "kernels.h"
+#include "lora.h"
+#include "team.h"
+
+namespace {
+
+constexpr int ROWS = LANES == 16 ? 6 : 2;  // whose sums, of four registers each, stay in registers
+constexpr int CHAINS = 4;                  // sums of one number that do not wait for each other
+constexpr int WIDE = 4, BLOCK = WIDE * LANES;  // registers of outputs at once
+constexpr long AHEAD = 4096;               // bytes by which weights are asked for before they are read
+constexpr long SMALL = 1 << 16;            // weights times rows below which a second thread costs more than it gains
+
+// inner = scales * (a x), of some rows and one register of columns
+template <int COUNT>
+void narrow_rows(const bf16* x, long width, const int64_t* rows, const bf16* down, long steps, const float* scales, bf16* inner,
+                 long columns) {
+  Vec acc[COUNT][CHAINS];
+#pragma GCC unroll 8
+  for (int r = 0; r < COUNT; r++)
+    for (int chain = 0; chain < CHAINS; chain++) acc[r][chain] = Vec{};
+  const Pair *from[COUNT], *w = (const Pair*)down;
+#pragma GCC unroll 8
+  for (int r = 0; r < COUNT; r++) from[r] = (const Pair*)(x + rows[r] * width);
+  long whole = steps / CHAINS * CHAINS;
+  for (long k = 0; k < whole; k += CHAINS)
+#pragma GCC unroll 4
+    for (int chain = 0; chain < CHAINS; chain++) {
+      const Pair* at = w + (k + chain) * LANES;
+      __builtin_prefetch((const char*)at + AHEAD);
+      Bits each = read<Bits>(at);
+#pragma GCC unroll 8
+      for (int r = 0; r < COUNT; r++) acc[r][chain] = dot(acc[r][chain], fill(from[r][k + chain]), each);
+    }
+#pragma GCC unroll 4
+  for (int chain = 0; chain < CHAINS - 1; chain++) {
+    if (whole + chain >= steps) break;
+    Bits each = read<Bits>(w + (whole + chain) * LANES);
+#pragma GCC unroll 8
+    for (int r = 0; r < COUNT; r++) acc[r][chain] = dot(acc[r][chain], fill(from[r][whole + chain]), each);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < COUNT; r++) {
+    Vec total = (acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3]);
+    store(inner + r * columns, total * read<Vec>(scales), LANES);
+  }
+}
+
+// y += b inner, of some rows and a block of outputs of so many registers, from n on
+template <int COUNT, int REGISTERS>
+void widen_rows(const bf16* inner, long columns, const Part& part, long n, bf16* y, long width, const int64_t* rows) {
+  const Pair *w = (const Pair*)part.up + n * part.pairs, *from = (const Pair*)(inner + part.column);
+  Vec acc[COUNT][REGISTERS];
+#pragma GCC unroll 8
+  for (int r = 0; r < COUNT; r++)
+    for (int i = 0; i < REGISTERS; i++) acc[r][i] = Vec{};
+  for (long k = 0; k < part.pairs; k++, w += REGISTERS * LANES)
+#pragma GCC unroll 4
+    for (int i = 0; i < REGISTERS; i++) {
+      __builtin_prefetch((const char*)(w + i * LANES) + AHEAD);
+      Bits each = read<Bits>(w + i * LANES);
+#pragma GCC unroll 8
+      for (int r = 0; r < COUNT; r++) acc[r][i] = dot(acc[r][i], fill(from[r * columns / 2 + k]), each);
+    }
+#pragma GCC unroll 8
+  for (int r = 0; r < COUNT; r++) {
+    bf16* to = y + rows[r] * width + part.first + n;
+#pragma GCC unroll 4
+    for (int i = 0; i < REGISTERS; i++) {
+      long left = part.out - n - i * LANES;
+      store(to + i * LANES, load(to + i * LANES, left) + acc[r][i], left);
+    }
+  }
+}
+
+using Narrow = void (*)(const bf16*, long, const int64_t*, const bf16*, long, const float*, bf16*, long);
+using Widen = void (*)(const bf16*, long, const Part&, long, bf16*, long, const int64_t*);
+
+template <int COUNT = ROWS> Narrow narrow_some(long rows) {
+  if constexpr (COUNT > 1)
+    if (rows < COUNT) return narrow_some<COUNT - 1>(rows);
+  return narrow_rows<COUNT>;
+}
+
+template <int REGISTERS, int COUNT = ROWS> Widen widen_some(long rows) {
+  if constexpr (COUNT > 1)
+    if (rows < COUNT) return widen_some<REGISTERS, COUNT - 1>(rows);
+  return widen_rows<COUNT, REGISTERS>;
+}
+
+Widen widen_some(long rows, long outputs) {
+  switch ((outputs + LANES - 1) / LANES) {
+    case 1: return widen_some<1>(rows);
+    case 2: return widen_some<2>(rows);
+    case 3: return widen_some<3>(rows);
+    default: return widen_some<WIDE>(rows);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t lora_lanes() { return LANES; }
+
+// w [N, K] -> [N / block, rounded up][(K + 1) / 2][block] pairs, where what is beyond K is zero; the last block is only as
+// wide as N, rounded up to LANES. `block`: LANES for the matrix that comes first, lora_block() for the second.
+void lora_pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t block) {
+  long steps = (K + 1) / 2, full = (N + LANES - 1) / LANES * LANES;
+  for (long n = 0; n < full; n++) {
+    long first = n / block * block, wide = std::min<long>(block, full - first);
+    for (long k = 0; k < 2 * steps; k++)
+      packed[(first * steps + k / 2 * wide + n - first) * 2 + k % 2] = n < N && k < K ? w[n * K + k] : 0;
+  }
+}
+
+int64_t lora_block() { return BLOCK; }
+
+// y [M, out] += what the adapters of its rows make of x [M, into] in linear layer `site`. `into` is even; inner: room for
+// `adapted.columns` numbers of each row that has an adapter.
+void lora(const bf16* x, bf16* y, int64_t into, int64_t out, const Adapted* adapted, int64_t site, bf16* inner, int64_t threads) {
+  const Adapted& all = *adapted;
+  long work = 0;
+  for (long i = 0; i < all.count; i++)
+    work += all.adapters[i][site].columns * (into + out) * (all.ends[i] - (i ? all.ends[i - 1] : 0));
+  if (!work) return;
+  together(work < SMALL ? 1 : threads, [=] {
+    long me = omp_get_thread_num(), team = omp_get_num_threads(), turn = 0;
+    for (long i = 0; i < all.count; i++) {
+      const Lora& lora = all.adapters[i][site];
+      for (long column = 0; column < lora.columns; column += LANES)
+        for (long first = i ? all.ends[i - 1] : 0, end = all.ends[i]; first < end; first += ROWS)
+          if (turn++ % team == me) {
+            auto run = narrow_some(std::min<long>(ROWS, end - first));
+            run(x, into, all.rows + first, lora.down + column * into, into / 2, lora.scales + column,
+                inner + first * all.columns + column, all.columns);
+          }
+    }
+#pragma omp barrier
+    for (long i = 0; i < all.count; i++) {
+      const Lora& lora = all.adapters[i][site];
+      for (long p = 0; p < lora.parts; p++) {
+        const Part& part = lora.part[p];
+        long blocks = (part.out + BLOCK - 1) / BLOCK;
+        for (long block = blocks * me / team; block < blocks * (me + 1) / team; block++)
+          for (long first = i ? all.ends[i - 1] : 0, end = all.ends[i]; first < end; first += ROWS) {
+            auto run = widen_some(std::min<long>(ROWS, end - first), part.out - block * BLOCK);
+            run(inner + first * all.columns, all.columns, part, block * BLOCK, y, out, all.rows + first);
+          }
+      }
+    }
+  });
+}
+
+}  // extern "C"

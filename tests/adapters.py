@@ -1,0 +1,36 @@
+"""Adapters with random weights in PEFT's folder format, made by PEFT itself, and what PEFT computes with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
+    """An adapter for the model in ``base``; ``fields`` are those of LoraConfig. Its part is as large as the model's."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    usual = {"r": 8, "lora_alpha": 2 * fields.get("r", 8), "target_modules": ALL, "task_type": "CAUSAL_LM"}
+    config = LoraConfig(**(usual | fields))
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if ".lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.7 / parameter.shape[-1] ** 0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def merged(base: Path, adapter: Path, *, merge: bool = True) -> Any:
+    """The model in float32 with the adapter's weights added to its own, or beside them."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter)
+    return model.merge_and_unload() if merge else model
