@@ -22,12 +22,6 @@ from parley.core.sequence import BLOCK_SIZE, Candidate, Sequence, Status
 from parley.types import Cost, Finish, Score, Work
 
 
-def reach(work: Work) -> int:
-    """How many candidates of each row are looked at: all of the best might be stop tokens, and as many must go on."""
-    assert work.beam is not None
-    return work.beam.width * max(2, 1 + len(work.stop_ids))
-
-
 def capacity(blocks: int, width: int) -> int:
     """How many tokens, with the prompt's, each of so many beams may have in a pool of ``blocks`` pages.
 
@@ -120,7 +114,7 @@ class Search:
         self._reports.clear()
         moves: list[Move] = []
         ended: list[Found] = []
-        for place, (loss, _, _, beam, candidate) in enumerate(options[: reach(self.work)]):
+        for place, (loss, _, _, beam, candidate) in enumerate(options):
             finish = self._finish(candidate, length)
             if finish is None:
                 if len(moves) < width:

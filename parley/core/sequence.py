@@ -151,7 +151,8 @@ class Sampled:
     ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
     example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian. ``end``: its
     grammar lets nothing follow the token, which is text like others ("form") or a mark that only ends it ("mark").
-    A row of a search has no token but ``candidates``, the likeliest first, at least as many as ``beam.reach`` says.
+    A row of a search has no token but ``candidates``, the likeliest first: at least as many as there are beams, and as
+    many that are no stop tokens, or all that there are.
     """
 
     tokens: list[int] = field(default_factory=list)

@@ -41,6 +41,11 @@ LIMITS: dict[str, Any] = {
 }
 KEPT = 64  # grammars kept to be copied: the choices of a request, and requests that follow one another, share one
 
+# The eight tokens of a byte of a mask, as what is added to their logits: an addition costs a fraction of a selection.
+SPREAD = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(
+    np.float32
+)
+
 COMPLEX = "The answer's grammar became too complex to go on with."
 
 
@@ -138,7 +143,8 @@ class Form:
         self._matcher: llguidance.LLMatcher | None = None
         self._thought: Thought | None = None
         self._forced: int | None = None  # the token that must come next
-        self._mask: torch.Tensor | None = None  # float32 [V]: 0 for those that may come, else -inf
+        self._bias: torch.Tensor | None = None  # float32 [V]: 0 for those that may, -inf for others
+        self._store: np.ndarray | None = None  # its numbers
         written = sequence.tokens[sequence.prompt_len :]
         self._making: Future[None] | None = grammars.pool.submit(self._begin, sequence.work, written)
 
@@ -151,7 +157,9 @@ class Form:
         """The same place, to go on from separately. Waits for the mask."""
         self.ready()
         other = object.__new__(Form)
-        other.__dict__.update(self.__dict__)
+        other.__dict__.update(self.__dict__, _store=None)
+        if self._bias is not None:
+            other._bias = self._bias.clone()
         if self._error is None:
             other._matcher = self._matcher.deep_copy() if self._matcher is not None else None
             other._thought = self._thought.copy() if self._thought is not None else None
@@ -171,18 +179,21 @@ class Form:
     @property
     def changes(self) -> bool:
         """Whether it has anything to say of the next token. ``ready`` must have been asked."""
-        return self._forced is not None or self._mask is not None
+        return self._forced is not None or self._bias is not None
 
     def apply(self, row: torch.Tensor) -> None:
         """Strike out what may not come next, in logits float32 [V]. ``ready`` must have said that there is a mask."""
         if self._forced is not None:
             row.fill_(float("-inf"))
             row[self._forced] = 0.0
-        elif self._mask is not None:
-            mask = self._mask.to(row.device)
-            row += mask
-            if torch.isneginf(row.amax()):  # a model may rule out all that is left: then one of that is drawn
-                row.copy_(mask)
+        elif self._bias is not None:
+            row += self._bias.to(row.device)
+
+    def mend(self, token: int) -> int:
+        """The token that was drawn, or, where the model rules out all that may come, the first of these."""
+        if self._bias is None or (token < len(self._bias) and self._bias[token] == 0):
+            return token
+        return int(self._bias.argmax())
 
     def after(self, token: int) -> End | None:
         """What ``end`` would be if this token were drawn. ``ready`` must have said that there is a mask."""
@@ -193,7 +204,7 @@ class Form:
 
     def append(self, token: int) -> None:
         """Move on by a token that was drawn, and begin the next mask."""
-        self._forced = self._mask = None
+        self._forced = self._bias = None
         if self._thought is not None:
             self._thought.append(token)
             self._forced = self._thought.forced
@@ -205,7 +216,7 @@ class Form:
         elif matcher.is_stopped():
             self.end = self._end(token)
         elif self._forced is None:
-            self._making = self._grammars.pool.submit(self._make, matcher)
+            self._making = self._grammars.pool.submit(self._mask, matcher)
 
     def _end(self, token: int) -> End:
         return "mark" if token in self._grammars.ends else "form"
@@ -221,17 +232,23 @@ class Form:
             if not matcher.consume_tokens(written):
                 raise ValueError(matcher.get_error())
             if self._forced is None:
-                self._make(matcher)
+                self._mask(matcher)
 
-    def _make(self, matcher: llguidance.LLMatcher) -> None:
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    def _mask(self, matcher: llguidance.LLMatcher) -> None:
+        size = self._grammars.vocab_size
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: -(-size // 8)].copy()
         if matcher.is_error():
             raise ValueError(matcher.get_error())
-        allowed = np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little")
-        spared = [id for id in self._grammars.ends - self._stops if id < len(allowed) and allowed[id]]
-        if spared and allowed.sum() > len(spared):  # the request ignores them, so they come when nothing else can
-            allowed[spared] = 0
-        if not allowed.any():
+        bits[-1] &= 0xFF >> -size % 8
+        rest = bits.copy()
+        for id in self._grammars.ends - self._stops:
+            if id < size:
+                rest[id // 8] &= ~np.uint8(1 << id % 8)
+        if rest.any():  # end tokens that the request ignores come when nothing else can
+            bits = rest
+        if not bits.any():
             raise ValueError("no token of the vocabulary may come next")
-        mask = torch.zeros(len(allowed))
-        self._mask = mask.masked_fill_(torch.from_numpy(allowed == 0), float("-inf"))
+        if self._store is None:
+            self._store = np.empty((len(bits), 8), np.float32)
+        np.take(SPREAD, bits, axis=0, out=self._store, mode="clip")
+        self._bias = torch.from_numpy(self._store.reshape(-1)[:size])

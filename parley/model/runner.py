@@ -165,7 +165,7 @@ class Runner:
             sequences = [rows[i].sequence for i in drawn]
             slots = [sequence.slot for sequence in sequences]
             positions = [sequence.generated for sequence in sequences]
-            draws = self.sampler.sample(logits, slots, positions, likely, spare=True)
+            draws = self.sampler.sample(logits, slots, positions, likely, spent=True)
             for i, (token, drawn_score) in zip(drawn, draws, strict=True):
                 results[i].tokens.append(token)
                 if drawn_score is not None:

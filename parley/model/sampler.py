@@ -13,13 +13,12 @@ runs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
 
 from parley import native
-from parley.core.beam import reach
 from parley.core.sequence import Candidate, Sequence
 from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
@@ -44,7 +43,8 @@ class Plan:
     logprobs: int
     edit: Edit | None
     form: Form | None = None
-    reach: int = 0  # how many candidates a search looks at; 0: the slot's tokens are drawn
+    beams: int = 0  # of a search; 0: the slot's tokens are drawn
+    stops: list[int] = field(default_factory=list)  # of a search: tokens that end its outputs
 
 
 class Sampler:
@@ -83,8 +83,9 @@ class Sampler:
             if self.grammars is None:
                 raise ValueError("there is nothing to read grammars with")
             form = self.grammars.begin(sequence)
-        candidates = reach(sequence.work) if sequence.work.beam is not None else 0
-        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form, candidates)
+        beams = sequence.work.beam.width if sequence.work.beam is not None else 0
+        stops = [id for id in sequence.work.stop_ids if 0 <= id < self.vocab_size] if beams else []
+        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form, beams, stops)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
@@ -116,18 +117,17 @@ class Sampler:
         positions: list[int],
         likely: torch.Tensor | None = None,
         *,
-        spare: bool = False,
+        spent: bool = False,
     ) -> list[tuple[int, Score | None]]:
         """Draw a token for each row, with its score if the slot wants log-probabilities.
 
-        logits float32 [R, vocab]; row i is token ``positions[i]`` of its output, counted from 0. They are left as they
-        are, unless they are ``spare``: nobody else needs them. Every row needs a largest logit that is a finite number;
-        the caller takes out those that have none. ``likely`` int64 [R] are the ids of those, where they are known; it
-        is written to.
+        logits float32 [R, vocab] (left as they are, unless they are ``spent``: nobody needs them again); row i is token
+        ``positions[i]`` of its output, counted from 0. Every row needs a largest logit that is a finite number; the
+        caller takes out those that have none. ``likely`` int64 [R] are the ids of those, where they are known; it is
+        written to.
         """
         plans = [self._plan(slot) for slot in slots]
-        spare = spare and all(plan.logprobs < 0 for plan in plans)  # scores are of the raw ones
-        edited, changed = self._edit(logits, plans, positions, spare)
+        edited, changed = self._edit(logits, plans, positions, spent)
         ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
         greedy = ways.pop("greedy")
         if likely is not None and not changed:
@@ -141,6 +141,9 @@ class Sampler:
                 drawn = self._draw(edited, rows, plans, slots, positions, way)
                 tokens[torch.tensor(rows, device=self.device)] = drawn
         chosen = tokens.tolist()
+        for row, plan in enumerate(plans):
+            if plan.form is not None:
+                chosen[row] = plan.form.mend(chosen[row])
         for plan, token in zip(plans, chosen, strict=True):
             if plan.edit is not None:
                 plan.edit.append(token)
@@ -159,9 +162,17 @@ class Sampler:
         shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
         edited, _ = self._edit(logits - shift, plans, positions, True)
         found: list[list[Candidate]] = []
-        lists = zip(plans, *listing(edited, max(plan.reach for plan in plans)), strict=True)
-        for row, (plan, ids, values) in enumerate(lists):
-            likely = zip(ids[: plan.reach], values[: plan.reach], strict=True)
+        most = 2 * max(plan.beams for plan in plans)
+        lists = [listing(edited, most)]
+        for row, plan in enumerate(plans):
+            edited[row, plan.stops] = -math.inf  # all of the best may end an output, and as many must go on
+        lists.append(listing(edited, most))
+        for row, plan in enumerate(plans):
+            count = 2 * plan.beams
+            values: dict[int, float] = {}
+            for ids, logprobs in reversed(lists):  # what is struck out of the last stands in the first
+                values |= zip(ids[row][:count], logprobs[row][:count], strict=True)
+            likely = sorted(values.items(), key=lambda each: (-each[1], each[0]))
             chosen = [Candidate(id, value) for id, value in likely if value > -math.inf]
             if plan.logprobs >= 0:
                 scores = alternatives(logits[row], norms[row], [each.token for each in chosen], plan.logprobs)
@@ -199,11 +210,12 @@ class Sampler:
         return plan
 
     def _edit(
-        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spare: bool
+        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool
     ) -> tuple[torch.Tensor, bool]:
-        """The logits after grammar, bias, min_tokens and penalties, and whether any row has one of these.
+        """The logits after grammar, bias, min_tokens and penalties, and whether any row has any.
 
-        It is the same tensor if none has, or if it is ``spare``.
+        A copy of a large vocabulary would cost more than the edits, so ``spent`` ones are edited in place, unless
+        scores are wanted, which are those of the logits before.
         """
         forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
         edits = [
@@ -211,8 +223,8 @@ class Sampler:
             for row, plan in enumerate(plans)
             if plan.edit is not None and plan.edit.changes(positions[row])
         ]
-        changed = bool(edits or forms)
-        if changed and not spare:
+        changed = bool(forms or edits)
+        if changed and not (spent and all(plan.logprobs < 0 for plan in plans)):
             logits = logits.clone()
         for row, form in forms:
             form.apply(logits[row])

@@ -70,7 +70,7 @@ def _round(
     which = torch.tensor([at for _, at in asked], device=logits.device)
     slots = [trial.row.sequence.slot for trial, _ in asked]
     positions = [trial.position + at - trial.first for trial, at in asked]
-    draws = sampler.sample(logits[which], slots, positions, likely[which], spare=True)
+    draws = sampler.sample(logits[which], slots, positions, likely[which], spent=True)
     going: list[Trial] = []
     for (trial, at), (token, score) in zip(asked, draws, strict=True):
         if not trial.right:

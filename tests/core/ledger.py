@@ -12,7 +12,6 @@ from random import Random
 
 import msgspec
 
-from parley.core.beam import reach
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
 from parley.core.sequence import BLOCK_SIZE, Candidate, Row, Sampled, Sequence, Step
@@ -187,8 +186,7 @@ def candidates(work: Work, generated: int, state: int) -> list[Candidate]:
     likely = [token for token in chances if hash((state, token)) % 7 == 0] or [min(chances)]
     likely.sort(key=lambda token: (-chances[token].logprob, token))
     scores = [chances[token] if work.logprobs >= 0 else None for token in likely]
-    made = [Candidate(token, chances[token].logprob, told) for token, told in zip(likely, scores, strict=True)]
-    return made[: reach(work)]
+    return [Candidate(token, chances[token].logprob, told) for token, told in zip(likely, scores, strict=True)]
 
 
 def searched(work: Work, limit: int) -> list[tuple[list[int], list[Score | None], bool]]:
@@ -206,7 +204,6 @@ def searched(work: Work, limit: int) -> list[tuple[list[int], list[Score | None]
                 key = (-(total + each.logprob), rank, each.token)
                 options.append((key, [*tokens, each.token], [*scores, each.score]))
         options.sort(key=lambda option: option[0])
-        options = options[: reach(work)]
         running = []
         for place, ((loss, _, token), tokens, scores) in enumerate(options):
             stopped = token in work.stop_ids and length > work.min_tokens

@@ -2,6 +2,7 @@
 //
 // What is not a number counts as the largest, as torch has it. A row is searched by one thread, by itself.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <vector>
 
@@ -19,7 +20,7 @@ int team(long rows, long width, long threads) { return rows * width < SMALL ? 1 
 
 float rank(float x) { return x != x ? INFINITY : x; }
 
-// The largest of COUNT numbers that follow each other; strange becomes NaN where one is infinite or no number.
+// The largest of COUNT numbers that follow each other; strange becomes NaN where one is inf or no number.
 template <long COUNT> float peak(const float* x, Vec& strange) {
   Vec most[4];
   for (int j = 0; j < 4; j++) most[j] = fill(-INFINITY);
@@ -28,7 +29,7 @@ template <long COUNT> float peak(const float* x, Vec& strange) {
     for (int j = 0; j < 4; j++) {
       Vec v = read<Vec>(x + i + j * LANES);
       most[j] = larger(v, most[j]);
-      strange += v * 0.f;
+      strange += larger(fill(-FLT_MAX), v) * 0.f;  // what cannot come is -inf, which is in order
     }
   return largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
