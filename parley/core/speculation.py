@@ -229,9 +229,13 @@ class Costs:
         return rows * max(0.0, self.seconds(rows + AHEAD) - alone) / AHEAD / alone if alone else 0.0
 
     def best(self, rows: int, chances: list[float]) -> int:
-        """How many guesses, the best ones first, make most tokens in a second beside so many decodes."""
+        """How many guesses, the best ones first, make most tokens in a second beside so many decodes.
+
+        Never more than twice the rows that were tried: small steps say little about large ones.
+        """
         if not self._seen:
             return len(chances)
+        chances = chances[: max(0, 2 * self._seen[-1] - rows)]
         tokens = float(rows)
         most, count = tokens / self.seconds(rows), 0
         for number, chance in enumerate(chances, 1):

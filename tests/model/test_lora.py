@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
+import os
 import random
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -19,12 +22,18 @@ from safetensors.torch import load_file, save_file
 
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
+from parley.engine.protocol import EngineFailed
+from parley.engine.remote import RemoteEngine
+from parley.errors import UnknownModel
+from parley.llm import LLM
 from parley.model import lora
 from parley.model.checkpoint import LoadError
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
-from parley.types import Sampling, Settings, Work
+from parley.server.model import Model
+from parley.server.options import ServerOptions
+from parley.types import Beam, Sampling, Settings, Work
 
 HOME = Path(tempfile.mkdtemp(prefix="parley-adapters-"))
 GREEDY = Sampling(temperature=0.0)
@@ -58,7 +67,15 @@ class Engine:
     """A loop that has these adapters, by name, and whose answers are collected."""
 
     def __init__(
-        self, runner: Runner, folders: dict[str, Path], *, pace=None, places: int = 8, blocks: int = 200, **more
+        self,
+        runner: Runner,
+        folders: dict[str, Path],
+        *,
+        pace=None,
+        places: int = 8,
+        blocks: int = 200,
+        speculate: str = "none",
+        **more,
     ):
         old = runner.pages
         pages = PagedKV(old.layers, blocks, old.dtype, old.device)
@@ -71,6 +88,7 @@ class Engine:
             max_batch=SLOTS,
             adapters={name: str(folder) for name, folder in folders.items()},
             max_adapters=places,
+            speculate=speculate,
         )
         self.loop = Loop(fresh, options, self._collect, pace or Fixed(64), **more)
 
@@ -284,6 +302,21 @@ def test_more_adapters_than_places_come_and_go_while_all_are_asked_for():
     assert whole > 45
 
 
+def test_beams_and_drafts_have_the_adapter_of_their_request():
+    def play(names: list[str], **more) -> dict:
+        engine = Engine(start("qwen3", "bfloat16"), crowd("qwen3"), **more)
+        for name in names:
+            engine.loop.add(Work(f"beam {name}", prompt(0), 8, Sampling(), n=2, beam=Beam(2), adapter=name))
+            engine.loop.add(Work(f"text {name}", prompt(1)[:20] * 2, 30, GREEDY, logprobs=0, adapter=name))
+        return engine.finish()
+
+    names = ["", "a3", "a8"]
+    together = play(names, speculate="ngram")
+    for name in names:
+        assert {key: together[key] for key in together if f" {name}/" in key} == play([name])
+    assert len({tuple(together[f"beam {name}/0"][0]) for name in names}) == 3
+
+
 def test_an_adapter_that_is_replaced_or_taken_away_stays_with_those_who_have_it():
     engine = Engine(start("llama", "bfloat16"), {"a": crowd("llama")["a1"]}, places=1)
     shelf, told = engine.loop.shelf, []
@@ -428,3 +461,50 @@ def test_an_adapter_of_another_model_and_a_rank_that_is_not_allowed_are_refused(
         lora.read(adapter("llama", 9), linears, 7, torch.float32, torch.device("cpu"))
     with pytest.raises(LoadError, match="not available"):
         lora.read(adapter("llama", 9), {}, 256, torch.float32, torch.device("cpu"))
+
+
+# -- with engines as they are
+
+
+def test_a_script_chooses_an_adapter_by_its_name():
+    folders = {name: str(folder) for name, folder in crowd("llama").items()}
+    with LLM(str(models.model("llama")), adapters=folders, max_adapters=2, kv_memory=8 << 20) as llm:
+        options = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        for name in ("a1", "a5", "a1", None):
+            answer = llm.generate(prompt(0, 17), adapter=name, logprobs=1, **options)
+            ids = [token.id for token in answer.completions[0].tokens]
+            assert ids == alone("llama", "none", name or "", 0, 17, 9)[0]
+        with pytest.raises(UnknownModel, match="no adapter"):
+            llm.generate("a", adapter="none-such")
+    with pytest.raises(EngineFailed, match="wrong cannot be loaded: There is no adapter folder"):
+        LLM(str(models.model("llama")), adapters={"wrong": "/nowhere"}, kv_memory=8 << 20)
+
+
+async def test_an_engine_that_is_started_again_knows_its_adapters():
+    plan = Settings(model=str(models.model("llama")), kv_memory=8 << 20, adapters={"a1": str(crowd("llama")["a1"])})
+    engine = RemoteEngine(plan)
+    model = Model(("m",), plan, engine, ServerOptions())
+
+    async def tokens(name: str) -> list[int]:
+        stream, ids = engine.submit(ask(f"{name}-{engine.pid}", name, 0, 17, 9)), []
+        while outputs := await stream.next():
+            assert not outputs[-1].error, outputs
+            ids += [token for output in outputs for token in output.token_ids]
+        return ids
+
+    try:
+        await model.load()
+        assert await model.adopt("a2", str(crowd("llama")["a2"])) == ""
+        assert "no adapter folder" in await model.adopt("a3", "/nowhere")
+        assert await engine.unload_adapter("a3") == "There is no adapter of this name."
+        for again in (True, False):
+            for name in ("a1", "a2"):
+                assert await tokens(name) == alone("llama", "none", name, 0, 17, 9)[0]
+            if again:
+                before = engine.pid
+                os.kill(before, signal.SIGKILL)
+                while engine.state != "ready" or engine.pid in (before, None):
+                    assert engine.state != "failed", engine.failure
+                    await asyncio.sleep(0.02)
+    finally:
+        await model.close()
