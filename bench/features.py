@@ -19,13 +19,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter, thread_time
 from typing import Any
 
+import torch
 from engine import Engine
 from install import MODELS, ROOT
 from model import write
 from report import table
+from safetensors.torch import save_file
 
 from parley import demo
 from parley.core.sequence import Sequence
@@ -39,6 +42,8 @@ from parley.types import Beam, Grammar, Output, Request, Sampling, Settings, Sto
 PROMPT = 33  # tokens
 LONG = 100_000  # tokens that are asked for: nobody ends by itself
 KNOWN = 4000  # ids that prompts are made of
+ADAPTERS = 8
+RANK = 16
 TOOL = {
     "type": "array",
     "minItems": 1000,
@@ -67,6 +72,32 @@ class Feature:
     sampling: dict[str, Any] | None = None
     work: dict[str, Any] | None = None
     base: dict[str, Any] | None = None
+    adapters: bool = False  # each sequence has one of ``ADAPTERS``
+
+
+def adapter(folder: Path, model: Path, seed: int) -> str:
+    """Write an adapter with random weights for all linear layers of a model; its folder."""
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    narrow = hidden // heads * config["num_key_value_heads"]
+    shapes = {  # rows that come in, rows that go out
+        "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden, narrow),
+        "self_attn.v_proj": (hidden, narrow), "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (hidden, inner), "mlp.up_proj": (hidden, inner), "mlp.down_proj": (inner, hidden),
+    }  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (into, out) in shapes.items():
+            stem = f"base_model.model.model.layers.{layer}.{name}"
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(RANK, into, generator=generator).bfloat16() * 0.02
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(out, RANK, generator=generator).bfloat16() * 0.02
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    names = [name.rpartition(".")[2] for name in shapes]
+    said = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": names, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(said), "utf-8")
+    return str(folder)
 
 
 def features(compiler: Compiler) -> list[Feature]:
@@ -79,6 +110,7 @@ def features(compiler: Compiler) -> list[Feature]:
     return [
         Feature("JSON schema", 5, work={"grammar": json_schema}),
         Feature("regular expression", 5, work={"grammar": regex}),
+        Feature(f"LoRA, {ADAPTERS} adapters of rank {RANK}", 15, adapters=True),
         Feature("log-probabilities of 20", 10, work={"logprobs": 20}),
         Feature("repetition, presence and frequency penalty", 5, sampling=penalties),
         Feature("logit_bias of 100 tokens", sampling={"logit_bias": biased}),
@@ -95,8 +127,10 @@ def features(compiler: Compiler) -> list[Feature]:
 class Bench:
     """An engine whose running sequences are exchanged between steps."""
 
-    def __init__(self, folder: Path, threads: int, clock: Callable[[], float]):
-        settings = Settings(model=str(folder), kv_memory=1 << 30, threads=threads, speculate="ngram")
+    def __init__(self, folder: Path, adapters: dict[str, str], threads: int, clock: Callable[[], float]):
+        settings = Settings(
+            model=str(folder), kv_memory=1 << 30, threads=threads, speculate="ngram", adapters=adapters, max_rank=RANK
+        )
         self.engine = Engine(settings)
         self.loop = self.engine.loop
         self.speculation, self.loop.speculation = self.loop.speculation, None
@@ -123,6 +157,7 @@ class Bench:
             self.loop.add(work)
         while self.loop.stats().waiting or any(sequence.generated < 3 for sequence in scheduler.running):
             self.loop.step()
+        assert len(scheduler.running) == len(works), "some were refused"
         return list(scheduler.running)
 
     def step(self, group: list[Sequence]) -> float:
@@ -168,8 +203,9 @@ def costs(bench: Bench, feature: Feature, batches: list[int], rounds: int, steps
     for batch in batches:
         base = feature.base or {}
         plain = bench.group([bench.work(k, base) for k in range(batch)])
-        wished = [bench.work(k, {**base, **(feature.sampling or {})}, **(feature.work or {})) for k in range(batch)]
-        other = bench.group(wished)
+        sampling, work = {**base, **(feature.sampling or {})}, feature.work or {}
+        names = [str(k % ADAPTERS) if feature.adapters else "" for k in range(batch)]
+        other = bench.group([bench.work(k, sampling, **work, adapter=name) for k, name in enumerate(names)])
         found.append(100 * (bench.ratio(plain, other, rounds, steps) - 1))
         bench.end(plain, other)
     return found
@@ -281,7 +317,14 @@ def main() -> int:
     tokenizer = Tokenizer.load(demo.folder())
     if options.cpu:
         options.threads = 1
-    bench = Bench(options.folder, options.threads, thread_time if options.cpu else perf_counter)
+    with TemporaryDirectory() as folder:
+        adapters = {str(k): adapter(Path(folder) / str(k), options.folder, k) for k in range(ADAPTERS)}
+        bench = Bench(options.folder, adapters, options.threads, thread_time if options.cpu else perf_counter)
+        return measure(bench, tokenizer, options)
+
+
+def measure(bench: Bench, tokenizer: Tokenizer, options: argparse.Namespace) -> int:
+    """Print the table, and keep it."""
     head = ["Feature", *(f"batch {size}" for size in options.batches.split(",")), "Goal", "Met"]
     made = []
     for row in rows(bench, tokenizer, options):

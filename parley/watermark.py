@@ -23,19 +23,22 @@ SURE = 4.0  # standard deviations above chance from which a text counts as marke
 U32 = np.uint32
 
 
-def green(previous: int | npt.NDArray[np.int64], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def green(
+    previous: int | npt.NDArray[np.int64], ids: npt.NDArray[np.int64] | npt.NDArray[np.uint32]
+) -> npt.NDArray[np.bool_]:
     """Whether each of ``ids`` is green behind the token ``previous`` (of which there may be one for each)."""
     seed = _mix(np.atleast_1d(previous).astype(U32) * U32(2654435769) + U32(KEY))
-    return _mix(ids.astype(U32) ^ seed) < U32(FRACTION * 2**32)
+    return _mix(ids.astype(U32, copy=False) ^ seed) < U32(FRACTION * 2**32)
 
 
 def _mix(x: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """MurmurHash3's finaliser (Appleby): every bit of the result depends on every bit of x."""
-    x = x ^ (x >> U32(16))
-    x = x * U32(0x85EBCA6B)
-    x = x ^ (x >> U32(13))
-    x = x * U32(0xC2B2AE35)
-    return x ^ (x >> U32(16))
+    """MurmurHash3's finaliser (Appleby), in place: every bit of the result depends on every bit of x."""
+    x ^= x >> U32(16)
+    x *= U32(0x85EBCA6B)
+    x ^= x >> U32(13)
+    x *= U32(0xC2B2AE35)
+    x ^= x >> U32(16)
+    return x
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Edit:
             self.refused[[id for id in sampling.allowed if 0 <= id < vocab_size]] = False
         self.phrases = Phrases(sampling.banned) if sampling.banned else None
         self.grams = Grams(sampling.no_repeat_ngram) if sampling.no_repeat_ngram else None
-        self.ids = np.arange(vocab_size) if sampling.watermark else None
+        self.ids = np.arange(vocab_size, dtype=np.uint32) if sampling.watermark else None
         self.repetition = sampling.repetition_penalty
         self.presence = sampling.presence_penalty
         self.frequency = sampling.frequency_penalty
@@ -79,9 +79,8 @@ class Edit:
         if len(self.bias):
             row[self.bias_ids.to(row.device)] += self.bias.to(row.device)
         if self.ids is not None:
-            row[torch.from_numpy(watermark.green(self._sequence.tokens[-1], self.ids)).to(row.device)] += (
-                watermark.RAISE
-            )
+            green = watermark.green(self._sequence.tokens[-1], self.ids)
+            row += torch.from_numpy(green * np.float32(watermark.RAISE)).to(row.device)
         if self.refused is not None:
             self._forbid(row, self.refused.to(row.device))
         banned = self._banned(len(row))

@@ -10,6 +10,9 @@ from parley import native
 from parley.model.draw import SCALE, portions, weigh
 from parley.types import Score
 
+LIKELY = 32  # the rank of a token is first looked for among so many
+SPARE = 12  # candidates beside those that are listed: equal logits at the edge
+
 
 def score(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[Score]:
     """Score token ``token_ids[i]`` under row i, with the ``count`` most likely tokens: float32 [N, V] -> N scores.
@@ -24,17 +27,26 @@ def score(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[Sc
 
 
 def _score(logits: torch.Tensor, token_ids: list[int], count: int) -> list[Score]:
-    peaks = logits.amax(-1, keepdim=True)
+    best = native.top_k(logits, min(max(LIKELY, count + SPARE), logits.shape[1]))
+    peaks = best[0][:, :1]
     totals = weigh(logits - peaks).sum(-1)
     chosen = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
-    ranks = (logits > chosen).sum(-1) + 1
-    rows = zip(peaks[:, 0].tolist(), totals.tolist(), chosen[:, 0].tolist(), ranks.tolist(), strict=True)
-    lists = zip(*listing(logits, count), strict=True) if count else [([], [])] * len(token_ids)
+    ranks = _ranks(logits, chosen, best[0])
+    rows = zip(peaks[:, 0].tolist(), totals.tolist(), chosen[:, 0].tolist(), ranks, strict=True)
+    lists = zip(*_listed(logits, count, *best), strict=True) if count else [([], [])] * len(token_ids)
     scores = []
     for (peak, total, logit, rank), (ids, values) in zip(rows, lists, strict=True):
         norm = peak + math.log(total / SCALE)
         scores.append(Score(logit - norm, rank, ids, [value - norm for value in values]))
     return scores
+
+
+def _ranks(logits: torch.Tensor, chosen: torch.Tensor, best: torch.Tensor) -> list[int]:
+    """How many logits of each row are larger than the chosen one [N, 1], plus 1. ``best`` [N, width]: the largest."""
+    ranks: list[int] = ((best > chosen).sum(-1) + 1).tolist()
+    for row in (best[:, -1:] > chosen).nonzero()[:, 0].tolist():
+        ranks[row] = int((logits[row] > chosen[row]).sum()) + 1
+    return ranks
 
 
 def normaliser(logits: torch.Tensor) -> list[float]:
@@ -64,10 +76,15 @@ def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list
     Looks at ``width`` candidates (at least ``count``), and at more when equal logits lie on both sides of that edge.
     """
     vocab = logits.shape[1]
-    count = min(count, vocab)
-    width = min(max(width, count + 12), vocab)
-    values, ids = native.top_k(logits, width)
-    if width < vocab and bool((values[:, count - 1] == values[:, -1]).any()):
+    return _listed(logits, min(count, vocab), *native.top_k(logits, min(max(width, count + SPARE), vocab)))
+
+
+def _listed(
+    logits: torch.Tensor, count: int, values: torch.Tensor, ids: torch.Tensor
+) -> tuple[list[list[int]], list[list[float]]]:
+    """As ``listing``, from the largest logits of each row and their ids [N, width]."""
+    count, width = min(count, logits.shape[1]), values.shape[1]
+    if width < logits.shape[1] and bool((values[:, count - 1] == values[:, -1]).any()):
         return listing(logits, count, width * 16)
     ids, order = ids.sort(-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)

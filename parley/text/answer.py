@@ -133,7 +133,10 @@ def _bound(tool: Tool, loose: bool) -> Tool:
 
 
 def _object(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object"} | parameters
+    """The schema of arguments, which are an object even where it speaks of something else as well, or instead."""
+    kinds = parameters.get("type", "object")
+    fits = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
+    return parameters | {"type": "object"} if fits else {"type": "object"}
 
 
 def _bare(tools: list[Tool], keys: tuple[str, str], form: Grammar) -> Grammar:

@@ -52,18 +52,25 @@ LIMITS: dict[str, Any] = {
 USUAL = r" |\n[ \t]{0,32}"  # between JSON's marks: enough to be read by people, and nothing to get lost in
 TEXT = r"/(.|\n)*/"
 
+# A part that nothing refers to; its option holds for all. Where only one text can follow, llguidance would otherwise
+# force tokens by having that text tokenised, which makes marks of what is spelt like them and then refuses these.
+FREE = {"name": "free", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
+
 LINE = 200  # characters of llguidance's own messages that are passed on
 DEEP = "it is nested too deeply"
 COMPLEX = "it is too complex"
 WIDE = f"an object in it has more than {schemas.MEMBERS} properties"
 SLOW = "it takes too long to prepare"
+IDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<\[([^\]]*)\]>')  # of tokens; strings are passed over
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
 REASONS = (
     ("NoExtension", "no text has this form"),
     ("oneOf constraints", "oneOf is supported only where its alternatives exclude one another"),
     ("min/maxProperties only", "minProperties and maxProperties are supported only where all properties are required"),
     ("anyOf is empty", "enum or anyOf has nothing to choose from"),
+    ("lookarounds", "^ and $ are supported only where the text begins and ends, \\b and \\B nowhere"),
     ("invalid multiple of", "multipleOf must be greater than 0"),
+    ("Token range end too large", "it names a token that is not in the vocabulary"),
     ("too large", "it is too large"),
     ("too big", "it is too large"),
     ("fuel", COMPLEX),
@@ -173,7 +180,7 @@ class Compiler:
         parts = [self._part(grammar)]
         if grammar.kind == "around":
             parts.append({"name": "inner"} | self._part(grammar.value[1]))
-        return json.dumps({"grammars": parts})
+        return json.dumps({"grammars": [*parts, FREE]})
 
     def _part(self, grammar: Grammar) -> dict[str, Any]:
         """A grammar as one of llguidance's."""
@@ -182,6 +189,8 @@ class Compiler:
             case "json":
                 return {"json_schema": self._schema(grammar)}
             case "regex":
+                if (len(value) - len(value.rstrip("\\"))) % 2:
+                    raise _wrong(grammar, "it ends with a backslash, which escapes nothing")
                 return _lark(f"start: /{llguidance.regex_to_lark(value, 'd')}/")
             case "choice" if not value:
                 raise _wrong(grammar, "there is nothing to choose from")
@@ -189,6 +198,7 @@ class Compiler:
                 return _lark("start: " + " | ".join(map(_string, value)))
             case "lark":
                 _check_inner(grammar)
+                _check_ids(grammar, self._tokenizer.vocab_size)
                 return _lark(value)
             case "around":
                 return _lark(value[0])
@@ -299,6 +309,13 @@ def _check_inner(grammar: Grammar) -> None:
             continue
         if schemas.too_wide(value):
             raise _wrong(grammar, WIDE)
+
+
+def _check_ids(grammar: Grammar, vocabulary: int) -> None:
+    """Whether tokens that a grammar in Lark names by their ids are the model's; the alphabet here has more."""
+    for found in IDS.finditer(grammar.value):
+        if any(int(id) >= vocabulary for id in re.findall(r"0*([0-9]{1,10})", found[1] or "")):
+            raise _wrong(grammar, "it names a token that is not in the vocabulary")
 
 
 def _wrong(grammar: Grammar, reason: str) -> Invalid:

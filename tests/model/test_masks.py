@@ -85,6 +85,13 @@ def test_answers_follow_expressions_choices_and_grammars():
             assert answer.finish == "length" or re.fullmatch(expression, text(answer)), text(answer)
 
 
+def test_text_that_is_spelt_like_a_mark_is_text():
+    marks = ["<think>", "a<|im_start|>b", "<tool_call>{}</tool_call>"]
+    forms = [Grammar("choice", [mark]) for mark in marks] + [Grammar("json", {"const": mark}) for mark in marks]
+    answers = run(*(work(str(number), form) for number, form in enumerate(forms)))
+    assert [text(answers[str(number), 0]) for number in range(6)] == [*marks, *map(json.dumps, marks)]
+
+
 def test_what_may_be_written_between_tags_has_its_form():
     grammar = Grammar("tags", Tags([Tag("<f=a>", {"const": 1}, "</f>"), Tag("<f=b>", {"const": [2]}, "</f>")], ["<f"]))
     # A random model would hardly write the trigger.

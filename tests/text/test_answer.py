@@ -174,6 +174,13 @@ def test_one_call_is_the_end_of_an_answer_that_may_have_no_more(language, behind
     assert done.usage.completion_tokens <= len(language.tokenizer.encode(f"Well.\n{ROME}", special=False))
 
 
+@pytest.mark.parametrize("kind", ["string", "thing", ["object", "null"], ["null"], None, 3])
+def test_arguments_are_an_object_whatever_their_schema_says(allows, kind):
+    chat = ask(tool("f", {"type": kind}), choice="required")
+    assert allows(chat, call("f", "{}"))
+    assert not any(allows(chat, call("f", wrong)) for wrong in ('"a"', "null", "3"))
+
+
 def test_schemas_that_cannot_be_followed(allows, language):
     odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
     with pytest.raises(Invalid) as caught:

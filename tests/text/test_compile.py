@@ -110,6 +110,12 @@ def test_what_is_made_ready_leaves_the_schema_as_it_was():
     assert made["anyOf"][0]["items"]["additionalProperties"] is False
 
 
+def test_ids_are_those_of_tokens_and_not_what_texts_hold(compiler):
+    last = compiler._tokenizer.vocab_size - 1
+    for lark in (f"start: <[{last}]>", 'start: "<[99999]>"', r"start: /<\[99999\]>/"):
+        assert compiler.compile(Grammar("lark", lark))
+
+
 def test_tags_in_free_text(compiler):
     tags = [Tag("<f=a>", {"type": "integer"}, "</f>"), Tag("<tool_call>\n", {"const": []}, "\n</tool_call>")]
     grammar = Grammar("tags", Tags(tags, ["<f=", "<tool_call>"]))
@@ -150,7 +156,11 @@ def test_a_grammar_behind_reasoning(compiler, inside, marks):
          str(MEMBERS)),
         (Grammar("regex", "x" * SIZE), str(SIZE)),
         (Grammar("regex", "(?=a)b"), "look-ahead"),
+        (Grammar("regex", r"a\bb"), r"\b"),
+        (Grammar("regex", "a\\"), "backslash"),
         (Grammar("lark", "start: <none>"), "<none>"),
+        (Grammar("lark", f"start: <[0-{tiny_tokenizers.byte_level().vocab_size}]>"), "vocabulary"),
+        (Grammar("lark", "start: <[99999999999999999999]>"), "vocabulary"),
         (Grammar("ebnf", "root = 3"), "::="),
     ],
 )  # fmt: skip
