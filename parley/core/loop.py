@@ -41,7 +41,8 @@ class Loop:
     """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of a step, in its thread.
 
     ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens). ``fetch``
-    reads adapters beside the steps; without it a step waits for one that is read.
+    reads adapters beside the steps; without it a step waits for one that is read. ``prepare`` makes a work ready, and
+    then calls what it is given, in the loop's thread.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Loop:
         emit: Callable[[list[Output], Stats], None],
         pace: Pace | None = None,
         fetch: Fetch | None = None,
+        prepare: Callable[[Work, Callable[[], None]], None] | None = None,
     ):
         if pace is None:
             on_cpu = settings.device.startswith("cpu")
@@ -80,7 +82,8 @@ class Loop:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
         self.shelf = Shelf(settings.max_adapters, fetch or self._fetch, settings.adapters)
         self._entries: dict[str, Entry] = {}  # adapters of open works, by work
-        self._apart: dict[str, set[int]] = {}  # works that wait for an adapter: the choices that are still wanted
+        self._apart: dict[str, set[int]] = {}  # works that wait for what they need: the choices that are still wanted
+        self._prepare = prepare
         self._emit = emit
         self._pace = pace
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
@@ -110,17 +113,27 @@ class Loop:
         if refusal:
             self._outputs += [Output(work.id, index, finish="error", error=refusal) for index in range(work.n)]
             return
-        now = perf_counter()
-        if work.adapter:
-            self._apart[work.id] = set(range(work.n))
-            self.shelf.take(work.id, work.adapter, partial(self._begin, work, now), partial(self._refuse, work))
+        self._apart[work.id] = set(range(work.n))
+        if self._prepare is not None:
+            self._prepare(work, partial(self._prepared, work, perf_counter()))
         else:
-            self._enter(work, now, None)
+            self._prepared(work, perf_counter())
 
-    def _begin(self, work: Work, added: float, entry: Entry) -> None:
-        """A work's adapter is there."""
+    def _prepared(self, work: Work, added: float) -> None:
+        """A work is ready, but for its adapter."""
+        if work.id not in self._apart:
+            return  # nobody wants it any more
+        if work.adapter:
+            self.shelf.take(work.id, work.adapter, partial(self._begin, work, added), partial(self._refuse, work))
+        else:
+            self._begin(work, added, None)
+
+    def _begin(self, work: Work, added: float, entry: Entry | None) -> None:
+        """All that a work needs is there."""
         wanted = self._apart.pop(work.id)
-        self._entries[work.id] = entry
+        if entry is not None:
+            self._entries[work.id] = entry
+        self._changed = True
         self._enter(work, added, entry)
         for index in set(range(work.n)) - wanted:
             self.cancel(work.id, index)
@@ -240,7 +253,7 @@ class Loop:
         tried = self.speculation.tried if self.speculation is not None else Tried()
         return Stats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + self.shelf.waiting,
+            waiting=len(self.scheduler.waiting) + len(self._apart),
             blocks_used=self.pool.used,
             blocks_total=self.pool.size,
             preemptions=self.scheduler.preemptions,

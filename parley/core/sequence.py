@@ -9,6 +9,7 @@ A *step* is a list of rows; a *runner* computes them. Nothing else passes betwee
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -176,6 +177,10 @@ class Runner(Protocol):
 
     def fetch(self, folder: str) -> Adapter:
         """Read an adapter. Called beside steps, in a thread of its own; raises with a sentence for a person."""
+
+    def prepare(self, work: Work) -> Callable[[], None] | None:
+        """What is best done for a work before it is begun, beside steps and in any thread; None: nothing. It raises
+        nothing: what is wrong with the work is told by its rows."""
 
     def admit(self, sequence: Sequence) -> None:
         """The sequence got ``sequence.slot``: write its sampling parameters (and token counts) into that row."""

@@ -39,6 +39,7 @@ from parley.types import (
     ToEngine,
     UnloadAdapter,
     Wiped,
+    Work,
 )
 
 if TYPE_CHECKING:
@@ -79,9 +80,17 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
         log.exception("loading failed")
         send(Fatal(f"The model could not be loaded: {type(error).__name__}: {error}"))
         return
-    reading = ThreadPoolExecutor(1, "adapters")
+    reading, preparing = ThreadPoolExecutor(1, "adapters"), ThreadPoolExecutor(1, "grammars")
+
+    def prepare(work: Work, done: Callable[[], None]) -> None:
+        left = runner.prepare(work)
+        if left is None:
+            done()
+        else:
+            preparing.submit(left).add_done_callback(lambda _: inbox.put(done))
+
     fetch = _beside(runner, reading, inbox)
-    loop = Loop(runner, settings, lambda outputs, stats: send(Outputs(outputs, stats)), fetch=fetch)
+    loop = Loop(runner, settings, lambda outputs, stats: send(Outputs(outputs, stats)), fetch=fetch, prepare=prepare)
     send(Ready(info))
     try:
         _serve(loop, inbox, send)
@@ -89,7 +98,8 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
         log.exception("the engine loop failed")
         send(Fatal(f"The engine stopped on an internal error: {type(error).__name__}."))
     finally:
-        reading.shutdown(wait=False, cancel_futures=True)
+        for thread in (reading, preparing):
+            thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _beside(runner: Runner, thread: ThreadPoolExecutor, inbox: Inbox) -> Fetch:

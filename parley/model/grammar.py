@@ -34,6 +34,7 @@ End = Literal["form", "mark"]
 # Of what llguidance counts, per token: its lexer does some 14,000 steps of fuel and its parser 20,000 items in a
 # millisecond, so a token of the worst grammar costs 10 ms. A lexer state takes 1 to 2 kB.
 LIMITS: dict[str, Any] = {
+    "max_items_in_row": 20_000,  # what may follow at one place: an object's properties, each of them some items
     "step_lexer_fuel": 100_000,
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
@@ -70,16 +71,29 @@ class Grammars:
         """A matcher at the beginning of the grammar. Takes its time: for threads. Raises ValueError."""
         with self._lock:
             model = self._models.get(grammar)
-            if model is None:
-                limits = llguidance.LLParserLimits(**LIMITS)
-                model = llguidance.LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
-                if model.is_error():
-                    raise ValueError(model.get_error())
-                self._models[grammar] = model
-                if len(self._models) > KEPT:
-                    self._models.popitem(last=False)
+        if model is None:
+            # Others may go on meanwhile; at worst two read the same.
+            limits = llguidance.LLParserLimits(**LIMITS)
+            model = llguidance.LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
+            if model.is_error():
+                raise ValueError(model.get_error())
+        with self._lock:
+            model = self._models.setdefault(grammar, model)
             self._models.move_to_end(grammar)
+            if len(self._models) > KEPT:
+                self._models.popitem(last=False)
             return model.deep_copy()
+
+    def kept(self, grammar: str) -> bool:
+        """Whether ``matcher`` takes no time for this one."""
+        return grammar in self._models
+
+    def prepare(self, grammar: str) -> None:
+        """Read a grammar for ``matcher``, beside the steps: what takes long is done then."""
+        try:
+            self.matcher(grammar)
+        except Exception as error:  # is told where it is used
+            log.info("a grammar cannot be read: %s", error)
 
     def tokenizer(self) -> Tokenizer:
         """How tokens are spelled, read at the first use. Raises BadTokenizer."""
@@ -91,16 +105,20 @@ class Grammars:
 
     def _vocabulary(self) -> llguidance.LLTokenizer:
         """The same for llguidance. Takes a second where there are many tokens."""
-        if self._spelled is None:
-            tokenizer = self.tokenizer()
-            size = max(self.vocab_size, tokenizer.vocab_size)
-            ends = sorted(tokenizer.eos_ids) or None
-            try:
-                self._spelled = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends)
-            except ValueError:  # a kind that it does not read
-                pieces = llguidance.TokenizerWrapper(Pieces(tokenizer))
-                self._spelled = llguidance.LLTokenizer(pieces, n_vocab=size, eos_token=ends)
-        return self._spelled
+        tokenizer = self.tokenizer()
+        with self._reading:
+            if self._spelled is None:
+                self._spelled = self._spell(tokenizer)
+            return self._spelled
+
+    def _spell(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:
+        size = max(self.vocab_size, tokenizer.vocab_size)
+        ends = sorted(tokenizer.eos_ids) or None
+        try:
+            return llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends)
+        except ValueError:  # a kind that it does not read
+            pieces = llguidance.TokenizerWrapper(Pieces(tokenizer))
+            return llguidance.LLTokenizer(pieces, n_vocab=size, eos_token=ends)
 
 
 class Pieces:

@@ -15,6 +15,7 @@ from parley.core.speculation import Proposer
 from parley.model.checkpoint import LoadError
 from parley.model.encoder import Encoder, Texts
 from parley.model.pooling import Recipe
+from parley.types import Work
 
 BROKEN = "The model produced a vector that is not made of numbers."
 MANY = 4096  # tokens computed at once: bounds what layers hold at a time
@@ -33,6 +34,9 @@ class Reader:
         self.max_model_len = max_model_len
         self.vocab_size = encoder.form.vocab
         self.dimensions = encoder.form.hidden * len(recipe.modes)
+
+    def prepare(self, work: Work) -> None:
+        """There is nothing to prepare."""
 
     def fetch(self, folder: str) -> NoReturn:
         """Raises LoadError."""

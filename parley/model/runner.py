@@ -7,6 +7,8 @@ without padding, new pages are cleared first, and logits are made only for posit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from parley.model.pooling import Recipe
 from parley.model.sampler import Sampler, score
 from parley.model.verify import BROKEN, Trial, verify
 from parley.native.layout import Span
-from parley.types import Score
+from parley.types import Score, Work
 
 SCORE_ROWS = 64  # prompt positions scored at once: bounds the logits held at a time
 
@@ -77,6 +79,13 @@ class Runner:
     def fetch(self, folder: str) -> lora.Adapter:
         """Read an adapter; in any thread. Raises LoadError."""
         return lora.read(Path(folder), self.network.linears, self.highest, self.pages.dtype, self.device)
+
+    def prepare(self, work: Work) -> Callable[[], None] | None:
+        """How the work's grammar is read, if it has one that is not kept."""
+        grammars = self.sampler.grammars
+        if grammars is None or not work.grammar or grammars.kept(work.grammar):
+            return None
+        return partial(grammars.prepare, work.grammar)
 
     def admit(self, sequence: Sequence) -> None:
         """Write the sequence's sampling parameters and token counts into its slot."""

@@ -41,6 +41,7 @@ KEPT = 16 << 20  # bytes of grammars, each with what it is known by
 
 # Far more than the schemas of real tools take. Fuel is spent at some 50,000 a millisecond.
 LIMITS: dict[str, Any] = {
+    "max_items_in_row": 20_000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 50_000,

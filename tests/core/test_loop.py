@@ -565,3 +565,23 @@ def test_waiting_is_told_once_and_lasts_until_somebody_leaves():
     first, second = ([part.waited for part in bench.outputs[f"w{number}", 0]] for number in range(2))
     assert 0 < first[0] < second[0]
     assert first[1:] == second[1:] == [0.0] * 3
+
+
+def test_a_work_that_is_not_ready_holds_up_nobody() -> None:
+    bench = Bench()
+    ready = {}
+    bench.loop._prepare = lambda work, done: done() if work.id == "b" else ready.update({work.id: done})
+    a = Work("a", COMMON[:40], 5, n=3)
+    for work in (a, Work("b", COMMON[:40], 5), Work("c", COMMON[:40], 5), Work("d", COMMON[:9], 5, beam=Beam(2))):
+        bench.loop.add(work)
+    while bench.step():
+        assert bench.stats.waiting == 3
+    assert bench.result("b").finish == "length" and set(bench.outputs) == {("b", 0)}
+    bench.loop.cancel("a", 1)
+    bench.loop.cancel("c")
+    for done in ready.values():
+        done()
+    assert not bench.loop.idle
+    bench.drain()
+    assert set(bench.outputs) == {("a", 0), ("a", 2), ("b", 0), ("d", 0)}
+    assert bench.result("a", 2).token_ids == alone(a, 2).token_ids

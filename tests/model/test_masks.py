@@ -15,6 +15,7 @@ from serving import Answer, serve, start
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
 from parley.core.speculation import Speculation
+from parley.model.grammar import Grammars
 from parley.text import Language
 from parley.types import Grammar, Sampling, Settings, Tag, Tags, Thinking, Work
 
@@ -83,6 +84,25 @@ def test_answers_follow_expressions_choices_and_grammars():
     for number, (grammar, expression) in enumerate(TEXTS):
         for answer in run(work(grammar=grammar, n=6, seed=number, sampling=heat)).values():
             assert answer.finish == "length" or re.fullmatch(expression, text(answer)), text(answer)
+
+
+def test_much_may_come_next():
+    names = [f"name {number}" for number in range(4000)]
+    members = {name: {"type": "null"} for name in names[:1000]}
+    forms = [Grammar("choice", names), Grammar("json", {"type": "object", "properties": members})]
+    answers = run(*(work(str(number), form, max_tokens=30) for number, form in enumerate(forms)))
+    assert all(answer.finish != "error" for answer in answers.values())
+    assert text(answers["0", 0]) in names
+
+
+def test_a_grammar_that_was_prepared_is_there():
+    grammars = Grammars(models.model("qwen3"), 512)
+    made = model()[1].grammars.compile(Grammar("choice", ["yes"]))
+    assert not grammars.kept(made)
+    grammars.prepare(made)
+    assert grammars.kept(made)
+    grammars.prepare("{}")  # is told where it is used
+    assert not grammars.kept("{}")
 
 
 def test_text_that_is_spelt_like_a_mark_is_text():
