@@ -66,6 +66,7 @@ docs: setup
 	@$(VENV)/bin/python docs/reference.py
 	@$(VENV)/bin/python docs/compatibility.py
 	@$(VENV)/bin/python docs/families.py
+	@$(VENV)/bin/python docs/composition.py
 
 # What failed is in the tables as missing; they are written all the same.
 bench: setup

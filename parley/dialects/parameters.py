@@ -57,6 +57,7 @@ def sampling(body: Fields, *, hottest: float) -> Sampling:
         top_p=body.number("top_p", 1.0, 0, 1),
         top_k=max(0, body.integer("top_k", 0, -1, MAX_ID)),
         min_p=body.number("min_p", 0.0, 0, 1),
+        typical_p=body.number("typical_p", 1.0, 0, 1, open=True),
         seed=body.integer("seed", None, -(2**63), 2**64 - 1),
         repetition_penalty=body.number("repetition_penalty", 1.0, 0, 100, open=True),
         presence_penalty=body.number("presence_penalty", 0.0, -2, 2),

@@ -214,7 +214,6 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
     ({"stream": True, "stream_options": 5}, "stream_options", "invalid_type"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
-    ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "invalid_value"),
     ({"tools": [{}]}, "tools[0].type", "missing_required_parameter"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
@@ -582,13 +581,19 @@ def test_scores_of_the_prompt():
     reply = read(prompt_logprobs=1)
     tokens = [Token(1, "a", b"a"), Token(2, "b", b"b", -0.5, 2, [Token(3, "c", b"c", -0.1, 1)])]
     reply.add([Scored(0, tokens), Done(0, "stop", USAGE)])
-    assert json.loads(reply.body(USAGE))["prompt_logprobs"] == [
+    scores = [
         None,
         {
             "3": {"logprob": -0.1, "rank": 1, "decoded_token": "c"},
             "2": {"logprob": -0.5, "rank": 2, "decoded_token": "b"},
         },
     ]
+    assert json.loads(reply.body(USAGE))["prompt_logprobs"] == scores
+    reply = read(prompt_logprobs=1, n=2, stream=True)  # with the first chunk
+    told = reply.chunk([Scored(0, tokens), Delta(1, "!")]).decode().split("\n\n")[:-1]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in told]
+    assert [chunk.get("prompt_logprobs") for chunk in chunks] == [scores, None, None]
+    assert [chunk["choices"][0]["index"] for chunk in chunks] == [0, 1, 1]
 
 
 # -- errors

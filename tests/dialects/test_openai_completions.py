@@ -217,6 +217,13 @@ def test_ids_and_prompt_scores():
     assert (first["prompt_token_ids"], first["token_ids"], second["prompt_token_ids"]) == ([1, 2], [4], [3])
     assert len(first["prompt_logprobs"]) == 2 and second["prompt_logprobs"] == [None]
     assert first["text"] == "!"  # scores are no echo
+    reply = read([[1, 2], [3]], prompt_logprobs=0, logprobs=0, stream=True)  # before the first text
+    second, first, text = frames(
+        reply.chunk([Scored(1, PROMPT[:1]), Scored(0, PROMPT[:2]), Delta(1, "!", tokens=OUTPUT)])
+    )
+    assert [each["choices"][0]["index"] for each in (second, first, text)] == [1, 0, 1]
+    assert second["choices"][0]["prompt_logprobs"] == [None] and len(first["choices"][0]["prompt_logprobs"]) == 2
+    assert text["choices"][0]["logprobs"]["text_offset"] == [0] and "prompt_logprobs" not in text["choices"][0]
     reply = read([[1, 2], [3]], return_token_ids=True, stream=True)
     reply.chunk([Accepted(0, [1, 2]), Accepted(1, [3])])
     one, two, three = frames(

@@ -60,7 +60,7 @@ class ChatReply(Reply):
             stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
                 logprobs=_logprobs(body, self.rules),
-                prompt_logprobs=shared.prompt_logprobs(body, stream, self.rules),
+                prompt_logprobs=shared.alternatives(body, "prompt_logprobs", self.rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
                 interval=shared.interval(body),
@@ -101,6 +101,9 @@ class ChatReply(Reply):
                     parts.append(self._start(event.index) + self._done(event))
                 case Accepted():
                     self._prompt_ids = event.token_ids
+                case Scored() if self.request.want.prompt_logprobs is not None:
+                    self._prompt_scores = event.tokens
+                    parts.append(self._start(0))
         return b"".join(parts)
 
     def end(self, usage: Usage) -> bytes:
@@ -118,8 +121,10 @@ class ChatReply(Reply):
             return b""
         choice.started = True
         opening = self._opening(index)
-        ids = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
-        return self._frame(index, shared.encode(opening), ids)
+        more = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
+        if self._prompt_scores is not None and index == 0:
+            more += b',"prompt_logprobs":' + shared.encode(shared.prompt_scores(self._prompt_scores))
+        return self._frame(index, shared.encode(opening), more)
 
     def _opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": self._echo, "refusal": None}

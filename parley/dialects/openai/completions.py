@@ -108,7 +108,7 @@ class CompletionReply(Reply):
         self._ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
             raise body.fail("max_tokens", "may only be 0 when 'echo' is true.")
-        scores = shared.prompt_logprobs(body, stream, self.rules)
+        scores = shared.alternatives(body, "prompt_logprobs", self.rules)
         self._own_scores = scores is not None
         if scores is None and echo:
             scores = logprobs
@@ -168,9 +168,8 @@ class CompletionReply(Reply):
                     parts.append(self._frame(event.index, shared.encode(choice_)))
                 case Accepted():
                     self._prompt_ids[event.prompt] = event.token_ids
-                case Scored() if self.request.want.echo:
-                    for index in self._of(event.prompt):
-                        parts.append(self._piece(index, event.text, event.tokens, echoed=True))
+                case Scored() if self.request.want.echo or self._own_scores:
+                    parts += [self._preceded(index, event) for index in self._of(event.prompt)]
         return b"".join(parts)
 
     def end(self, usage: Usage) -> bytes:
@@ -181,11 +180,22 @@ class CompletionReply(Reply):
     def fail(self, error: ParleyError) -> bytes:
         return shared.failure(error)
 
-    def _piece(self, index: int, text: str, tokens: list[Token], *, echoed: bool = False) -> bytes:
+    def _piece(self, index: int, text: str, tokens: list[Token]) -> bytes:
         logprobs = self._choices[index].logprobs
         if logprobs is not None:
             logprobs.add(tokens)
-        choice = self._choice(index, text, None, logprobs) | self._extras(index, [] if echoed else tokens)
+        choice = self._choice(index, text, None, logprobs) | self._extras(index, tokens)
+        return self._frame(index, shared.encode(choice))
+
+    def _preceded(self, index: int, prompt: Scored) -> bytes:
+        """The first chunk of a choice: what was asked for of its prompt, as text and as scores."""
+        logprobs = self._choices[index].logprobs
+        if logprobs is not None and self.request.want.echo:
+            logprobs.add(prompt.tokens)
+        text = prompt.text if self.request.want.echo else ""
+        choice = self._choice(index, text, None, logprobs) | self._extras(index, [])
+        if self._own_scores:
+            choice["prompt_logprobs"] = shared.prompt_scores(prompt.tokens)
         return self._frame(index, shared.encode(choice))
 
     def _frame(self, index: int, choice: bytes) -> bytes:

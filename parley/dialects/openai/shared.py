@@ -123,13 +123,6 @@ def alternatives(body: Fields, name: str, rules: Rules) -> int | None:
     return body.integer(name, None, rules.fewest, MAX_TOP)
 
 
-def prompt_logprobs(body: Fields, stream: bool, rules: Rules) -> int | None:
-    count = alternatives(body, "prompt_logprobs", rules)
-    if count is not None and stream:
-        raise body.fail("prompt_logprobs", "not available when 'stream' is true.")
-    return count
-
-
 def name(fields: Fields) -> str:
     """The name of a function or schema: 1 to 64 letters, digits, underscores and dashes."""
     text = fields.string("name", None, cap=64)

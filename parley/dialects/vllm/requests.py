@@ -88,6 +88,8 @@ def _faults(body: Fields, head: Head, counted: str, least: int) -> Iterator[BadR
         told = excerpt(keys, 200)
         sentence = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {told}"
         yield named(sentence, "logit_bias", keys)
+    if body.boolean("stream", False) and body.has("prompt_logprobs"):
+        yield named("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if body.boolean("stream", False) and body.boolean("use_beam_search", False):
         yield Invalid("Streaming is not currently supported with beam search")
     for name in ("mm_processor_kwargs", "media_io_kwargs"):

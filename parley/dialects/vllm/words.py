@@ -54,7 +54,6 @@ SCORES = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "pr
 # What it says where a rule that is no range is broken, and whether it then names the parameter.
 RULES: dict[str, tuple[str, bool]] = {
     "stream_options": ("Stream options can only be defined when `stream=True`.", True),
-    "prompt_logprobs": ("`prompt_logprobs` are not available when `stream=True`.", True),
     "top_logprobs": ("when using `top_logprobs`, `logprobs` must be set to true.", True),
     "tool_choice": ("When using `tool_choice`, `tools` must be set.", False),
     "tool_choice.function.name": (

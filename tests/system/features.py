@@ -1,0 +1,122 @@
+"""The features whose compositions are tested: how a request asks for each, and how an answer shows that it was had.
+
+Data, and small functions over answers; which pairs have no meaning is said here as well. ``docs/composition.py`` makes
+a page of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from parley.demo.errands import TOOLS
+
+Members = dict[str, Any]
+Check = Callable[[Members, Members], bool]  # of the body and the answer
+
+QUESTION = "What is the weather in Paris and London?"
+BASE: Members = {"messages": [{"role": "user", "content": QUESTION}], "seed": 7, "max_tokens": 32}
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "London"]}, "degrees": {"type": "integer", "maximum": 40}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+
+
+SHORTER = {"stop", "response_format", "structured_outputs"}  # before these a minimum gives way
+
+
+@dataclass(frozen=True)
+class Feature:
+    """``members`` of the body ask for it. ``check``: whether an answer has it, None where the answer does not show it.
+
+    ``place``: it is a property of how a server runs rather than of a request.
+    """
+
+    about: str
+    members: Members = field(default_factory=dict)
+    check: Check | None = None
+    place: bool = False
+
+
+def choices(answer: Members) -> list[Members]:
+    return answer["choices"]
+
+
+def scored(body: Members, answer: Members) -> bool:
+    return all(len(token["top_logprobs"]) >= 3 for choice in choices(answer) for token in choice["logprobs"]["content"])
+
+
+def in_the_form(body: Members, answer: Members) -> bool:
+    return "stop" in body or all(
+        choice["finish_reason"] != "stop" or set(json.loads(choice["message"]["content"])) == {"city", "degrees"}
+        for choice in choices(answer)
+        if not choice["message"].get("tool_calls")
+    )
+
+
+FEATURES: dict[str, Feature] = {
+    "n": Feature("several answers", {"n": 2}, lambda body, answer: len(choices(answer)) == body["n"]),
+    "best_of": Feature("the best of more answers than are given", {"best_of": 3}),
+    "beam": Feature("beam search, of `best_of` beams", {"use_beam_search": True, "best_of": 3}),
+    "penalties": Feature(
+        "repetition, presence and frequency",
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+    ),
+    "typical_p": Feature("typical sampling", {"typical_p": 0.6}),
+    "watermark": Feature("a mark in the text", {"watermark": True}),
+    "logit_bias": Feature("biases of tokens", {"logit_bias": {str(id): 6.0 - id % 9 for id in range(300, 360)}}),
+    "bad_words": Feature("words not to be written", {"bad_words": ["get_weather", "<tool_call>", "The", "the", "is"]}),
+    "logprobs": Feature("log-probabilities of the answer", {"logprobs": True, "top_logprobs": 3}, scored),
+    "prompt_logprobs": Feature(
+        "log-probabilities of the prompt",
+        {"prompt_logprobs": 2},
+        lambda body, answer: len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"],
+    ),
+    "stop": Feature("stop strings", {"stop": ["ning", "er", "}", "et", "name"]}),
+    "min_tokens": Feature(
+        "so many tokens at least",
+        {"min_tokens": 12},
+        lambda body, answer: bool(SHORTER & body.keys()) or answer["usage"]["completion_tokens"] >= 12,
+    ),
+    "schema": Feature(
+        "JSON that follows a schema",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}},
+        in_the_form,
+    ),
+    "regex": Feature("text that matches an expression", {"structured_outputs": {"regex": "(It is|A) [a-z ]{4,30}\\."}}),
+    "tools": Feature("tool calls", {"tools": [TOOLS["get_weather"]]}),
+    "reasoning": Feature("thinking before the answer", {"chat_template_kwargs": {"enable_thinking": True}}),
+    "lora": Feature("an adapter", {"model": "adapted"}),
+    "priority": Feature("a priority", {"priority": 3}),
+    "streaming": Feature("the answer piece by piece", {"stream": True, "stream_options": {"include_usage": True}}),
+    "speculation": Feature("drafts", place=True),
+    "prefix": Feature("a prompt that is in the cache", place=True),
+    "preemption": Feature("other requests that take its pages", place=True),
+    "batching": Feature("other requests in the same step", place=True),
+}
+
+# Pairs without a meaning are refused with a sentence that names these two members.
+REFUSED: dict[frozenset[str], tuple[str, str]] = {
+    frozenset(("beam", "typical_p")): ("use_beam_search", "typical_p"),
+    frozenset(("schema", "regex")): ("response_format", "structured_outputs"),
+}
+
+ASKED = [name for name, feature in FEATURES.items() if not feature.place]
+
+
+def refusals(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The pairs of members of which a refusal of these features names one; none: they are done."""
+    return [REFUSED[pair] for each in combinations(names, 2) if (pair := frozenset(each)) in REFUSED]
+
+
+def body(names: tuple[str, ...]) -> Members:
+    """A request that asks for these features."""
+    made: Members = {"model": "parley-demo", "temperature": 0.9, **BASE}
+    for name in names:
+        made |= FEATURES[name].members
+    return made

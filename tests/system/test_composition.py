@@ -1,0 +1,182 @@
+"""Every feature with every other: the same answer as alone, in an engine without cache, drafts or other requests.
+
+Two servers with the built-in model. One gets every request alone, without prefix cache and speculation. In the other
+everything happens at once: all requests together and again (so that prompts are in the cache), in few enough pages that
+they take them from each other, with drafts. Tokens, texts, calls, log-probabilities and reasons must be equal.
+``PARLEY_NIGHTLY=1`` goes on with larger sets of features, drawn by a seed that a failure tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import runpy
+import shutil
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from adapters import write_adapter
+from features import ASKED, FEATURES, body, refusals
+from safetensors.torch import load_file, save_file
+
+import parley
+
+Names = tuple[str, ...]
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
+PAIRS: list[Names] = [(), *((name,) for name in ASKED), *combinations(ASKED, 2)]
+ALONE = ("--max-batch", "3", "--no-prefix-cache", "--kv-memory", "32MiB")
+CROWD = ("--max-batch", "48", "--kv-memory", "1700KiB", "--speculate", "ngram")
+
+
+def told(answer: dict[str, Any]) -> Any:
+    """What must be equal of two answers."""
+    made = []
+    for choice in answer["choices"]:
+        message = choice["message"]
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+        texts = message.get("content") or "", message.get("reasoning_content") or ""
+        scores = (choice.get("logprobs") or {}).get("content") or []
+        made.append((choice["index"], texts, calls, choice["finish_reason"], choice.get("stop_reason"), scores))
+    usage = answer["usage"]
+    counts = usage["prompt_tokens"], usage["completion_tokens"], usage["completion_tokens_details"]["reasoning_tokens"]
+    return sorted(made, key=lambda choice: choice[0]), counts, answer.get("prompt_logprobs")
+
+
+def joined(lines: list[str]) -> dict[str, Any]:
+    """A stream's chunks as one answer."""
+    choices: dict[int, dict[str, Any]] = {}
+    whole: dict[str, Any] = {}
+    for line in lines:
+        if not line.startswith("data: {"):
+            continue
+        chunk = json.loads(line.removeprefix("data: "))
+        assert "error" not in chunk, chunk
+        whole["usage"] = chunk.get("usage") or whole.get("usage")
+        whole["prompt_logprobs"] = chunk.get("prompt_logprobs") or whole.get("prompt_logprobs")
+        for piece in chunk["choices"]:
+            fresh = {"index": piece["index"], "message": {"tool_calls": []}, "logprobs": {"content": []}}
+            choice = choices.setdefault(piece["index"], fresh)
+            delta, message = piece["delta"], choice["message"]
+            for member in ("content", "reasoning_content"):
+                message[member] = message.get(member, "") + (delta.get(member) or "")
+            for call in delta.get("tool_calls") or []:
+                if call["index"] == len(message["tool_calls"]):
+                    message["tool_calls"].append({"function": {"name": call["function"]["name"], "arguments": ""}})
+                message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"].get("arguments") or ""
+            choice["logprobs"]["content"] += (piece.get("logprobs") or {}).get("content") or []
+            choice["finish_reason"] = piece["finish_reason"]
+            choice["stop_reason"] = piece.get("stop_reason")
+    return whole | {"choices": list(choices.values())}
+
+
+async def ask(client: httpx.AsyncClient, names: Names, priority: int = 0) -> Any:
+    """The answer to a request for these features, or the sentence that refuses it."""
+    given = {"priority": priority} | body(names)
+    if not given.get("stream"):
+        answer = await client.post("/v1/chat/completions", json=given)
+        return answer.json() if answer.status_code == 200 else answer.text
+    async with client.stream("POST", "/v1/chat/completions", json=given) as answer:
+        if answer.status_code != 200:
+            return (await answer.aread()).decode()
+        return joined([line async for line in answer.aiter_lines()])
+
+
+async def compare(alone: str, crowd: str, sets: list[Names]) -> list[str]:
+    """What is wrong with the answers to these requests, each in one line."""
+    limits = httpx.Limits(max_connections=len(sets))
+    wrong = []
+    async with httpx.AsyncClient(base_url=crowd, timeout=300, limits=limits) as client:
+        # Those that come later are more urgent: they take slots and pages from those that run.
+        first = await asyncio.gather(*(ask(client, names, -place) for place, names in enumerate(sets)))
+        again = await asyncio.gather(*(ask(client, names, -place) for place, names in enumerate(reversed(sets))))
+    expected: dict[Names, Any] = {}
+    async with httpx.AsyncClient(base_url=alone, timeout=300) as client:
+        for names, one, other in zip(sets, first, reversed(again), strict=True):
+            key = tuple(name for name in names if name not in ("streaming", "priority"))
+            if key not in expected:
+                expected[key] = await ask(client, key)
+            wrong += judge(names, expected[key], [one, other])
+    return wrong + idle(expected)
+
+
+def idle(answers: dict[Names, Any]) -> list[str]:
+    """Features that change nothing of an answer, and do not show in it: nothing can be told from their tests."""
+    singles = {names[0]: answer for names, answer in answers.items() if len(names) == 1 and isinstance(answer, dict)}
+    return [
+        f"{name} changes nothing: {told(answer)}"
+        for name, answer in singles.items()
+        if FEATURES[name].check is None and () in answers and told(answer) == told(answers[()])
+    ]
+
+
+def judge(names: Names, alone: Any, crowd: list[Any]) -> list[str]:
+    title = " + ".join(names) or "plain"
+    pairs = refusals(names)
+    if pairs:
+        refused = [
+            isinstance(each, str) and any(one in each and other in each for one, other in pairs) for each in crowd
+        ]
+        return [] if all(refused) else [f"{title}: not refused with {pairs}: {str(crowd)[:300]}"]
+    for answer in (alone, *crowd):
+        if isinstance(answer, str):
+            return [f"{title}: refused: {answer[:300]}"]
+    shown = [FEATURES[name].check for name in names]
+    wrong = [f"{title}: {name} does not show in {alone}" for name, check in zip(names, shown, strict=True)
+             if check is not None and not check(body(names), alone)]  # fmt: skip
+    for answer in crowd:
+        if told(answer) != told(alone):
+            wrong.append(f"{title}: {told(answer)} is not {told(alone)}")
+            break
+    return wrong
+
+
+def calm(folder: Path) -> Path:
+    """The built-in model with smaller logits: it is less sure, so that what changes them a little changes the text."""
+    shutil.copytree(BUILT_IN, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= 0.4
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def servers(serve, tmp_path):
+    model = calm(tmp_path / "calm")
+    adapter = write_adapter(tmp_path / "adapter", model, seed=1)
+    common = (str(model), "--name", "parley-demo", "--lora", f"adapted={adapter}", "--threads", "1", "--quiet")
+    return serve(*common, *ALONE), serve(*common, *CROWD)
+
+
+def test_every_feature_composes_with_every_other(servers):
+    alone, crowd = servers
+    wrong = asyncio.run(compare(alone.url, crowd.url, PAIRS))
+    assert not wrong, "\n".join(wrong)
+    for name in (
+        "vllm:num_preemptions_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:spec_decode_num_draft_tokens_total",
+    ):
+        assert crowd.metric(name) > len(PAIRS) / 4 and not alone.metric(name), name
+
+
+def test_the_page_says_what_is_tested():
+    made = runpy.run_path(str(DOCS / "composition.py"))
+    assert made["PAGE"].read_text("utf-8") == made["page"](), "docs/composition.md is old: make docs"
+
+
+@pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes long: make test-nightly")
+def test_many_features_at_once(servers):
+    alone, crowd = servers
+    seed = int(os.environ.get("PARLEY_SEED", "0")) or random.randrange(2**32)
+    draw = random.Random(seed)
+    for _ in range(20):
+        sets = [tuple(sorted(draw.sample(ASKED, draw.randint(3, 8)), key=ASKED.index)) for _ in range(100)]
+        wrong = asyncio.run(compare(alone.url, crowd.url, [*dict.fromkeys(sets)]))
+        assert not wrong, f"PARLEY_SEED={seed}\n" + "\n".join(wrong)
