@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from parley.core.blocks import pages
 from parley.core.sequence import BLOCK_SIZE, Candidate, Sequence, Status
 from parley.types import Cost, Finish, Score, Work
 
@@ -29,11 +28,6 @@ def capacity(blocks: int, width: int) -> int:
     to leave for another.
     """
     return max(0, blocks // width - 1) * BLOCK_SIZE
-
-
-def fits(tokens: int, blocks: int, width: int) -> bool:
-    """Do beams of so many tokens fit into the pool?"""
-    return pages(tokens) * BLOCK_SIZE <= capacity(blocks, width)
 
 
 @dataclass(eq=False, slots=True)
