@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from parley.core.blocks import pages
 from parley.core.sequence import BLOCK_SIZE, Candidate, Sequence, Status
-from parley.types import Cost, Finish, Score, Work
+from parley.types import Cost, Finish, Output, Score, Work
 
 
 def capacity(blocks: int, width: int) -> int:
@@ -29,11 +28,6 @@ def capacity(blocks: int, width: int) -> int:
     to leave for another.
     """
     return max(0, blocks // width - 1) * BLOCK_SIZE
-
-
-def fits(tokens: int, blocks: int, width: int) -> bool:
-    """Do beams of so many tokens fit into the pool?"""
-    return pages(tokens) * BLOCK_SIZE <= capacity(blocks, width)
 
 
 @dataclass(eq=False, slots=True)
@@ -81,10 +75,6 @@ class Search:
         self._reports: dict[Sequence, list[Candidate]] = {}
 
     @property
-    def preemptions(self) -> int:
-        return sum(member.preemptions for member in self.members)
-
-    @property
     def root(self) -> Sequence:
         return self.members[0]
 
@@ -125,9 +115,23 @@ class Search:
         self.over = not moves or not self._worthwhile(moves[0].total, length)
         return [] if self.over else moves
 
-    def output(self, choice: int) -> Found:
-        """What a choice is given. Where fewer outputs exist than are wanted, they come again from the first on."""
-        return self.found[choice % len(self.found)]
+    def outputs(self) -> list[Output]:
+        """What the choices that are still wanted are given. Where fewer outputs exist, they come again from the first.
+
+        The search must be over.
+        """
+        root, made = self.root, []
+        for index in sorted(self.wanted):
+            found = self.found[index % len(self.found)]
+            output = Output(root.id, index, found.token_ids, found.scores or None, found.finish, found.stop_id)
+            output.cached_tokens, output.waited = root.cached, root.waited
+            output.preemptions = sum(member.preemptions for member in self.members)
+            if index == 0:
+                output.prompt_scores = root.prompt_scores or None
+            if self.work.costs:
+                output.costs = self.costs[: len(found.token_ids)]
+            made.append(output)
+        return made
 
     @property
     def _full(self) -> bool:

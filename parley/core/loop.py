@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 
 from parley.core.beam import Search, capacity
 from parley.core.blocks import BlockPool, extend, root
 from parley.core.finish import allowance, verdict
 from parley.core.fork import branch
+from parley.core.intake import Intake, Prepare, at_once, refusal
 from parley.core.lookup import Lookup
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
-from parley.core.sequence import BLOCK_SIZE, Row, Runner, Sampled, Sequence, Status, Step
-from parley.core.shelf import Entry, Fetch, Fetched, Shelf
+from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Runner, Sampled, Sequence, Status, Step
+from parley.core.shelf import Fetch, Shelf
 from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
 from parley.types import Cost, Finish, Output, Settings, Stats, Work
@@ -52,7 +52,7 @@ class Loop:
         emit: Callable[[list[Output], Stats], None],
         pace: Pace | None = None,
         fetch: Fetch | None = None,
-        prepare: Callable[[Work, Callable[[], None]], None] | None = None,
+        prepare: Prepare | None = None,
     ):
         if pace is None:
             on_cpu = settings.device.startswith("cpu")
@@ -80,10 +80,8 @@ class Loop:
             )
         else:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
-        self.shelf = Shelf(settings.max_adapters, fetch or self._fetch, settings.adapters)
-        self._entries: dict[str, Entry] = {}  # adapters of open works, by work
-        self._apart: dict[str, set[int]] = {}  # works that wait for what they need: the choices that are still wanted
-        self._prepare = prepare
+        self.shelf = Shelf(settings.max_adapters, fetch or at_once(runner), settings.adapters)
+        self.intake = Intake(self.shelf, prepare, self._begin, self._refuse)
         self._emit = emit
         self._pace = pace
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
@@ -105,106 +103,19 @@ class Loop:
 
     def add(self, work: Work) -> None:
         """Queue all choices of a work. What is wrong with it is told by outputs of the next step."""
-        if work.id in self._open or work.id in self._searches or work.id in self._apart:
+        if work.id in self._open or work.id in self._searches or work.id in self.intake:
             log.error("a work was submitted twice under one id; the second is ignored")
             return
         self._changed = True
-        refusal = self._refusal(work)
-        if refusal:
-            self._outputs += [Output(work.id, index, finish="error", error=refusal) for index in range(work.n)]
-            return
-        self._apart[work.id] = set(range(work.n))
-        if self._prepare is not None:
-            self._prepare(work, partial(self._prepared, work, perf_counter()))
+        why = refusal(work, self.runner, self.context, self.pool.size, self.settings.max_batch)
+        if why:
+            self._refuse(work, set(range(work.n)), why)
         else:
-            self._prepared(work, perf_counter())
-
-    def _prepared(self, work: Work, added: float) -> None:
-        """A work is ready, but for its adapter."""
-        if work.id not in self._apart:
-            return  # nobody wants it any more
-        if work.adapter:
-            self.shelf.take(work.id, work.adapter, partial(self._begin, work, added), partial(self._refuse, work))
-        else:
-            self._begin(work, added, None)
-
-    def _begin(self, work: Work, added: float, entry: Entry | None) -> None:
-        """All that a work needs is there."""
-        wanted = self._apart.pop(work.id)
-        if entry is not None:
-            self._entries[work.id] = entry
-        self._changed = True
-        self._enter(work, added, entry)
-        for index in set(range(work.n)) - wanted:
-            self.cancel(work.id, index)
-
-    def _refuse(self, work: Work, reason: str) -> None:
-        """A work's adapter cannot be had."""
-        wanted = self._apart.pop(work.id)
-        self._outputs += [Output(work.id, index, finish="error", error=reason) for index in sorted(wanted)]
-        self._changed = True
-
-    def _fetch(self, folder: str, done: Callable[[Fetched], None]) -> None:
-        """Read an adapter at once."""
-        try:
-            fetched: Fetched = self.runner.fetch(folder)
-        except Exception as error:
-            fetched = str(error)
-        done(fetched)
-
-    def _enter(self, work: Work, added: float, entry: Entry | None) -> None:
-        """Queue all choices of a work, of which all is known."""
-        adapter = entry.adapter if entry else None
-        start = root(self.settings.model, work.salt, *([adapter.digest.hex()] if adapter else []))
-        hashes: list[bytes] = []
-        if self.settings.prefix_cache and self.pool.size:
-            extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
-        stops = frozenset(work.stop_ids)
-        limit = allowance(work, self.context)
-        width = 0
-        if work.beam is not None and limit:
-            width = work.beam.width
-            limit = min(limit, capacity(self.pool.size, width) - len(work.token_ids))
-        choices: dict[int, Sequence] = {}
-        for index in range(width or work.n):
-            sequence = Sequence(
-                id=work.id,
-                index=index,
-                work=work,
-                tokens=list(work.token_ids),
-                prompt_len=len(work.token_ids),
-                seed=(work.seed + index) % 2**64,
-                order=self._arrivals,
-                hashes=list(hashes),
-                # The prompt is the same for all choices: one of them scores it.
-                prompt_scores=[None] if work.prompt_logprobs >= 0 and index == 0 else [],
-                limit=limit,
-                stops=stops,
-                root=start,
-                added=added,
-                since=added,
-                adapter=adapter,
-                turns=max(1, width),
-            )
-            self._arrivals += 1
-            choices[index] = sequence
-            if width and index:
-                sequence.status = Status.FINISHED  # until another beam forks
-            else:
-                self.scheduler.add(sequence)
-        if width:
-            self._searches[work.id] = Search(work, list(choices.values()))
-        elif choices:
-            self._open[work.id] = choices
-        self._prompt_tokens += len(work.token_ids)
+            self.intake.add(work)
 
     def cancel(self, id: str, index: int = -1) -> None:
         """Forget one choice of a work, or (-1) all: pages are free at once and no output follows. Unknown: ignored."""
-        if id in self._apart:
-            self._apart[id] -= {index} if index >= 0 else self._apart[id]
-            if not self._apart[id]:
-                del self._apart[id]
-                self.shelf.cancel(id)
+        self.intake.cancel(id, index)
         search = self._searches.get(id)
         if search is not None:
             search.wanted = search.wanted - {index} if index >= 0 else set()
@@ -253,7 +164,7 @@ class Loop:
         tried = self.speculation.tried if self.speculation is not None else Tried()
         return Stats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + len(self._apart),
+            waiting=len(self.scheduler.waiting) + len(self.intake),
             blocks_used=self.pool.used,
             blocks_total=self.pool.size,
             preemptions=self.scheduler.preemptions,
@@ -271,24 +182,58 @@ class Loop:
             draft_accepted=list(tried.accepted),
         )
 
-    def _refusal(self, work: Work) -> str | None:
-        """Why the work cannot be done. The API process has checked all this; a defect there must not hang anybody."""
-        if not work.token_ids:
-            return "The prompt has no tokens."
-        if len(work.token_ids) > self.context:
-            return f"The prompt has {len(work.token_ids)} tokens, but only {self.context} fit."
-        if work.pooling is None and not self.runner.generates:
-            return "The model makes vectors only."
-        if work.beam is not None:
-            beams, room = work.beam.width, capacity(self.pool.size, work.beam.width)
-            if beams > self.settings.max_batch or (work.max_tokens and len(work.token_ids) >= room):
-                return f"{beams} beams do not fit: at most {self.settings.max_batch} of {room} tokens each do."
-        if work.pooling is not None and (work.pooling.dimensions or 1) > self.runner.dimensions:
-            return f"The model makes vectors of {self.runner.dimensions} dimensions."
-        ids, size = work.token_ids, self.runner.vocab_size
-        if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= size:
-            return f"A token id of the prompt is outside of the vocabulary (0 to {size - 1})."
-        return None
+    def _refuse(self, work: Work, wanted: set[int], why: str) -> None:
+        """End the wanted choices of a work before it begins."""
+        self._outputs += [Output(work.id, index, finish="error", error=why) for index in sorted(wanted)]
+        self._changed = True
+
+    def _begin(self, work: Work, wanted: set[int], added: float, adapter: Adapter | None) -> None:
+        """Queue the wanted choices of a work, for which all that it needs is there."""
+        start = root(self.settings.model, work.salt, *([adapter.digest.hex()] if adapter else []))
+        hashes: list[bytes] = []
+        if self.settings.prefix_cache and self.pool.size:
+            extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
+        stops = frozenset(work.stop_ids)
+        limit = allowance(work, self.context)
+        width = 0
+        if work.beam is not None and limit:
+            width = work.beam.width
+            limit = min(limit, capacity(self.pool.size, width) - len(work.token_ids))
+        choices: dict[int, Sequence] = {}
+        for index in range(width or work.n):
+            sequence = Sequence(
+                id=work.id,
+                index=index,
+                work=work,
+                tokens=list(work.token_ids),
+                prompt_len=len(work.token_ids),
+                seed=(work.seed + index) % 2**64,
+                order=self._arrivals,
+                hashes=list(hashes),
+                # The prompt is the same for all choices: one of them scores it.
+                prompt_scores=[None] if work.prompt_logprobs >= 0 and index == 0 else [],
+                limit=limit,
+                stops=stops,
+                root=start,
+                added=added,
+                since=added,
+                adapter=adapter,
+                turns=max(1, width),
+            )
+            self._arrivals += 1
+            choices[index] = sequence
+            if width and index:
+                sequence.status = Status.FINISHED  # until another beam forks
+            else:
+                self.scheduler.add(sequence)
+        if width:
+            self._searches[work.id] = Search(work, list(choices.values()))
+        elif choices:
+            self._open[work.id] = choices
+        self._prompt_tokens += len(work.token_ids)
+        self._changed = True
+        for index in set(range(work.n)) - wanted:
+            self.cancel(work.id, index)
 
     def _run(self, step: Step) -> list[Sampled] | None:
         """The runner's results, None if it failed."""
@@ -387,25 +332,9 @@ class Loop:
                 log.exception("beams could not fork")
                 self._abort(search, FAILED)
             return
-        root = search.root
-        for index in sorted(search.wanted):
-            found = search.output(index)
-            self._outputs.append(
-                Output(
-                    root.id,
-                    index,
-                    found.token_ids,
-                    found.scores or None,
-                    found.finish,
-                    found.stop_id,
-                    cached_tokens=root.cached,
-                    prompt_scores=(root.prompt_scores or None) if index == 0 else None,
-                    waited=root.waited,
-                    preemptions=search.preemptions,
-                    costs=search.costs[: len(found.token_ids)] if search.work.costs else None,
-                )
-            )
-            self._generated_tokens += len(found.token_ids)
+        outputs = search.outputs()
+        self._generated_tokens += sum(len(output.token_ids) for output in outputs)
+        self._outputs += outputs
         self._drop(search)
 
     def _abort(self, search: Search, reason: str) -> None:
@@ -420,7 +349,7 @@ class Loop:
         for member in search.members:
             self.scheduler.remove(member)
         del self._searches[search.root.id]
-        self._give_back(search.root.id)
+        self.intake.end(search.root.id)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
         search = self._searches.get(sequence.id)
@@ -442,12 +371,7 @@ class Loop:
         del choices[sequence.index]
         if not choices:
             del self._open[sequence.id]
-            self._give_back(sequence.id)
-
-    def _give_back(self, id: str) -> None:
-        """A work has ended: others may have its adapter's place."""
-        if (entry := self._entries.pop(id, None)) is not None:
-            self.shelf.give(entry)
+            self.intake.end(sequence.id)
 
     def _admit(self, sequence: Sequence) -> bool:
         if not sequence.preemptions:

@@ -93,7 +93,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768, "head_dim": 128},
     "phi3": _COMMON | {"rms_norm_eps": 1e-5, "sliding_window": None, "max_position_embeddings": 4096},
 }
-LOWERED = frozenset(_DEFAULTS)
 
 
 def read_shape(config: dict[str, Any]) -> Shape:

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, Headers
-from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding
+from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding, excerpt
 from parley.server.chance import draw
 from parley.server.cycle import CYCLE, Cycle
 from parley.server.limits import inflate
@@ -75,7 +75,8 @@ class Exchange:
         if said is None:
             return None
         if not SECONDS.fullmatch(said) or not float(said):
-            raise Invalid("The header X-Request-Timeout must be a number of seconds, greater than 0.", field="timeout")
+            told = "The header X-Request-Timeout must be a number of seconds above 0 and below 1000000000"
+            raise Invalid(f"{told}, but is {excerpt(said.decode('latin-1'))}.", field="timeout")
         return float(said)
 
     async def body(self) -> bytes:

@@ -83,6 +83,10 @@ REASONS = (
 WORKERS = ThreadPoolExecutor(2, "grammar")
 
 
+class Refused(Exception):
+    """Why a grammar cannot be followed, as the end of a sentence; whoever asked for it is named where it is told."""
+
+
 class Compiler:
     """Grammars for one model's tokenizer. All methods may be called from several threads at once."""
 
@@ -92,7 +96,7 @@ class Compiler:
         self._marks = tokenizer.marks
         longest = sorted(map(re.escape, self._marks), key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(longest)})") if longest else None
-        self._made: OrderedDict[bytes, str | Invalid] = OrderedDict()
+        self._made: OrderedDict[bytes, str | Refused] = OrderedDict()
         self._kept = 0
         self._lock = threading.Lock()
 
@@ -103,8 +107,8 @@ class Compiler:
             made = self._made.get(key)
             if made is not None:
                 self._made.move_to_end(key)
-        if isinstance(made, Invalid):
-            raise Invalid(made.message, field=grammar.field)
+        if isinstance(made, Refused):
+            raise _wrong(grammar, made)
         return made
 
     def compile(self, grammar: Grammar) -> str:
@@ -112,25 +116,25 @@ class Compiler:
         key = _key(grammar)
         began = time.thread_time()
         try:
-            made: str | Invalid = self._compile(grammar)
+            made: str | Refused = self._compile(grammar)
             if time.thread_time() - began > BUDGET:
-                made = _wrong(grammar, SLOW)
-        except Invalid as error:
-            made = error
+                made = Refused(SLOW)
+        except Refused as error:
+            made = Refused(str(error))  # without its traceback
         except RecursionError:
-            made = _wrong(grammar, DEEP)
+            made = Refused(DEEP)
         except UnicodeEncodeError:
-            made = _wrong(grammar, "it holds half of a surrogate pair")
+            made = Refused("it holds half of a surrogate pair")
         with self._lock:
-            size = sum(map(len, (key, made if isinstance(made, str) else made.message)))
+            size = len(key) + len(str(made))
             if key not in self._made:
                 self._made[key] = made
                 self._kept += size
             while self._kept > KEPT:
                 _, old = self._made.popitem(last=False)
-                self._kept -= len(key) + len(old if isinstance(old, str) else old.message)
-        if isinstance(made, Invalid):
-            raise made
+                self._kept -= len(key) + len(str(old))
+        if isinstance(made, Refused):
+            raise _wrong(grammar, made)
         return made
 
     def get(self, grammar: Grammar) -> str:
@@ -162,19 +166,19 @@ class Compiler:
 
     def _compile(self, grammar: Grammar) -> str:
         if not self._tokenizer.by_piece:
-            raise _wrong(grammar, "this model's tokenizer spells a token differently from place to place")
+            raise Refused("this model's tokenizer spells a token differently from place to place")
         text = self._write(grammar)
         if len(text) > SIZE:
-            raise _wrong(grammar, f"it has {len(text)} characters, and at most {SIZE} are allowed")
+            raise Refused(f"it has {len(text)} characters, and at most {SIZE} are allowed")
         limits = llguidance.LLParserLimits(**LIMITS)
         matcher = llguidance.LLMatcher(self._letters(), text, log_level=0, limits=limits)
         if not matcher.is_error():
             began = time.thread_time()
             matcher.compute_bitmask()
             if time.thread_time() - began > STEP:
-                raise _wrong(grammar, COMPLEX)
+                raise Refused(COMPLEX)
         if matcher.is_error():
-            raise _wrong(grammar, _reason(matcher.get_error()))
+            raise Refused(_reason(matcher.get_error()))
         return text
 
     def _write(self, grammar: Grammar) -> str:
@@ -191,10 +195,10 @@ class Compiler:
                 return {"json_schema": self._schema(grammar)}
             case "regex":
                 if (len(value) - len(value.rstrip("\\"))) % 2:
-                    raise _wrong(grammar, "it ends with a backslash, which escapes nothing")
+                    raise Refused("it ends with a backslash, which escapes nothing")
                 return _lark(f"start: /{llguidance.regex_to_lark(value, 'd')}/")
             case "choice" if not value:
-                raise _wrong(grammar, "there is nothing to choose from")
+                raise Refused("there is nothing to choose from")
             case "choice":
                 return _lark("start: " + " | ".join(map(_string, value)))
             case "lark":
@@ -205,15 +209,15 @@ class Compiler:
                 return _lark(value[0])
             case "ebnf":
                 if len(value) > SIZE_GBNF:
-                    raise _wrong(grammar, f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
+                    raise Refused(f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
                 try:
                     return _lark(gbnf_to_lark(value))
                 except RecursionError:
-                    raise _wrong(grammar, DEEP) from None
+                    raise Refused(DEEP) from None
                 except IndexError:
-                    raise _wrong(grammar, "its text breaks off") from None
+                    raise Refused("its text breaks off") from None
                 except Exception as error:  # what its parser says is a bare ValueError, or worse
-                    raise _wrong(grammar, _reason(str(error))) from None
+                    raise Refused(_reason(str(error))) from None
             case "tags":
                 return _lark(self._tags(grammar))
 
@@ -223,11 +227,11 @@ class Compiler:
         if value is True:
             value = {}
         if not isinstance(value, dict):
-            raise _wrong(grammar, "a JSON schema is an object or true, for false allows nothing")
+            raise Refused("a JSON schema is an object or true, for false allows nothing")
         if schemas.too_deep(value):
-            raise _wrong(grammar, f"it is nested deeper than {schemas.DEPTH} levels")
+            raise Refused(f"it is nested deeper than {schemas.DEPTH} levels")
         if schemas.too_wide(value):
-            raise _wrong(grammar, WIDE)
+            raise Refused(WIDE)
         white = USUAL if grammar.whitespace is None else grammar.whitespace
         options = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
         return schemas.ready(value, grammar.closed) | {"x-guidance": options}
@@ -238,10 +242,10 @@ class Compiler:
         for tag in tags.tags:
             found = sorted((each for each in tags.triggers if each and tag.begin.startswith(each)), key=len)
             if not found:
-                raise _wrong(grammar, f"no trigger begins the tag {excerpt(tag.begin)}")
+                raise Refused(f"no trigger begins the tag {excerpt(tag.begin)}")
             triggers.setdefault(found[0], []).append(tag)
         if not triggers:
-            raise _wrong(grammar, "there are no tags")
+            raise Refused("there are no tags")
         lines = [f"start: ({' | '.join(f'tag{number}' for number in range(len(triggers)))})* TEXT", f"TEXT: {TEXT}"]
         for number, (trigger, begun) in enumerate(triggers.items()):
             bodies = []
@@ -309,17 +313,17 @@ def _check_inner(grammar: Grammar) -> None:
         except ValueError:  # llguidance says what is wrong with it, or it is no schema but the end of a name
             continue
         if schemas.too_wide(value):
-            raise _wrong(grammar, WIDE)
+            raise Refused(WIDE)
 
 
 def _check_ids(grammar: Grammar, vocabulary: int) -> None:
     """Whether tokens that a grammar in Lark names by their ids are the model's; the alphabet here has more."""
     for found in IDS.finditer(grammar.value):
         if any(int(id) >= vocabulary for id in re.findall(r"0*([0-9]{1,10})", found[1] or "")):
-            raise _wrong(grammar, "it names a token that is not in the vocabulary")
+            raise Refused("it names a token that is not in the vocabulary")
 
 
-def _wrong(grammar: Grammar, reason: str) -> Invalid:
+def _wrong(grammar: Grammar, reason: Refused | str) -> Invalid:
     return Invalid(f"{grammar.field} cannot be followed: {reason}.", field=grammar.field)
 
 

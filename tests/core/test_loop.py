@@ -570,7 +570,7 @@ def test_waiting_is_told_once_and_lasts_until_somebody_leaves():
 def test_a_work_that_is_not_ready_holds_up_nobody() -> None:
     bench = Bench()
     ready = {}
-    bench.loop._prepare = lambda work, done: done() if work.id == "b" else ready.update({work.id: done})
+    bench.loop.intake._prepare = lambda work, done: done() if work.id == "b" else ready.update({work.id: done})
     a = Work("a", COMMON[:40], 5, n=3)
     for work in (a, Work("b", COMMON[:40], 5), Work("c", COMMON[:40], 5), Work("d", COMMON[:9], 5, beam=Beam(2))):
         bench.loop.add(work)

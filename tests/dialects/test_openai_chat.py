@@ -41,7 +41,7 @@ def test_a_plain_body_is_all_defaults():
 
 def test_every_member_reaches_the_request():
     request = read(
-        temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, seed=2**64 - 1, repetition_penalty=1.1,
+        temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, typical_p=0.7, seed=2**64 - 1, repetition_penalty=1.1,
         presence_penalty=-2, frequency_penalty=2, logit_bias={"5": -100}, stop=["a", "b"], stop_token_ids=[7],
         max_tokens=5, max_completion_tokens=9, min_tokens=2, ignore_eos=True, include_stop_str_in_output=True,
         logprobs=True, top_logprobs=3, stream=True, stream_options={"include_usage": True}, n=2,
@@ -49,7 +49,7 @@ def test_every_member_reaches_the_request():
     ).request  # fmt: skip
     sampling, stop, want = request.sampling, request.stop, request.want
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.1)
-    assert (sampling.seed, sampling.repetition_penalty) == (2**64 - 1, 1.1)
+    assert (sampling.seed, sampling.typical_p, sampling.repetition_penalty) == (2**64 - 1, 0.7, 1.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
     assert sampling.logit_bias == {5: -100.0}
     assert (stop.strings, stop.ids, stop.max_tokens, stop.min_tokens) == (["a", "b"], [7], 9, 2)

@@ -200,11 +200,53 @@ def test_echo_and_scores_as_a_stream_are_the_same():
     assert joined == SCORED
 
 
-def test_without_alternatives_maps_are_empty():
+def test_without_alternatives_maps_have_the_token_alone():
     reply = read(logprobs=0)
     reply.add([Delta(0, "!", tokens=OUTPUT), Done(0, "length", USAGE)])
     logprobs = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]
-    assert (logprobs["token_logprobs"], logprobs["top_logprobs"]) == ([-1.5], [{}])
+    assert (logprobs["token_logprobs"], logprobs["top_logprobs"]) == ([-1.5], [{"!": -1.5}])
+
+
+BOS = Token(8, "<s>", b"<s>", special=True)
+HELLO = [
+    BOS,
+    Token(5, " He", b" He", -0.5, 1),
+    Token(6, "y", b"y", -0.5, 1),
+    Token(9, "<x>", b"<x>", -1.0, 1, special=True),
+]
+END = [Token(4, "!", b"!", -1.5, 1), Token(9, "<x>", b"<x>", -2.0, 1, special=True), Token(4, "!", b"!", -1.5, 1)]
+
+
+@pytest.mark.parametrize(
+    ("echoed", "prompt", "members", "said", "output"),
+    [
+        ("Hey", [0, 0, 2, 3], {}, "!!", [3, 4, 4]),  # the tokenizer put a mark and a blank there
+        (" Hey<x>", [0, 0, 3, 4], {}, "!!", [7, 8, 8]),  # the client wrote the mark
+        ("<s> Hey<x>", [0, 3, 6, 7], {"skip_special_tokens": False}, "!<x>!", [10, 11, 14]),
+    ],
+)
+def test_offsets_are_places_in_the_text(echoed, prompt, members, said, output):
+    reply = read(echo=True, logprobs=0, **members)
+    reply.add([Scored(0, HELLO, echoed), Delta(0, said, tokens=END), Done(0, "length", USAGE)])
+    choice = json.loads(reply.body(USAGE))["choices"][0]
+    offsets = choice["logprobs"]["text_offset"]
+    assert choice["text"] == echoed + said and offsets == prompt + output
+    assert [choice["text"][offset] for offset in offsets[-3::2]] == ["!", "!"]
+    reply = read(logprobs=0, stream=True, **members)  # without the prompt they count from the answer
+    (frame,) = frames(reply.chunk([Delta(0, said, tokens=END)]))
+    assert frame["choices"][0]["logprobs"]["text_offset"] == [place - len(echoed) for place in output]
+
+
+@pytest.mark.parametrize(("own", "asked"), [(0, 1), (2, 1), (None, 1), (0, 0)])
+def test_scores_of_the_prompt_have_the_alternatives_that_each_form_asked_for(own, asked):
+    reply = read(echo=True, logprobs=asked, prompt_logprobs=own)
+    most = max(asked, own or 0)
+    assert reply.request.want.prompt_logprobs == most
+    others = [Token(9, "x", b"x", -0.1, 1), Token(7, "y", b"y", -0.2, 2)][:most]
+    reply.add([Scored(0, [Token(2, "a", b"a", -0.5, 3, others)], "a"), Done(0, "length", USAGE)])
+    choice = json.loads(reply.body(USAGE))["choices"][0]
+    assert len(choice["logprobs"]["top_logprobs"][0]) == asked + 1
+    assert own is None or list(choice["prompt_logprobs"][0]) == [*["9", "7"][:own], "2"]
 
 
 def test_ids_and_prompt_scores():

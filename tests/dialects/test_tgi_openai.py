@@ -194,7 +194,7 @@ FAULTS = [
 
 def test_a_grammar_reaches_the_request():
     request = talk(response_format={"type": "json_object", "value": {"properties": {}}}).request
-    grammar = Grammar("json", {"type": "object", "properties": {}}, closed=True, field="grammar")
+    grammar = Grammar("json", {"type": "object", "properties": {}}, closed=True, field="response_format")
     assert request.grammar == grammar
     assert talk(stream=True, response_format={"type": "regex", "value": "a"}).request.grammar.value == "a"
 

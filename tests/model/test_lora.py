@@ -291,7 +291,7 @@ def test_more_adapters_than_places_come_and_go_while_all_are_asked_for():
         if reading:
             folder, done = reading.pop(0)
             done(runner.fetch(folder))
-    assert not shelf.waiting and not engine.loop._entries and not engine.loop._apart and not engine.errors
+    assert not shelf.waiting and not engine.loop.intake._entries and not engine.loop.intake and not engine.errors
     assert not any(entry.holders for entry in shelf._held)
     whole = 0
     for i, name in enumerate(names):

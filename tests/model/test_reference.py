@@ -1,21 +1,26 @@
 """Against Transformers: greedy tokens are those of ``generate``, log-probabilities those of its logits, in float32.
 
-Fifty prompts of 1 to 600 tokens per architecture, served all at once: in chunks, in a changing batch, in too few pages.
+Fifty prompts of 1 to 600 tokens per architecture, served all at once: in chunks, in a changing batch, in too few pages;
+and behind a prefix that is in the cache.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import models
 import pytest
 import torch
-from serving import serve, start
+from serving import Answer, serve, start
 from transformers import AutoModelForCausalLM
 
-from parley.types import Sampling, Work
+from parley.types import Sampling, Score, Work
 
 LENGTHS = [*range(1, 34, 2), 16, 32, 36, 37, 38, 45, 46, 48, 53, 54, 60, 63, 64, 65, 70, 75, 80, 85, 90, 100, 110, 120]
 LENGTHS += [127, 128, 129, 150, 160, 200, 250, 300, 400, 512, 577, 600]
 NEW = 8
+TOP = 5  # alternatives
+CLOSE = 1e-4  # between two log-probabilities
 END = 2  # the end token of all models of the fixtures
 LOWERED = {"llama", "llama3", "mistral", "qwen2", "qwen3", "phi3"}
 
@@ -32,29 +37,80 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture, tmp_path):
     assert len(LENGTHS) >= 50
     folder = models.write_model(tmp_path / architecture, architecture, dtype="float32")
     want = reference(folder)
-    works = [
-        Work(str(i), prompt, NEW, Sampling(temperature=0), stop_ids=[END], logprobs=0, prompt_logprobs=0)
-        for i, prompt in enumerate(prompts())
-    ]
+    works = [work(str(i), prompt) for i, prompt in enumerate(prompts())]
     for lowering in [True, False] if architecture in LOWERED else [True]:
         runner, info = start(folder, dtype="float32", lowering=lowering)
         assert info.lowered == (lowering and architecture in LOWERED)
         answers, stats = serve(runner, works, step=160, blocks=90)
         assert stats.preemptions > 0
-        for i, (tokens, scores, prompt_scores) in enumerate(want):
-            answer = answers[str(i), 0]
-            assert answer.token_ids == tokens
-            assert [score.logprob for score in answer.scores] == pytest.approx(scores, abs=1e-4)
-            assert answer.prompt_scores[0] is None
-            assert [score.logprob for score in answer.prompt_scores[1:]] == pytest.approx(prompt_scores, abs=1e-4)
+        for i, expected in enumerate(want):
+            check(answers[str(i), 0], expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_warm_prefix_changes_none_of_them(architecture, tmp_path):
+    folder = models.write_model(tmp_path / architecture, architecture, dtype="float32")
+    some = [44, 48, 50]  # of 200, 512 and 600 tokens, the last two with the same beginning
+    expected, texts = reference(folder, some), prompts()
+    cold = [work(f"cold {i}", texts[i]) for i in some]
+    scored = [work(f"scored {i}", texts[i]) for i in some]
+    plain = [work(f"plain {i}", texts[i], prompt_logprobs=-1) for i in some]
+    runner, _ = start(folder, dtype="float32")
+    answers, stats = serve(runner, [*cold, *scored, *plain], batch=1, step=160)
+    assert stats.prefix_hits >= 1200  # at least those of the works that want no scores of their prompt
+    for i, wanted in zip(some, expected, strict=True):
+        for name in ("cold", "scored"):
+            check(answers[f"{name} {i}", 0], wanted)
+        check(answers[f"plain {i}", 0], wanted, prompt=False)
+
+
+def work(name: str, prompt: list[int], prompt_logprobs: int = TOP) -> Work:
+    greedy = Sampling(temperature=0)
+    return Work(name, prompt, NEW, greedy, stop_ids=[END], logprobs=TOP, prompt_logprobs=prompt_logprobs)
+
+
+@dataclass
+class Expected:
+    """What Transformers has: the tokens, and of each and each of the prompt's but the first all log-probabilities."""
+
+    tokens: list[int]
+    rows: torch.Tensor  # [tokens, vocabulary]
+    prompt: list[int]
+    prompt_rows: torch.Tensor  # [prompt's tokens but the first, vocabulary]
+
+
+def check(answer: Answer, expected: Expected, prompt: bool = True) -> None:
+    assert answer.token_ids == expected.tokens
+    compare(answer.scores, expected.tokens, expected.rows)
+    assert len(answer.prompt_scores) == (len(expected.prompt) if prompt else 0)
+    if prompt:
+        assert answer.prompt_scores[0] is None
+        compare(answer.prompt_scores[1:], expected.prompt[1:], expected.prompt_rows)
+
+
+def compare(scores: list[Score], tokens: list[int], rows: torch.Tensor) -> None:
+    """Log-probabilities, ranks and alternatives; of two that are all but equal either may be the likelier one."""
+    assert len(scores) == len(tokens) == len(rows)
+    if not scores:
+        return
+    chosen = rows.gather(1, torch.tensor(tokens)[:, None])
+    assert torch.allclose(torch.tensor([score.logprob for score in scores]), chosen[:, 0], rtol=0, atol=CLOSE)
+    ranks = torch.tensor([score.rank for score in scores])
+    assert ((rows > chosen + CLOSE).sum(1) < ranks).all() and (ranks <= (rows > chosen - CLOSE).sum(1)).all()
+    best = rows.topk(TOP).values
+    assert torch.allclose(torch.tensor([score.top for score in scores]), best, rtol=0, atol=CLOSE)
+    ids = torch.tensor([score.top_ids for score in scores])
+    assert torch.allclose(rows.gather(1, ids), best, rtol=0, atol=CLOSE)
+    assert all(len(set(score.top_ids)) == TOP for score in scores)
 
 
 @torch.inference_mode()
-def reference(folder) -> list[tuple[list[int], list[float], list[float]]]:
-    """For each prompt: the tokens generate gives, their log-probabilities, and those of the prompt's tokens."""
+def reference(folder, some: list[int] | None = None) -> list[Expected]:
+    """For each prompt, or some of them: what generate gives, and all log-probabilities there and in the prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     results = []
-    for prompt in prompts():
+    every = prompts()
+    for prompt in every if some is None else [every[i] for i in some]:
         ids = torch.tensor([prompt])
         out = model.generate(
             ids,
@@ -66,7 +122,7 @@ def reference(folder) -> list[tuple[list[int], list[float], list[float]]]:
             output_logits=True,
         )
         tokens = out.sequences[0, len(prompt) :].tolist()
-        scores = [row[0].log_softmax(-1)[token].item() for row, token in zip(out.logits, tokens, strict=True)]
-        raw = model(ids, use_cache=False).logits[0].log_softmax(-1)
-        results.append((tokens, scores, raw[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()))
+        rows = torch.cat(out.logits).log_softmax(-1)
+        before = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+        results.append(Expected(tokens, rows, prompt, before))
     return results

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from served import HELLO
+from wanted import scalars, schemas, texts, values, wanted
 
 BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # of all tests of this kind together
 ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
@@ -14,12 +15,6 @@ VLLM = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations"
         "/vllm/generate", "/generate", "/vllm/v1/embeddings", "/vllm/pooling"]  # fmt: skip
 TGI = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
-scalars = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
-    st.sampled_from([0, 1, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**300, 1e308, 1e-320, 0.5]),
-    st.sampled_from(["", "auto", "none", "\x00"]),
-)  # fmt: skip
-values = st.recursive(scalars, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=6), v, max_size=4))
 names = st.sampled_from(
     ["model", "messages", "prompt", "tokens", "temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "stop",
      "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens", "logprobs", "top_logprobs", "logit_bias",
@@ -31,7 +26,9 @@ names = st.sampled_from(
      "documents", "truncate_prompt_tokens", "truncation_side", "request_id", "priority", "vllm_xargs", "echo",
      "kv_transfer_params", "repetition_detection", "stream_interval", "allowed_token_ids",
      "mm_processor_kwargs", "use_beam_search", "input", "dimensions", "encoding_format", "embed_dtype", "endianness",
-     "normalize", "use_activation", "padding", "task", "data"]
+     "normalize", "use_activation", "padding", "task", "data", "guided_regex", "guided_choice", "guided_grammar",
+     "guided_whitespace_pattern", "guided_json_object", "length_penalty", "early_stopping", "typical_p", "watermark",
+     "no_repeat_ngram_size", "thinking_token_budget", "enable_thinking", "include_reasoning", "lora_name", "timeout"]
 )  # fmt: skip
 message = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
@@ -42,7 +39,7 @@ near = st.fixed_dictionaries(
 )
 good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}])
 odd = st.dictionaries(names | st.text(max_size=5), values, max_size=4)
-bodies = st.builds(lambda *parts: parts[0] | parts[1] | parts[2], good, near, odd)
+bodies = st.builds(lambda *parts: parts[0] | parts[1] | parts[2] | parts[3], good, near, odd, st.just({}) | wanted)
 raw = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
 
 
@@ -53,7 +50,11 @@ wishes = st.sampled_from(
 )  # fmt: skip
 plausible = st.one_of(st.booleans(), st.integers(1, 5), st.floats(0.1, 0.9), st.just(["a"]), st.none())
 grammars = st.fixed_dictionaries(
-    {}, optional={"type": st.sampled_from(["json", "regex", "json_schema", "x"]) | scalars, "value": values}
+    {},
+    optional={
+        "type": st.sampled_from(["json", "regex", "json_schema", "x"]) | scalars,
+        "value": schemas | texts | values,
+    },
 )
 parameters = st.one_of(
     st.dictionaries(wishes, plausible, max_size=6),

@@ -401,6 +401,7 @@ async def test_a_header_limits_the_time_of_a_request(serve):
     for wrong in ("0", "-1", "soon", "1e3", "9" * 40):
         refused = await served.call("POST", CHAT, HELLO, {"x-request-timeout": wrong})
         assert refused.status == 400 and "X-Request-Timeout" in refused.error["message"]
+        assert wrong[:20] in refused.error["message"] and "1000000000" in refused.error["message"]
     await served.idle()
 
 

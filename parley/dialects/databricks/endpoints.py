@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +31,6 @@ LEVELS = {
 }
 
 Endpoints = Mapping[str, Endpoint]
-Manage = Callable[[bytes, Head, Facts, Endpoints], Answer | Change]
 
 
 def list_(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:

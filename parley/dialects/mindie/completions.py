@@ -47,7 +47,8 @@ class CompletionReply(OpenAIReply):
                 raise Unsupported("Parameter suffix is not available on this server.", field="suffix")
         super().__init__(rules, head, PROMPT, wish.n * len(prompts))
         self._logprobs = values["logprobs"]
-        self._scores = [None if self._logprobs is None else Logprobs(self._logprobs, False) for _ in self._choices]
+        form = False, values["skip_special_tokens"] is not False
+        self._scores = [None if self._logprobs is None else Logprobs(self._logprobs, *form) for _ in self._choices]
         self._each = wish.n
         self.request = Request(
             **common(rules, head),
@@ -75,7 +76,7 @@ class CompletionReply(OpenAIReply):
         for event in events:
             match event:
                 case Scored() if self.request.want.echo:
-                    parts += [self._said(Delta(index, event.text, tokens=event.tokens)) for index in self._of(event)]
+                    parts += [self._said(Delta(index, event.text), prompt=event) for index in self._of(event)]
                 case Delta():
                     if (before := waiting.pop(event.index, None)) is not None:
                         parts.append(self._said(before))
@@ -85,9 +86,9 @@ class CompletionReply(OpenAIReply):
         parts += [self._said(delta) for delta in waiting.values()]
         return b"".join(parts)
 
-    def _said(self, event: Delta, done: Done | None = None) -> bytes:
+    def _said(self, event: Delta, done: Done | None = None, prompt: Scored | None = None) -> bytes:
         choice = self._choices[event.index]
-        self._take(event)
+        self._take(event, prompt)
         text = "".join(choice.content)
         if self._rules.full_text:
             choice.content = [text]
@@ -111,7 +112,7 @@ class CompletionReply(OpenAIReply):
                     self._choices[event.index].done = event
                 case Scored() if self.request.want.echo:
                     for index in self._of(event):
-                        self._take(Delta(index, event.text, tokens=event.tokens))
+                        self._take(Delta(index, event.text), event)
 
     def body(self, usage: Usage) -> bytes:
         told = [self._choice(index, "".join(choice.content), choice.done) for index, choice in enumerate(self._choices)]
@@ -124,13 +125,15 @@ class CompletionReply(OpenAIReply):
         """The choices of a prompt."""
         return range(event.prompt * self._each, (event.prompt + 1) * self._each)
 
-    def _take(self, event: Delta) -> None:
+    def _take(self, event: Delta, prompt: Scored | None = None) -> None:
         choice, scores = self._choices[event.index], self._scores[event.index]
         if event.part != "tool":
             choice.content.append(event.text)
         choice.take(event.tokens)
         choice.tokens = []
-        if scores is not None:
+        if scores is not None and prompt is not None:
+            scores.echo(prompt.tokens, prompt.text)
+        elif scores is not None:
             scores.add(event.tokens)
 
     def _choice(self, index: int, text: str, done: Done | None) -> dict[str, Any]:

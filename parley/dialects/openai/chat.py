@@ -123,7 +123,7 @@ class ChatReply(Reply):
         opening = self._opening(index)
         more = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
         if self._prompt_scores is not None and index == 0:
-            more += b',"prompt_logprobs":' + shared.encode(shared.prompt_scores(self._prompt_scores))
+            more += b',"prompt_logprobs":' + shared.encode(self._prompt_logprobs())
         return self._frame(index, shared.encode(opening), more)
 
     def _opening(self, index: int) -> dict[str, Any]:
@@ -222,7 +222,7 @@ class ChatReply(Reply):
         choices = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
         answer = self._envelope("chat.completion", choices, usage)
         if self._prompt_scores is not None and self.request.want.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = shared.prompt_scores(self._prompt_scores)
+            answer["prompt_logprobs"] = self._prompt_logprobs()
         if self._ids:
             answer["prompt_token_ids"] = self._prompt_ids
         return shared.encode(answer)
@@ -271,6 +271,12 @@ class ChatReply(Reply):
 
     def _token_ids(self, tokens: list[Token]) -> dict[str, Any]:
         return {"token_ids": [token.id for token in tokens]} if self._ids else {}
+
+    def _prompt_logprobs(self) -> list[dict[str, Any] | None] | None:
+        wanted = self.request.want.prompt_logprobs
+        if self._prompt_scores is None or wanted is None:
+            return None
+        return shared.prompt_scores(self._prompt_scores, wanted)
 
     def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
         if self.request.want.logprobs is None:

@@ -30,11 +30,16 @@ def read(body: bytes, head: Head) -> CompletionReply:
 
 
 class Logprobs:
-    """The parallel lists of a choice's log-probabilities, and where in its text they have come to."""
+    """The parallel lists of a choice's log-probabilities, and where in its text they have come to.
 
-    def __init__(self, top: int, id_names: bool):
-        self._top = top
+    ``top``: how many alternatives each map has beside the token itself; -1: all there are. ``skip_special``: special
+    tokens are listed, but are not in the text.
+    """
+
+    def __init__(self, top: int, id_names: bool, skip_special: bool = True):
+        self._top = None if top < 0 else top
         self._id_names = id_names
+        self._skip_special = skip_special
         self._characters = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.clear()
@@ -46,17 +51,32 @@ class Logprobs:
         self._offsets: list[int] = []
 
     def add(self, tokens: list[Token]) -> None:
+        """Tokens of the output."""
         for token in tokens:
-            self._tokens.append(self._name(token))
-            self._offsets.append(self._characters)
-            self._characters += len(self._decoder.decode(token.raw))
-            if token.logprob is None:  # nothing precedes the first token of a prompt
-                self._logprobs.append(None)
-                self._tops.append(None)
-            else:
-                self._logprobs.append(shared.number(token.logprob))
-                scored = [*token.top, token] if self._top else []
-                self._tops.append({self._name(t): shared.number(t.logprob) for t in scored})
+            self._append(token)
+            if not (token.special and self._skip_special):
+                self._characters += len(self._decoder.decode(token.raw))
+
+    def echo(self, tokens: list[Token], text: str) -> None:
+        """Tokens of the prompt, whose text begins the choice's. Not all that is in them need be in it."""
+        for token in tokens:
+            self._append(token)
+            piece = self._decoder.decode(token.raw)
+            if self._characters == 0 and not text.startswith(" "):
+                piece = piece.removeprefix(" ")  # the mark of a word's beginning, which the tokenizer put there
+            if not token.special or text.startswith(piece, self._characters):
+                self._characters += len(piece)
+        self._characters = len(text)
+
+    def _append(self, token: Token) -> None:
+        self._tokens.append(self._name(token))
+        self._offsets.append(self._characters)
+        if token.logprob is None:  # nothing precedes the first token of a prompt
+            self._logprobs.append(None)
+            self._tops.append(None)
+        else:
+            self._logprobs.append(shared.number(token.logprob))
+            self._tops.append({self._name(t): shared.number(t.logprob) for t in [*token.top[: self._top], token]})
 
     def take(self) -> dict[str, Any]:
         """What was added since the last time."""
@@ -108,10 +128,9 @@ class CompletionReply(Reply):
         self._ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
             raise body.fail("max_tokens", "may only be 0 when 'echo' is true.")
-        scores = shared.alternatives(body, "prompt_logprobs", self.rules)
-        self._own_scores = scores is not None
-        if scores is None and echo:
-            scores = logprobs
+        self._own_scores = scores = shared.alternatives(body, "prompt_logprobs", self.rules)
+        if echo and logprobs is not None:
+            scores = -1 if -1 in (logprobs, scores) else max(logprobs, scores or 0)
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),
@@ -137,11 +156,11 @@ class CompletionReply(Reply):
             timeout=more.seconds,
             partial=more.seconds is not None,
         )
-        id_names = body.boolean("return_tokens_as_token_ids", False)
+        form = body.boolean("return_tokens_as_token_ids", False), self.request.want.skip_special
         self._name = more.name or head.id
         self._head = head
         self._choices = [
-            Choice(None if logprobs is None else Logprobs(logprobs, id_names)) for _ in range(wish.n * len(given))
+            Choice(None if logprobs is None else Logprobs(logprobs, *form)) for _ in range(wish.n * len(given))
         ]
         self._prompt_ids: dict[int, list[int]] = {}
         self._scores: dict[int, list[Token]] = {}
@@ -168,7 +187,7 @@ class CompletionReply(Reply):
                     parts.append(self._frame(event.index, shared.encode(choice_)))
                 case Accepted():
                     self._prompt_ids[event.prompt] = event.token_ids
-                case Scored() if self.request.want.echo or self._own_scores:
+                case Scored() if self.request.want.echo or self._own_scores is not None:
                     parts += [self._preceded(index, event) for index in self._of(event.prompt)]
         return b"".join(parts)
 
@@ -191,11 +210,11 @@ class CompletionReply(Reply):
         """The first chunk of a choice: what was asked for of its prompt, as text and as scores."""
         logprobs = self._choices[index].logprobs
         if logprobs is not None and self.request.want.echo:
-            logprobs.add(prompt.tokens)
+            logprobs.echo(prompt.tokens, prompt.text)
         text = prompt.text if self.request.want.echo else ""
         choice = self._choice(index, text, None, logprobs) | self._extras(index, [])
-        if self._own_scores:
-            choice["prompt_logprobs"] = shared.prompt_scores(prompt.tokens)
+        if self._own_scores is not None:
+            choice["prompt_logprobs"] = shared.prompt_scores(prompt.tokens, self._own_scores)
         return self._frame(index, shared.encode(choice))
 
     def _frame(self, index: int, choice: bytes) -> bytes:
@@ -232,7 +251,7 @@ class CompletionReply(Reply):
             choice = self._choices[index]
             choice.text.append(event.text)
             if choice.logprobs is not None:
-                choice.logprobs.add(event.tokens)
+                choice.logprobs.echo(event.tokens, event.text)
 
     def body(self, usage: Usage) -> bytes:
         choices = []
@@ -240,8 +259,8 @@ class CompletionReply(Reply):
             assert state.done is not None
             choice = self._choice(index, "".join(state.text), state.done, state.logprobs)
             scores = self._scores.get(index // self.request.n)
-            if self._own_scores and scores is not None:
-                choice["prompt_logprobs"] = shared.prompt_scores(scores)
+            if self._own_scores is not None and scores is not None:
+                choice["prompt_logprobs"] = shared.prompt_scores(scores, self._own_scores)
             if self._ids:
                 choice["token_ids"] = state.ids
                 choice["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)

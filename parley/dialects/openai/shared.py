@@ -168,14 +168,17 @@ def number(logprob: float | None) -> float:
     return logprob if logprob is not None and logprob > -9999.0 else -9999.0
 
 
-def prompt_scores(tokens: list[Token]) -> list[dict[str, Any] | None]:
-    """The ``prompt_logprobs`` extra: for each token a map from token id to its score; null for the first."""
+def prompt_scores(tokens: list[Token], top: int) -> list[dict[str, Any] | None]:
+    """The ``prompt_logprobs`` extra: for each token a map from token id to its score; null for the first.
+
+    ``top``: how many alternatives each map has beside the token itself; -1: all there are.
+    """
     return [
         None
         if token.logprob is None
         else {
             str(t.id): {"logprob": number(t.logprob), "rank": t.rank, "decoded_token": t.text}
-            for t in [*token.top, token]
+            for t in [*token.top[: None if top < 0 else top], token]
         }
         for token in tokens
     ]

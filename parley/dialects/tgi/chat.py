@@ -64,7 +64,7 @@ class ChatReply(openai.Spoken):
             model=self._model or "",
             prompts=[chat],
             sampling=wish.sampling,
-            grammar=wish.form,
+            grammar=wish.form("response_format"),
             stop=Stop(strings=wish.stop, max_tokens=wish.max_new_tokens, include=True, reserve=RESERVED),
             want=Want(
                 logprobs=(wish.top_n_tokens or 0) if self._scores else None,

@@ -113,7 +113,7 @@ class GenerateReply(Reply):
             model="",
             prompts=[Text(inputs)],
             sampling=wish.sampling,
-            grammar=wish.form,
+            grammar=wish.form("grammar"),
             stop=wish.stopping,
             want=Want(
                 logprobs=(wish.top_n_tokens or 0) if tokens else None,

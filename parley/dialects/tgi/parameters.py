@@ -77,16 +77,15 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             watermark=self.watermark,
         )
 
-    @property
-    def form(self) -> Grammar | None:
+    def form(self, field: str) -> Grammar | None:
         """What the answer is to look like. The original writes objects, with the members that it was told of."""
         if self.grammar is None:
             return None
         kind, value = self.grammar
         if kind == "regex":
-            return Grammar("regex", value, field="grammar")
+            return Grammar("regex", value, field=field)
         schema = msgspec.json.decode(value) if isinstance(value, str) else value
-        return Grammar("json", {**OBJECT, **schema}, closed=True, field="grammar")
+        return Grammar("json", {**OBJECT, **schema}, closed=True, field=field)
 
     @property
     def stopping(self) -> Stop:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from parley.dialects.dialect import Answer, Head
 from parley.dialects.fields import Fields
 from parley.dialects.openai import chat
-from parley.dialects.openai.shared import Rules, prompt_scores
+from parley.dialects.openai.shared import Rules
 from parley.dialects.vllm import requests, shared
 from parley.types import Accepted, CallDelta, Delta, Done, Event, Token, Usage
 
@@ -135,14 +135,13 @@ class ChatReply(shared.Streamed, chat.ChatReply):
     def body(self, usage: Usage) -> bytes:
         choices = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
         answer = shared.envelope(f"chatcmpl-{self._name}", "chat.completion", self._head, self.request, choices)
-        scores = None if self._prompt_scores is None else prompt_scores(self._prompt_scores)
         return shared.encode(
             answer
             | {
                 "service_tier": None,
                 "system_fingerprint": self._head.fingerprint,
                 "usage": shared.usage(usage),
-                "prompt_logprobs": scores,
+                "prompt_logprobs": self._prompt_logprobs(),
                 "prompt_token_ids": self._prompt_ids if self._ids else None,
                 "prompt_text": None,
                 "kv_transfer_params": None,

@@ -51,22 +51,33 @@ class CompletionReply(shared.Streamed, completions.CompletionReply):
                 case Accepted():
                     self._prompt_ids[event.prompt] = event.token_ids
                 case Scored() if self.request.want.echo:
-                    parts += [self._chunk(index, event.text, event.tokens, []) for index in self._of(event.prompt)]
+                    parts += [self._echo(index, event) for index in self._of(event.prompt)]
         return b"".join(parts + [self._say(delta, done) for delta, done in pieces])
 
     def _say(self, delta: Delta | None, done: Done | None) -> bytes:
         if delta is None:
-            return b"" if done is None else self._chunk(done.index, "", [], [], done)
+            return b"" if done is None else self._chunk(done.index, "", None, [], done)
         if done is None and self._plain:
             if not delta.text:
                 return b""
             return self._before_chunk() + PLAIN % (delta.index, shared.encode(delta.text)) + b"]}\n\n"
         if done is None and not delta.text and not delta.tokens:
             return b""
-        return self._chunk(delta.index, delta.text, delta.tokens, delta.tokens, done)
+        logprobs = self._choices[delta.index].logprobs
+        if logprobs is not None:
+            logprobs.add(delta.tokens)
+        return self._chunk(delta.index, delta.text, logprobs if delta.tokens else None, delta.tokens, done)
 
-    def _chunk(self, index: int, text: str, scored: list[Token], fresh: list[Token], done: Done | None = None) -> bytes:
-        """``scored`` tokens have log-probabilities, ``fresh`` ones are the choice's own."""
+    def _echo(self, index: int, event: Scored) -> bytes:
+        logprobs = self._choices[index].logprobs
+        if logprobs is not None:
+            logprobs.echo(event.tokens, event.text)
+        return self._chunk(index, event.text, logprobs, [])
+
+    def _chunk(
+        self, index: int, text: str, logprobs: Logprobs | None, fresh: list[Token], done: Done | None = None
+    ) -> bytes:
+        """``logprobs``: those to tell now. ``fresh`` tokens are the choice's own."""
         state = self._choices[index]
         state.given += len(fresh)
         prompt = None
@@ -76,7 +87,7 @@ class CompletionReply(shared.Streamed, completions.CompletionReply):
         choice = {
             "index": index,
             "text": text,
-            "logprobs": _taken(state.logprobs, scored) if scored else None,
+            "logprobs": None if logprobs is None else _ordered(logprobs.take()),
             "finish_reason": None if done is None else FINISH[done.reason],
             "stop_reason": None if done is None else done.stop,
             "prompt_token_ids": prompt,
@@ -109,7 +120,7 @@ class CompletionReply(shared.Streamed, completions.CompletionReply):
     def _whole(self, index: int, state: completions.Choice) -> dict[str, Any]:
         assert state.done is not None
         prompt = index // self.request.n
-        scores = self._scores.get(prompt) if self._own_scores else None
+        scores, top = self._scores.get(prompt), self._own_scores
         return {
             "index": index,
             "text": "".join(state.text),
@@ -117,18 +128,10 @@ class CompletionReply(shared.Streamed, completions.CompletionReply):
             "finish_reason": FINISH[state.done.reason],
             "stop_reason": state.done.stop,
             "token_ids": state.ids if self._ids else None,
-            "prompt_logprobs": None if scores is None else prompt_scores(scores),
+            "prompt_logprobs": None if scores is None or top is None else prompt_scores(scores, top),
             "prompt_token_ids": self._prompt_ids.get(prompt) if self._ids else None,
             "routed_experts": None,
         }
-
-
-def _taken(logprobs: Logprobs | None, tokens: list[Token]) -> dict[str, Any] | None:
-    """The lists of these tokens."""
-    if logprobs is None:
-        return None
-    logprobs.add(tokens)
-    return _ordered(logprobs.take())
 
 
 def _ordered(lists: dict[str, Any]) -> dict[str, Any]:
