@@ -47,6 +47,8 @@ SPREAD = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
     np.float32
 )
 
+FEW = 1024  # bytes of a mask with any tokens, up to which these are listed
+
 COMPLEX = "The answer's grammar became too complex to go on with."
 
 
@@ -104,7 +106,7 @@ class Grammars:
             return self._tokenizer
 
     def _vocabulary(self) -> llguidance.LLTokenizer:
-        """The same for llguidance. Takes a second where there are many tokens."""
+        """The same for llguidance. Takes a second where there are many tokens, and others wait for the most part."""
         tokenizer = self.tokenizer()
         with self._reading:
             if self._spelled is None:
@@ -115,10 +117,12 @@ class Grammars:
         size = max(self.vocab_size, tokenizer.vocab_size)
         ends = sorted(tokenizer.eos_ids) or None
         try:
-            return llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends)
+            spelled = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends, slices=[])
         except ValueError:  # a kind that it does not read
             pieces = llguidance.TokenizerWrapper(Pieces(tokenizer))
-            return llguidance.LLTokenizer(pieces, n_vocab=size, eos_token=ends)
+            spelled = llguidance.LLTokenizer(pieces, n_vocab=size, eos_token=ends, slices=[])
+        # It keeps the interpreter's lock; in two calls, so that the steps of others come in between.
+        return spelled.with_slices(llguidance.LLTokenizer.general_slices())
 
 
 class Pieces:
@@ -151,6 +155,7 @@ class Form:
     """A sequence's place in its grammar and in its reasoning, as far as that is limited.
 
     ``end``: nothing may follow the token that was drawn last, which is text ("form") or a mark that ends it ("mark").
+    ``few``: the tokens that may come next, int64 and ascending, where they are not many; there is no bias then.
     """
 
     def __init__(self, grammars: Grammars, sequence: Sequence):
@@ -161,6 +166,8 @@ class Form:
         self._matcher: llguidance.LLMatcher | None = None
         self._thought: Thought | None = None
         self._forced: int | None = None  # the token that must come next
+        self._bits: np.ndarray | None = None  # uint8 [V / 8]: those that may come, the first in the lowest bit
+        self.few: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None  # float32 [V]: 0 for those that may, -inf for others
         self._store: np.ndarray | None = None  # its numbers
         written = sequence.tokens[sequence.prompt_len :]
@@ -197,21 +204,28 @@ class Form:
     @property
     def changes(self) -> bool:
         """Whether it has anything to say of the next token. ``ready`` must have been asked."""
-        return self._forced is not None or self._bias is not None
+        return self._forced is not None or self._bits is not None
 
     def apply(self, row: torch.Tensor) -> None:
         """Strike out what may not come next, in logits float32 [V]. ``ready`` must have said that there is a mask."""
         if self._forced is not None:
             row.fill_(float("-inf"))
             row[self._forced] = 0.0
+        elif self.few is not None:
+            few = self.few.to(row.device)
+            values = row[few]
+            row.fill_(float("-inf"))
+            row[few] = values
         elif self._bias is not None:
             row += self._bias.to(row.device)
 
     def mend(self, token: int) -> int:
         """The token that was drawn, or, where the model rules out all that may come, the first of these."""
-        if self._bias is None or (token < len(self._bias) and self._bias[token] == 0):
+        if self._bits is None or int(self._bits[token // 8]) >> token % 8 & 1:
             return token
-        return int(self._bias.argmax())
+        first = int(np.flatnonzero(self._bits)[0])
+        bits = int(self._bits[first])
+        return 8 * first + (bits & -bits).bit_length() - 1
 
     def after(self, token: int) -> End | None:
         """What ``end`` would be if this token were drawn. ``ready`` must have said that there is a mask."""
@@ -222,7 +236,7 @@ class Form:
 
     def append(self, token: int) -> None:
         """Move on by a token that was drawn, and begin the next mask."""
-        self._forced = self._bias = None
+        self._forced = self._bits = self.few = self._bias = None
         if self._thought is not None:
             self._thought.append(token)
             self._forced = self._thought.forced
@@ -266,6 +280,12 @@ class Form:
             bits = rest
         if not bits.any():
             raise ValueError("no token of the vocabulary may come next")
+        self._bits = bits
+        some = np.flatnonzero(bits)
+        if len(some) <= FEW:
+            place, bit = np.nonzero(np.unpackbits(bits[some][:, None], axis=1, bitorder="little"))
+            self.few = torch.from_numpy(some[place] * 8 + bit)
+            return
         if self._store is None:
             self._store = np.empty((len(bits), 8), np.float32)
         np.take(SPREAD, bits, axis=0, out=self._store, mode="clip")

@@ -13,10 +13,12 @@ runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from parley import native
 from parley.core.sequence import Candidate, Sequence
@@ -45,6 +47,10 @@ class Plan:
     form: Form | None = None
     beams: int = 0  # of a search; 0: the slot's tokens are drawn
     stops: list[int] = field(default_factory=list)  # of a search: tokens that end its outputs
+
+    def edits(self, position: int) -> bool:
+        """Whether output token ``position`` (from 0) sees other logits than the model's, beside what a grammar says."""
+        return self.edit is not None and self.edit.changes(position)
 
 
 class Sampler:
@@ -127,19 +133,16 @@ class Sampler:
         written to.
         """
         plans = [self._plan(slot) for slot in slots]
-        edited, changed = self._edit(logits, plans, positions, spent)
-        ways = {way: [row for row, plan in enumerate(plans) if plan.way == way] for way in WAYS}
-        greedy = ways.pop("greedy")
-        if likely is not None and not changed:
-            tokens = likely
-        elif greedy:
-            tokens = native.argmax(edited)[1]
-        else:
-            tokens = torch.zeros(len(plans), dtype=torch.int64, device=self.device)
-        for way, rows in ways.items():
-            if rows:
-                drawn = self._draw(edited, rows, plans, slots, positions, way)
-                tokens[torch.tensor(rows, device=self.device)] = drawn
+        few = [
+            row
+            for row, plan in enumerate(plans)
+            if plan.form is not None and plan.form.few is not None and not plan.edits(positions[row])
+        ]
+        edited, changed = self._edit(logits, plans, positions, spent, few)
+        rest = [row for row in range(len(plans)) if row not in few] if few else range(len(plans))
+        tokens = self._choose(edited, rest, plans, slots, positions, None if changed else likely)
+        if few:
+            tokens[torch.tensor(few, device=self.device)] = self._choose_few(logits, few, plans, slots, positions)
         chosen = tokens.tolist()
         for row, plan in enumerate(plans):
             if plan.form is not None:
@@ -160,7 +163,7 @@ class Sampler:
         plans = [self._plan(slot) for slot in slots]
         norms = normaliser(logits)
         shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
-        edited, _ = self._edit(logits - shift, plans, positions, True)
+        edited, _ = self._edit(logits - shift, plans, positions, True, [])
         found: list[list[Candidate]] = []
         most = 2 * max(plan.beams for plan in plans)
         lists = [listing(edited, most)]
@@ -210,18 +213,20 @@ class Sampler:
         return plan
 
     def _edit(
-        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool
+        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool, few: list[int]
     ) -> tuple[torch.Tensor, bool]:
-        """The logits after grammar, bias, min_tokens and penalties, and whether any row has any.
+        """The logits after grammar, bias, min_tokens and penalties, and whether any row has any; ``few`` keep theirs.
 
         A copy of a large vocabulary would cost more than the edits, so ``spent`` ones are edited in place, unless
         scores are wanted, which are those of the logits before.
         """
-        forms = [(row, plan.form) for row, plan in enumerate(plans) if plan.form is not None and plan.form.changes]
-        edits = [
-            (row, plan.edit)
+        forms = [
+            (row, plan.form)
             for row, plan in enumerate(plans)
-            if plan.edit is not None and plan.edit.changes(positions[row])
+            if plan.form is not None and plan.form.changes and row not in few
+        ]
+        edits = [
+            (row, plan.edit) for row, plan in enumerate(plans) if plan.edit is not None and plan.edits(positions[row])
         ]
         changed = bool(forms or edits)
         if changed and not (spent and all(plan.logprobs < 0 for plan in plans)):
@@ -231,6 +236,50 @@ class Sampler:
         for row, edit in edits:
             edit.apply(logits[row], positions[row])
         return logits, changed
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        rows: Iterable[int],
+        plans: list[Plan],
+        slots: list[int],
+        positions: list[int],
+        likely: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """A token for each of these rows, each in its way, int64 [R]; what others get means nothing."""
+        ways: dict[Way, list[int]] = {way: [] for way in WAYS}
+        for row in rows:
+            ways[plans[row].way].append(row)
+        greedy = ways.pop("greedy")
+        if likely is not None:
+            tokens = likely
+        elif greedy:
+            tokens = native.argmax(logits)[1]
+        else:
+            tokens = torch.zeros(len(logits), dtype=torch.int64, device=self.device)
+        for way, drawn in ways.items():
+            if drawn:
+                each = self._draw(logits, drawn, plans, slots, positions, way)
+                tokens[torch.tensor(drawn, device=self.device)] = each
+        return tokens
+
+    def _choose_few(
+        self, logits: torch.Tensor, rows: list[int], plans: list[Plan], slots: list[int], positions: list[int]
+    ) -> torch.Tensor:
+        """The same for rows whose grammars leave few tokens, int64 [rows]: the others are not looked at.
+
+        What is drawn is what it would be with -inf for all others, which weigh nothing.
+        """
+        plans = [plans[row] for row in rows]
+        few = [plan.form.few.to(self.device) for plan in plans if plan.form is not None and plan.form.few is not None]
+        values = pad_sequence(
+            [logits[row].index_select(0, ids) for row, ids in zip(rows, few, strict=True)], True, -math.inf
+        )
+        # Where the model rules out all that may come, the first of these does.
+        values[:, :1].masked_fill_(values.amax(-1, keepdim=True) == -math.inf, 0.0)
+        slots, positions = [slots[row] for row in rows], [positions[row] for row in rows]
+        index = self._choose(values, range(len(rows)), plans, slots, positions, None)
+        return pad_sequence(few, True).gather(1, index[:, None])[:, 0]
 
     def _draw(
         self,

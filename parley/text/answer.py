@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,9 @@ from parley.types import Chat, Grammar, Message
 from . import schema as schemas
 from .calls import Form
 from .grammar import BUDGET
+from .lark import Lark
 from .markup import Markup
-from .spelling import calls_grammar
+from .spelling import BEGIN, FINAL, calls_grammar
 
 Tool = dict[str, Any]
 
@@ -31,7 +32,6 @@ TOLD = (
     "\n\nThese are the tools: {tools}\nAnswer with a JSON array of calls and nothing else: "
     '[{{"name": <name of a tool>, "parameters": <its arguments as an object>}}]'
 )
-BEGIN, FINAL = "<|start|>assistant", "<|channel|>final<|message|>"  # what stands before content in channels
 DATA = ("enum", "const")  # keywords whose values are no schemas
 
 
@@ -62,21 +62,16 @@ def told(chat: Chat) -> Chat:
 
 
 def compose(
-    markup: Markup,
-    special: Mapping[str, int],
-    spell: Callable[[str], str],
-    chat: Chat,
-    form: Grammar | None,
-    loose: Collection[str] = (),
+    markup: Markup, lark: Lark, chat: Chat, form: Grammar | None, loose: Collection[str] = ()
 ) -> Grammar | None:
     """The grammar of the answer, None for any text. ``markup`` is the readable one, ``form`` what else is asked for.
 
     Has the answer to call, it is calls, and the form has no say. May it call, it is calls or has the form; without a
     form it is text in which calls of ``strict`` tools follow their schemas. The arguments of tools in ``loose`` are
-    any object. ``special``: the ids of the model's marks; ``spell`` writes a text with them in Lark.
+    any object. ``lark`` writes the model's marks.
     """
     tools = callable_tools(chat)
-    content = f"({spell(BEGIN)})? {spell(FINAL)} @inner" if markup.channels else "@inner"
+    content = f"({lark.text(BEGIN)})? {lark.text(FINAL)} @inner" if markup.channels else "@inner"
     if not tools or not markup.calls:
         return _around(f"start: {content}", form) if form is not None and markup.channels else form
     required = chat.choice == "required"
@@ -85,7 +80,7 @@ def compose(
         return None
     tools = [_bound(tool, _name(tool) in loose or (free and not _strict(tool))) for tool in tools]
     parallel = chat.parallel and chat.only is None
-    calls = calls_grammar(markup, tools, parallel=parallel, required=not free, special=special)
+    calls = calls_grammar(markup, lark, tools, parallel=parallel, required=not free)
     if form is None or required:
         return Grammar("lark", calls, field="tool_choice" if required else "tools")
     first = markup.calls[0]

@@ -31,6 +31,7 @@ from parley.errors import Invalid
 from parley.types import Grammar
 
 from . import schema as schemas
+from .lark import Lark, quoted
 from .refused import Refused
 from .tags import TEXT, Writer
 from .tokenizer import Tokenizer
@@ -90,9 +91,7 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer):
         self._alphabet: llguidance.LLTokenizer | None = None
         self._tokenizer = tokenizer
-        self._marks = tokenizer.marks
-        longest = sorted(map(re.escape, self._marks), key=len, reverse=True)
-        self._split = re.compile(f"({'|'.join(longest)})") if longest else None
+        self.lark = Lark(tokenizer.marks)
         self._made: OrderedDict[bytes, str | Refused] = OrderedDict()
         self._kept = 0
         self._lock = threading.Lock()
@@ -139,18 +138,14 @@ class Compiler:
         found = self.find(grammar)
         return self.compile(grammar) if found is None else found
 
-    def spell(self, text: str) -> str:
-        """A text as a sequence in Lark: the model's marks by their ids, what is between them as strings."""
-        return " ".join(_literal(piece, self._marks) for piece in self._pieces(text) if piece) or '""'
-
     def behind(self, made: str, think: tuple[str, str], inside: bool) -> str:
         """A compiled grammar for what follows the reasoning, which stands between the marks of ``think``.
 
         ``inside``: the answer begins in the reasoning. Otherwise it may begin with it.
         """
-        opening, closing = self.spell(think[0]), self.spell(think[1])
+        opening, closing = self.lark.text(think[0]), self.lark.text(think[1])
         lines = ["THOUGHT: " + TEXT, r"GAP: /\n{0,2}/"]
-        if think[1] in self._marks:
+        if think[1] in self.lark.marks:
             thought = f"THOUGHT {closing}"
         else:
             thought = "thought"
@@ -195,7 +190,7 @@ class Compiler:
             case "choice" if not value:
                 raise Refused("there is nothing to choose from")
             case "choice":
-                return _lark("start: " + " | ".join(map(_string, value)))
+                return _lark("start: " + " | ".join(map(quoted, value)))
             case "lark":
                 _check_inner(grammar)
                 _check_ids(grammar, self._tokenizer.vocab_size)
@@ -239,19 +234,12 @@ class Compiler:
         def schema(value: Any) -> dict[str, Any]:
             return self._schema(grammar, value)
 
-        def mark(piece: str) -> str | None:
-            return _literal(piece, self._marks) if piece in self._marks else None
-
-        return Writer(self._pieces, mark, schema, _regex, part).write(grammar.value)
-
-    def _pieces(self, text: str) -> list[str]:
-        """Every second one is a mark."""
-        return self._split.split(text) if self._split is not None else [text]
+        return Writer(self.lark, schema, _regex, part).write(grammar.value)
 
     def _letters(self) -> llguidance.LLTokenizer:
         with self._lock:
             if self._alphabet is None:
-                letters = _Letters(self._tokenizer, self._marks)
+                letters = _Letters(self._tokenizer)
                 self._alphabet = llguidance.LLTokenizer(llguidance.TokenizerWrapper(letters))
             return self._alphabet
 
@@ -261,13 +249,13 @@ class _Letters:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer, marks: dict[str, int]):
+    def __init__(self, tokenizer: Tokenizer):
         self.first = tokenizer.vocab_size
         self.tokens = [b""] * self.first + [bytes([byte]) for byte in range(256)] + [b"<end of answer>"]
         self.eos_token_id = len(self.tokens) - 1
-        for mark, id in marks.items():
+        for mark, id in tokenizer.marks.items():
             self.tokens[id] = mark.encode()
-        self.special_token_ids = [*marks.values(), self.eos_token_id]
+        self.special_token_ids = [*tokenizer.marks.values(), self.eos_token_id]
 
     def __call__(self, text: bytes) -> list[int]:
         return [self.first + byte for byte in text]
@@ -289,14 +277,6 @@ def _regex(value: str) -> str:
     if (len(value) - len(value.rstrip("\\"))) % 2:
         raise Refused("it ends with a backslash, which escapes nothing")
     return str(llguidance.regex_to_lark(value, "d"))
-
-
-def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _literal(piece: str, marks: dict[str, int]) -> str:
-    return f"<[{marks[piece]}]>" if piece in marks else _string(piece)
 
 
 def _check_inner(grammar: Grammar) -> None:

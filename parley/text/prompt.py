@@ -171,7 +171,7 @@ class Language:
         if not isinstance(prompt, Chat) or not (prompt.tools or grammar):
             return grammar
         markup = answer.readable(self.markup, prompt)
-        return answer.compose(markup, self.tokenizer.marks, self.grammars.spell, prompt, grammar, loose)
+        return answer.compose(markup, self.grammars.lark, prompt, grammar, loose)
 
     def spellings(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word at the beginning of a text, and behind a blank where those are others."""

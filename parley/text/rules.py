@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import llguidance
 
 from .calls import Form, follow, kinds
+from .lark import Lark, quoted
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
@@ -24,36 +24,23 @@ Schema = dict[str, Any]
 
 
 class Rules:
-    """Rules that are made while they are needed. ``special``: the ids of the tokens that are marks."""
+    """Rules that are made while they are needed."""
 
-    def __init__(self, form: Form, special: Mapping[str, int]):
+    def __init__(self, form: Form, lark: Lark):
         self.lines: list[str] = []
         self.form = form
-        self._special = special
-        marks = sorted(filter(None, special), key=len, reverse=True)
-        self._split = re.compile("|".join(map(re.escape, marks))) if marks else None
+        self.text = lark.text
+        self.mark = lark.mark
         self._root: Schema = {}
-
-    def text(self, text: str) -> str:
-        """A text as literals, special tokens as tokens."""
-        parts, at = [], 0
-        for found in self._split.finditer(text) if self._split is not None else ():
-            parts += [_quoted(text[at : found.start()]), f"<[{self._special[found[0]]}]>"]
-            at = found.end()
-        return " ".join(filter(None, [*parts, _quoted(text[at:])]))
-
-    def special(self, text: str) -> re.Match[str] | None:
-        """The first special token in a text."""
-        return self._split.search(text) if self._split is not None else None
 
     def until(self, mark: str, schema: Schema, before: str = "") -> str:
         """A rule for text up to a mark, which it has nowhere else. ``before``: stands right before the mark."""
         form = f"/(?s:.{_limits(schema)})/{_pattern(schema)}"
-        if self.special(mark):
+        if self.mark(mark):
             return self.rule(f"{self.terminal(form)} {self.text(before + mark)}")
         inner = re.escape(mark).replace("/", r"\/")
         text = self.terminal(f"{form} & ~/(?s:.*){inner}(?s:.*)/")
-        return self.rule(f"{text} {_quoted(before + mark)}", "[lazy]")
+        return self.rule(f"{text} {quoted(before + mark)}", "[lazy]")
 
     def rule(self, body: str, option: str = "") -> str:
         """The name of a new rule."""
@@ -170,7 +157,7 @@ class Rules:
     def _row(self, parts: list[tuple[bool, str]], comma: str) -> str:
         """The parts that must be there, then those that may, with something between them."""
         must, may = ([name for needed, name in parts if needed is wanted] for wanted in (True, False))
-        between = _quoted(comma)
+        between = quoted(comma)
         tail = '""'
         tails = [tail]
         for name in reversed(may):
@@ -197,13 +184,9 @@ class Rules:
             self.lines.append(line)
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""
-
-
 def _literal(value: Any) -> str:
     """A value as it stands between marks: text as it is, the rest as JSON."""
-    return _quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)) or '""'
+    return quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _properties(schema: Schema) -> dict[str, Any]:

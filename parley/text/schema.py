@@ -11,6 +11,8 @@ from typing import Any
 
 DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and puts the schema into more of it
 
+LENGTH = 2**31 - 1  # characters: llguidance reads no larger maxLength, and nobody writes so many
+
 MEMBERS = 1000  # properties of one object: what llguidance takes for them grows with their square
 
 # Keywords whose value is a schema, a list of them, or an object of them. What stands elsewhere is plain JSON.
@@ -71,6 +73,8 @@ def ready(schema: Schema, closed: bool) -> Schema:
         made = {key: value for key, value in node.items() if key not in NOTES}
         if node.get("uniqueItems") is False:
             del made["uniqueItems"]
+        if isinstance(longest := node.get("maxLength"), int) and longest > LENGTH:
+            del made["maxLength"]
         if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
             del made["format"]
         alone = alone and path not in shared

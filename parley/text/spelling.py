@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from parley.errors import Invalid
 
+from .lark import Lark
 from .markup import Markup
 from .rules import Rules
 
 FREE = "TEXT: /(?s:.*)/"
+BEGIN, FINAL = "<|start|>assistant", "<|channel|>final<|message|>"  # what stands before content in channels
 
 
 def calls_grammar(
     markup: Markup,
+    lark: Lark,
     tools: Sequence[dict[str, Any]],
     *,
     parallel: bool,
     required: bool,
     only: str | None = None,
-    special: Mapping[str, int],
 ) -> str:
     """The grammar of an answer, behind its reasoning, that may or must call tools.
 
     ``required``: the answer is a call of one of the tools, or of ``only`` that one, with arguments that follow its
     schema; with ``parallel`` there may be several. Otherwise it is free text in which what begins as a call is one: of
     a tool that there is, with arguments that are an object and follow the schema if the tool is ``strict``.
-    ``special``: the ids of the special tokens. Raises Invalid if the model cannot call, or there is no such tool.
+    ``lark`` writes the model's marks. Raises Invalid if the model cannot call, or there is no such tool.
     """
     if not markup.calls:
         raise Invalid("The model has no form of tool calls that is known.", field="tools")
@@ -41,7 +43,7 @@ def calls_grammar(
     if not functions:
         raise Invalid("tool_choice names a function that is not among the tools.", field="tool_choice")
     form = markup.calls[0]
-    rules = Rules(form, special)
+    rules = Rules(form, lark)
     calls = " | ".join(_call(rules, function, required or function.get("strict") is True) for function in functions)
     if markup.channels:
         lines = _channels(rules, calls, required)
@@ -102,14 +104,14 @@ def _free(rules: Rules, calls: str, parallel: bool) -> list[str]:
         return ["start: PLAIN | block", plain, f"block: {rules.text(''.join(form.open))} call {more} {close}", call]
     first = "".join(form.open) + each
     first = first[first.index(trigger) + len(trigger) :]
-    special = rules.special(trigger)
-    if special:  # what no text can be is enough to tell a call by
-        trigger = trigger[special.start() :]
+    mark = rules.mark(trigger)
+    if mark:  # what no text can be is enough to tell a call by
+        trigger = trigger[mark.start() :]
     lines = [
         f"start: block{'*' if parallel else '?'} end",
         "end: TEXT",
         FREE,
-        f"begin{'' if special else '[lazy]'}: TEXT {rules.text(trigger)}",
+        f"begin{'' if mark else '[lazy]'}: TEXT {rules.text(trigger)}",
         f"block: begin {rules.text(first)} ({calls}) {rules.text(''.join(form.after))} {more} {close}",
     ]
     return [*lines, call] if more else lines
@@ -118,16 +120,15 @@ def _free(rules: Rules, calls: str, parallel: bool) -> list[str]:
 def _channels(rules: Rules, calls: str, required: bool) -> list[str]:
     """Messages in channels: of preambles any number, then a call or the answer itself. The first may be begun."""
     form = rules.form
-    begin = "<|start|>assistant"
-    head = "".join(form.each).removeprefix(begin)
-    lines = [f"call: {rules.text(head)} ({calls})", f"begin: {rules.text(begin)}"]
+    head = "".join(form.each).removeprefix(BEGIN)
+    lines = [f"call: {rules.text(head)} ({calls})", f"begin: {rules.text(BEGIN)}"]
     if required:
         return ["start: begin? call", *lines]
     return [
         "start: begin? (preamble begin)* (call | final)",
         *lines,
         f"preamble: {rules.text('<|channel|>commentary<|message|>')} TEXT {rules.text('<|end|>')}",
-        f"final: {rules.text('<|channel|>final<|message|>')} TEXT",
+        f"final: {rules.text(FINAL)} TEXT",
         FREE,
     ]
 

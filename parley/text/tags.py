@@ -14,6 +14,7 @@ from typing import Any
 from parley.errors import excerpt
 from parley.types import AnyText, Either, Grammar, Piece, Sequence, Tag, TagList, Tags
 
+from .lark import Lark, quoted
 from .refused import Refused
 
 TEXT = r"/(.|\n)*/"
@@ -23,20 +24,19 @@ Ends = list[str] | None  # texts of which one follows; none of them: the end; No
 
 
 class Writer:
-    """``split`` divides a text at the model's marks, and ``mark`` is how one of them is written, or None for a text.
+    """``lark`` spells texts with the model's marks in them.
 
     ``schema`` makes a JSON schema ready, ``regex`` an expression, ``part`` adds another grammar and gives its name.
     """
 
     def __init__(
         self,
-        split: Callable[[str], list[str]],
-        mark: Callable[[str], str | None],
+        lark: Lark,
         schema: Callable[[Any], dict[str, Any]],
         regex: Callable[[str], str],
         part: Callable[[Grammar], str],
     ):
-        self._split, self._mark = split, mark
+        self._lark = lark
         self._schema, self._regex, self._part = schema, regex, part
         self._lines = [f"TEXT: {TEXT}"]
 
@@ -141,12 +141,13 @@ class Writer:
             return text
         made, plain = [], []
         for end in ends:
-            lead, *rest = self._split(end)
-            if rest:
-                before = self._name("LEAD", f"{text} {_string(lead)}") if lead else text
-                made.append(f"{before} {self._spell(end[len(lead) :])}")
-            else:
-                plain.append(_string(end))
+            mark = self._lark.mark(end)
+            if mark is None:
+                plain.append(quoted(end))
+                continue
+            lead = end[: mark.start()]
+            before = self._name("LEAD", f"{text} {quoted(lead)}") if lead else text
+            made.append(f"{before} {self._spell(end[mark.start() :])}")
         if plain:
             body = f"{text} ({' | '.join(plain)})"
             made.append(self._name("lazy", body, "[lazy]") if lazy else self._name("ENDED", body))
@@ -156,7 +157,7 @@ class Writer:
         """The terminal of any text without these in it."""
         if not excludes:
             return "TEXT"
-        never = " | ".join(f"{TEXT} {_string(text)} {TEXT}" for text in excludes)
+        never = " | ".join(f"{TEXT} {quoted(text)} {TEXT}" for text in excludes)
         return self._name("FREE", f"{TEXT} & ~({never})")
 
     def _ended(self, ends: Ends) -> str:
@@ -171,8 +172,7 @@ class Writer:
         return name
 
     def _spell(self, text: str) -> str:
-        """A text as a sequence: marks by their ids, what is between them as strings."""
-        return " ".join(self._mark(each) or _string(each) for each in self._split(text) if each) or '""'
+        return self._lark.text(text) or '""'
 
 
 def _open(piece: Piece) -> bool:
@@ -189,7 +189,3 @@ def _open(piece: Piece) -> bool:
         case TagList():
             return False
     return True
-
-
-def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -10,6 +10,7 @@ from random import Random
 import jsonschema
 import models
 import pytest
+from msgspec.structs import replace
 from serving import Answer, serve, start
 
 from parley.core.loop import Loop
@@ -151,6 +152,21 @@ def test_a_row_is_the_same_in_any_company(options):
         assert run(*cases(), **options) == alone()
     finally:
         runner.pages, runner.blocks = pages, blocks
+
+
+def test_a_row_is_the_same_however_many_tokens_may_come(monkeypatch):
+    """What is drawn from a few tokens that are listed is what is drawn from all, with the others struck out."""
+    made = [replace(each, sampling=replace(each.sampling, repetition_penalty=1.0)) for each in cases()]
+    ways = ({"top_k": 40}, {"top_k": 2}, {"min_p": 0.1}, {"typical_p": 0.8}, {"temperature": 0.0})
+    made += [
+        work(
+            f"way{number}", Grammar("json", PERSON), n=2, seed=number, sampling=Sampling(**{"temperature": 1.5, **way})
+        )
+        for number, way in enumerate(ways)
+    ]
+    listed = run(*made)
+    monkeypatch.setattr("parley.model.grammar.FEW", -1)
+    assert run(*made) == listed
 
 
 class Guesser:

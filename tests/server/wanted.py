@@ -118,30 +118,30 @@ functions = st.fixed_dictionaries(
 )
 tools = st.lists(st.builds(lambda of: {"type": "function", "function": of}, functions) | values, max_size=3)
 named = st.builds(lambda name: {"type": "function", "function": {"name": name}}, st.sampled_from(["f", "g", "h"]))
-wanted = st.fixed_dictionaries(
-    {},
-    optional={
-        "response_format": formats,
-        "structured_outputs": forms,
-        "guided_json": schemas,
-        "guided_regex": texts,
-        "guided_grammar": texts,
-        "tools": tools,
-        "tool_choice": st.sampled_from(["auto", "none", "required"]) | named | values,
-        "parallel_tool_calls": st.booleans(),
-        "thinking_token_budget": st.integers(-1, 3),
-        "functions": st.lists(functions, max_size=2),
-        "use_beam_search": st.booleans(),
-        "n": st.integers(1, 4),
-        "best_of": st.integers(1, 4),
-        "length_penalty": st.floats(-11, 11),
-        "early_stopping": st.booleans() | st.just("never"),
-        "logprobs": st.booleans() | st.integers(-1, 21),
-        "top_logprobs": st.integers(-1, 21),
-        "max_tokens": st.integers(0, 5),
-        "prompt_logprobs": st.integers(-1, 21),
-        "echo": st.booleans(),
-        "stream": st.booleans(),
-        "stop": texts,
-    },
+members = {
+    "response_format": formats,
+    "structured_outputs": forms,
+    "guided_json": schemas,
+    "guided_regex": texts,
+    "guided_grammar": texts,
+    "tools": tools,
+    "tool_choice": st.sampled_from(["auto", "none", "required"]) | named | values,
+    "parallel_tool_calls": st.booleans(),
+    "thinking_token_budget": st.integers(-1, 3),
+    "functions": st.lists(functions, max_size=2),
+    "use_beam_search": st.booleans(),
+    "n": st.integers(1, 4),
+    "best_of": st.integers(1, 4),
+    "length_penalty": st.floats(-11, 11),
+    "early_stopping": st.booleans() | st.just("never"),
+    "logprobs": st.booleans() | st.integers(-1, 21),
+    "top_logprobs": st.integers(-1, 21),
+    "max_tokens": st.integers(0, 5),
+    "prompt_logprobs": st.integers(-1, 21),
+    "echo": st.booleans(),
+    "stream": st.booleans(),
+    "stop": texts,
+}
+wanted = st.lists(st.sampled_from(sorted(members)), max_size=4, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: members[name] for name in names})
 )

@@ -100,6 +100,13 @@ def test_closed_objects_have_the_named_members_only(compiler):
     assert fits(compiler, Grammar("json", joined, closed=True), '{"a":1,"b":null}')
 
 
+def test_limits_that_nobody_reaches(compiler):
+    for most in (2**31 - 1, 2**31, 2**53 - 1, 10**18):
+        assert fits(compiler, Grammar("json", {"type": "string", "maxLength": most}), '"a"')
+        assert fits(compiler, Grammar("json", {"type": "integer", "minimum": -most, "maximum": most}), "-12")
+        assert fits(compiler, Grammar("json", {"type": "array", "maxItems": most}), "[1]")
+
+
 def test_what_is_made_ready_leaves_the_schema_as_it_was():
     schema = {"properties": {"a": {"format": "odd", "uniqueItems": False}}, "anyOf": [{"items": {"properties": {}}}],
               "const": {"properties": {"format": "odd"}}}  # fmt: skip

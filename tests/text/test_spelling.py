@@ -18,6 +18,7 @@ from parley.text import Markup, Tokenizer, detect
 from parley.text.calls import Tools
 from parley.text.channels import reader
 from parley.text.families import CALLS, Calls
+from parley.text.lark import Lark
 from parley.text.spelling import calls_grammar
 
 CITY = {
@@ -78,8 +79,8 @@ def vocabulary(marked: bool) -> LLTokenizer:
 
 
 def spell(row: Calls, marked: bool, parallel: bool, required: bool, only: str | None = None) -> str:
-    markup, special = detect("", row.name, "none"), tokenizer(marked).marks
-    return calls_grammar(markup, TOOLS, parallel=parallel, required=required, only=only, special=special)
+    markup, lark = detect("", row.name, "none"), Lark(tokenizer(marked).marks)
+    return calls_grammar(markup, lark, TOOLS, parallel=parallel, required=required, only=only)
 
 
 def walk(marked: bool, grammar: str, seed: int, start: str = "") -> str:
@@ -157,4 +158,4 @@ def test_what_cannot_be_called() -> None:
     with pytest.raises(Invalid, match="not among the tools"):
         spell(CALLS[-1], False, True, True, "absent")
     with pytest.raises(Invalid, match="no form of tool calls"):
-        calls_grammar(Markup(), TOOLS, parallel=True, required=True, special={})
+        calls_grammar(Markup(), Lark({}), TOOLS, parallel=True, required=True)
