@@ -21,7 +21,8 @@ from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
 from parley.model.pooling import Recipe
-from parley.model.sampler import Sampler, score
+from parley.model.sampler import Sampler
+from parley.model.score import score
 from parley.model.verify import BROKEN, Trial, verify
 from parley.native.layout import Span
 from parley.types import Score, Work

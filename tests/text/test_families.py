@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts import Parts, cut, read
 from tiny_tokenizers import byte_level
 from tokenizers import AddedToken
 
@@ -48,28 +49,9 @@ TOOLS = Tools(
     ]
 )
 
-Parsed = tuple[str, str, list[tuple[str, str]]]
 
-
-def parse(pieces: list[str], markup: Markup, thinking: bool = False, tools: Tools = TOOLS) -> Parsed:
-    """(reasoning, content, [(name, arguments)]); checks the form of the events on the way."""
-    parser = reader(markup, thinking, tools)
-    texts = {"reasoning": "", "content": ""}
-    calls: list[tuple[str, str]] = []
-    for part, text, call in [event for piece in pieces for event in parser.push(piece)] + parser.flush():
-        if call is None:
-            assert text
-            texts[part] += text
-            continue
-        assert part == "tool" and text == ""
-        if call.name is not None:
-            assert call.index == len(calls) and call.id and call.arguments == ""
-            calls.append((call.name, ""))
-        else:
-            assert call.index == len(calls) - 1 and call.id is None and call.arguments
-            calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
-    assert parser.calls == len(calls)
-    return texts["reasoning"], texts["content"], calls
+def parse(pieces: list[str], markup: Markup, thinking: bool = False, tools: Tools = TOOLS) -> Parts:
+    return read(reader(markup, thinking, tools), pieces)
 
 
 def family(name: str, think: tuple[str, str] | None = None) -> Markup:
@@ -345,14 +327,8 @@ def written(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
 def test_any_cutting_gives_the_same_events(case: tuple[Markup, str, list[int]], thinking: bool) -> None:
     markup, text, sizes = case
     thinking = thinking and markup.think is not None
-    pieces, at = [], 0
-    for size in itertools.cycle(sizes):
-        if at >= len(text):
-            break
-        pieces.append(text[at : at + size])
-        at += size
     whole = parse([text], markup, thinking)
-    assert parse(pieces, markup, thinking) == whole
+    assert parse(cut(text, sizes), markup, thinking) == whole
     if markup.think is None and not markup.channels and not whole[2]:
         assert whole[1] == text, "what is no call is content"
 
@@ -398,13 +374,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 @settings(max_examples=200, deadline=None)
 def test_python_values_become_json(arguments: dict[str, Any], sizes: list[int]) -> None:
     text = "[f(" + ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")]"
-    pieces, at = [], 0
-    for size in itertools.cycle(sizes):
-        if at >= len(text):
-            break
-        pieces.append(text[at : at + size])
-        at += size
-    _, content, calls = parse(pieces, family("llama4_pythonic"))
+    _, content, calls = parse(cut(text, sizes), family("llama4_pythonic"))
     assert content == "" and len(calls) == 1
     expected = json.loads(json.dumps(arguments))
     assert json.loads(calls[0][1]) == expected
@@ -414,13 +384,7 @@ def test_python_values_become_json(arguments: dict[str, Any], sizes: list[int]) 
 @settings(max_examples=200, deadline=None)
 def test_texts_between_marks_become_strings(value: str, sizes: list[int]) -> None:
     text = f"<tool_call>\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n</tool_call>"
-    pieces, at = [], 0
-    for size in itertools.cycle(sizes):
-        if at >= len(text):
-            break
-        pieces.append(text[at : at + size])
-        at += size
-    assert json.loads(parse(pieces, family("qwen3_coder"))[2][0][1]) == {"s": value}
+    assert json.loads(parse(cut(text, sizes), family("qwen3_coder"))[2][0][1]) == {"s": value}
 
 
 REASONED = [

@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts import Parts, cut, read
 
 from parley.text import Markup, Regions, detect
 from parley.text.families import HERMES
@@ -17,30 +18,10 @@ QWEN = Markup(("<think>", "</think>"), (HERMES,))
 TOOLS = Markup(None, (HERMES,))
 THINK = Markup(("<think>", "</think>"))
 
-Parsed = tuple[str, str, list[tuple[str, str]]]
 
-
-def parse(pieces: list[str], markup: Markup = QWEN, thinking: bool = False) -> Parsed:
-    """(reasoning, content, [(name, arguments)]) of a text; checks the form of the call deltas on the way."""
+def parse(pieces: list[str], markup: Markup = QWEN, thinking: bool = False) -> Parts:
     numbers = itertools.count()
-    regions = Regions(markup, thinking, lambda: f"call_{next(numbers)}")
-    texts = {"reasoning": "", "content": ""}
-    calls: list[tuple[str, str]] = []
-    events = [event for piece in pieces for event in regions.push(piece)] + regions.flush()
-    for part, text, call in events:
-        if call is None:
-            assert text
-            texts[part] += text
-            continue
-        assert part == "tool" and text == ""
-        if call.name is not None:
-            assert call.index == len(calls) and call.id and call.arguments == ""
-            calls.append((call.name, ""))
-        else:
-            assert call.index == len(calls) - 1 and call.id is None and call.arguments
-            calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
-    assert regions.calls == len(calls)
-    return texts["reasoning"], texts["content"], calls
+    return read(Regions(markup, thinking, lambda: f"call_{next(numbers)}"), pieces)
 
 
 def call(name: str, arguments: str) -> str:
@@ -48,7 +29,7 @@ def call(name: str, arguments: str) -> str:
 
 
 QUOTING = '{"x":"\\"</tool_call>\\\\"}'
-EXAMPLES: list[tuple[str, Parsed]] = [
+EXAMPLES: list[tuple[str, Parts]] = [
     ("", ("", "", [])),
     ("Hello.\n", ("", "Hello.\n", [])),
     ("\n\nHello.", ("", "\n\nHello.", [])),
@@ -95,7 +76,7 @@ EXAMPLES: list[tuple[str, Parsed]] = [
 
 
 @pytest.mark.parametrize(("text", "expected"), EXAMPLES)
-def test_examples_whole_by_character_and_in_two(text: str, expected: Parsed) -> None:
+def test_examples_whole_by_character_and_in_two(text: str, expected: Parts) -> None:
     assert parse([text]) == expected
     assert parse(list(text)) == expected
     for middle in range(len(text)):
@@ -114,12 +95,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
 @settings(max_examples=200, deadline=None)
 def test_any_cutting_gives_the_same_parts(text: str, sizes: list[int], markup: Markup, thinking: bool) -> None:
     thinking = thinking and markup.think is not None
-    pieces, at = [], 0
-    for size in itertools.cycle(sizes):
-        if at >= len(text):
-            break
-        pieces.append(text[at : at + size])
-        at += size
+    pieces = cut(text, sizes)
     whole = parse([text], markup, thinking)
     assert parse(pieces, markup, thinking) == whole
     assert parse([part for piece in pieces for part in (piece, "")], markup, thinking) == whole

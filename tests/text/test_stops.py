@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parts import cut
 
 from parley.text import Scanner, Stops
 
@@ -29,15 +30,6 @@ def scan(pieces: list[str], stops: list[str], include: bool) -> tuple[list[str],
         if scanner.matched is not None:
             return out, scanner.matched
     return [*out, scanner.flush()], None
-
-
-def cut(text: str, sizes: list[int]) -> list[str]:
-    pieces, at, turn = [], 0, 0
-    while at < len(text):
-        size = sizes[turn % len(sizes)]
-        pieces.append(text[at : at + size])
-        at, turn = at + size, turn + 1
-    return pieces
 
 
 @given(letters, strings, st.lists(st.integers(1, 6), min_size=1, max_size=8), st.booleans())

@@ -23,7 +23,6 @@ class Form:
       marks ``value``; ``typed``: a mark says whether the value is text
     - "python": ``name(key=value, …)``
     - "loose": ``name{key:value,…}``, text between the marks ``quote``
-
     - "keyed": a JSON object with the name as its only key and the arguments as its value
 
     ``known``: calls count only if they name one of the request's tools. ``bare``: there is no mark that nothing else
