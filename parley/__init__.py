@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parley.errors import ParleyError
     from parley.llm import LLM, Answer, Completion
-    from parley.types import Chat, Event, Message, Request, Sampling, Settings, Stop, Text, Tokens, Want
+    from parley.types import Chat, Event, Grammar, Message, Request, Sampling, Settings, Stop, Text, Tokens, Want
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "parley.llm": ("LLM", "Answer", "Completion"),
     "parley.errors": ("ParleyError",),
-    "parley.types": ("Chat", "Event", "Message", "Request", "Sampling", "Settings", "Stop", "Text", "Tokens", "Want"),
-}
+    "parley.types": (
+        "Chat", "Event", "Grammar", "Message", "Request", "Sampling", "Settings", "Stop", "Text", "Tokens", "Want",
+    ),
+}  # fmt: skip
 
 __all__ = [
-    "LLM", "Answer", "Chat", "Completion", "Event", "Message", "ParleyError", "Request", "Sampling", "Settings",
-    "Stop", "Text", "Tokens", "Want", "__version__",
+    "LLM", "Answer", "Chat", "Completion", "Event", "Grammar", "Message", "ParleyError", "Request", "Sampling",
+    "Settings", "Stop", "Text", "Tokens", "Want", "__version__",
 ]  # fmt: skip
 
 

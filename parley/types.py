@@ -90,8 +90,8 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     ``allowed``: of other tokens none is drawn; empty: any may be. ``banned``: token sequences that the output never
     contains; ``no_repeat_ngram``: so many tokens in a row never come twice; 0 is off. What would leave no token at all
     does not count. ``watermark``: the text gets a mark that ``parley watermark`` finds.
-    Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, no_repeat_ngram, min_tokens) ->
-    penalties -> temperature -> min_p -> top_k -> top_p -> typical_p -> draw.
+    Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, n-grams, min_tokens) -> penalties ->
+    temperature -> min_p -> top_k -> top_p -> typical_p -> draw.
     """
 
     temperature: float = 1.0
