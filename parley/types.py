@@ -152,19 +152,52 @@ class Want(msgspec.Struct, frozen=True):
     interval: int = 1  # of a stream: how many new tokens of a choice are worth telling, but for its first and last ones
 
 
-class Tag(msgspec.Struct, frozen=True):
-    """A piece of text whose inside has a form: between ``begin`` and ``end`` stands JSON that follows ``schema``."""
+class AnyText(msgspec.Struct, frozen=True, tag=True):
+    """Any text, also none, that has none of these in it."""
+
+    excludes: list[str] = []
+
+
+class Tag(msgspec.Struct, frozen=True, tag=True):
+    """``begin``, a piece, and ``end`` or one of them. A piece that is a schema is JSON that follows it."""
 
     begin: str
-    schema: dict[str, Any] | bool
-    end: str
+    inside: dict[str, Any] | bool | Piece
+    end: str | list[str]
 
 
-class Tags(msgspec.Struct, frozen=True):
-    """Free text, in which whatever begins with one of ``triggers`` must be one of ``tags``, whole and of its form."""
+class Tags(msgspec.Struct, frozen=True, tag=True):
+    """Free text, in which whatever begins with one of ``triggers`` must be one of ``tags``, whole and of its form.
+
+    ``some``: it begins with a tag. ``single``: it has no more than one, which is its end.
+    """
 
     tags: list[Tag]
     triggers: list[str]
+    excludes: list[str] = []
+    some: bool = False
+    single: bool = False
+
+
+class TagList(msgspec.Struct, frozen=True, tag=True):
+    """Nothing but tags and ``separator`` between two. ``some``: at least one; ``single``: not more than one."""
+
+    tags: list[Tag]
+    separator: str
+    some: bool = False
+    single: bool = False
+
+
+class Sequence(msgspec.Struct, frozen=True, tag=True):
+    """One piece behind the other."""
+
+    pieces: list[Piece]
+
+
+class Either(msgspec.Struct, frozen=True, tag=True):
+    """One of the pieces."""
+
+    pieces: list[Piece]
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -172,7 +205,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
     By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
     "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
-    ``Tags``, "around" a grammar in Lark and one of another kind, which that one calls ``@inner``.
+    a ``Piece``, "around" a grammar in Lark and one of another kind, which that one calls ``@inner``.
     ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
     ``closed``: objects have no members that their schema does not name, unless it says otherwise.
     ``field``: the member of the request that asked for it, for errors.
@@ -183,6 +216,9 @@ class Grammar(msgspec.Struct, frozen=True):
     whitespace: str | None = None
     closed: bool = False
     field: str = "response_format"
+
+
+Piece = AnyText | Tag | Tags | TagList | Sequence | Either | Grammar  # of an answer; a grammar not of kind "around"
 
 
 class Beam(msgspec.Struct, frozen=True):
@@ -437,6 +473,11 @@ class Settings(msgspec.Struct, kw_only=True):
     adapters: dict[str, str] = {}  # folders of adapters, by name; they are read when they are wanted
     max_adapters: int = 8  # that are in memory at once
     max_rank: int = 256  # of an adapter
+
+    @property
+    def draft(self) -> str | None:
+        """The folder of the model that guesses tokens, if one does."""
+        return self.speculate.removeprefix("draft=") if self.speculate.startswith("draft=") else None
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):

@@ -13,12 +13,14 @@ import msgspec
 
 from parley.dialects.fields import Fields
 from parley.errors import Invalid, Unsupported
-from parley.types import Grammar, Tag, Tags
+from parley.types import AnyText, Either, Grammar, Piece, Sequence, Tag, TagList, Tags
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 OBJECT = {"type": "object"}  # any at all
 MAX_CHOICES = 4096
+MAX_ENDS = MAX_EXCLUDES = 16
+MAX_DEPTH = 32  # of pieces in one another
 MAX_CHARACTERS = 1 << 20  # of a regular expression or grammar, or of all choices together
 GBNF = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)  # how a rule of one begins; Lark's have a colon
 
@@ -105,15 +107,25 @@ def tags(wish: Fields, field: str) -> Grammar:
         marks = [_text(structure, name) for name in ("begin", "end")]
         inside = schema(structure, "schema")
         found.append(Tag(marks[0], True if inside is None else inside, marks[1]))
-    return _tags(wish, found, "structures", field)
+    return Grammar("tags", _triggered(wish, found, "structures"), field=field)
 
 
 def _format(shape: Fields, field: str) -> Grammar:
+    """What is but one grammar is that one."""
+    piece = _piece(shape, field, 1)
+    return piece if isinstance(piece, Grammar) else Grammar("tags", piece, field=field)
+
+
+def _piece(shape: Fields, field: str, depth: int) -> Piece:
     kind = shape.string("type", None)
+    if depth > MAX_DEPTH:
+        raise shape.fail("type", f"is nested deeper than {MAX_DEPTH} levels.")
     match kind:
         case None:
             raise shape.missing("type")
         case "json_schema":
+            if shape.string("style", "json") != "json":
+                raise _unavailable(shape, "style", "a style other than 'json'")
             inside = schema(shape, "json_schema")
             if inside is None:
                 raise shape.missing("json_schema")
@@ -124,29 +136,52 @@ def _format(shape: Fields, field: str) -> Grammar:
             return rules(_text(shape, "grammar"), field)
         case "const_string":
             return Grammar("choice", [_text(shape, "value")], field=field)
+        case "any_text":
+            return AnyText(_excludes(shape))
+        case "sequence" | "or":
+            pieces = [_piece(each, field, depth + 1) for each in shape.objects("elements", cap=MAX_CHOICES)]
+            if not pieces:
+                raise shape.empty("elements", "array") if shape.has("elements") else shape.missing("elements")
+            return Sequence(pieces) if kind == "sequence" else Either(pieces)
+        case "tag":
+            return _tag(shape, field, depth)
         case "triggered_tags":
-            for name in ("at_least_one", "stop_after_first"):
-                if shape.boolean(name, False):
-                    raise _unavailable(shape, name, f"'{name}'")
-            found = [_tag(tag) for tag in shape.objects("tags", cap=MAX_CHOICES)]
-            return _tags(shape, found, "tags", field)
+            tags, more = _listed(shape, field, depth)
+            return _triggered(shape, tags, "tags", excludes=_excludes(shape), **more)
+        case "tags_with_separator":
+            tags, more = _listed(shape, field, depth)
+            if not tags:
+                raise shape.empty("tags", "array")
+            return TagList(tags, _text(shape, "separator"), **more)
     raise _unavailable(shape, "type", f"a format of type '{kind[:60]}'")
 
 
-def _tag(tag: Fields) -> Tag:
+def _tag(tag: Fields, field: str, depth: int) -> Tag:
     content = tag.object("content")
     if content is None:
         raise tag.missing("content")
-    kind = content.string("type", None)
-    if kind != "json_schema":
-        raise _unavailable(content, "type", f"a tag whose content is of type '{(kind or '')[:60]}'")
-    inside = schema(content, "json_schema")
-    if inside is None:
-        raise content.missing("json_schema")
-    return Tag(_text(tag, "begin"), inside, _text(tag, "end"))
+    ends = tag.raw("end")
+    if isinstance(ends, list):
+        ends = tag.strings("end", cap=MAX_ENDS, total=MAX_CHARACTERS)
+        if not ends:
+            raise tag.empty("end", "array")
+    else:
+        ends = _text(tag, "end")
+    inside = _piece(content, field, depth + 1)
+    whole = isinstance(inside, Grammar) and inside.kind == "json"
+    return Tag(_text(tag, "begin"), inside.value if isinstance(inside, Grammar) and whole else inside, ends)
 
 
-def _tags(wish: Fields, found: list[Tag], name: str, field: str) -> Grammar:
+def _listed(shape: Fields, field: str, depth: int) -> tuple[list[Tag], dict[str, bool]]:
+    """The tags of a format, and how many of them there may be."""
+    tags = [_tag(tag, field, depth + 1) for tag in shape.objects("tags", cap=MAX_CHOICES)]
+    return tags, {
+        "some": shape.boolean("at_least_one", False),
+        "single": shape.boolean("stop_after_first", False),
+    }
+
+
+def _triggered(wish: Fields, found: list[Tag], name: str, **more: Any) -> Tags:
     triggers = wish.strings("triggers", cap=MAX_CHOICES, total=MAX_CHARACTERS)
     if not triggers:
         raise wish.missing("triggers")
@@ -155,7 +190,11 @@ def _tags(wish: Fields, found: list[Tag], name: str, field: str) -> Grammar:
     for number, tag in enumerate(found):
         if not tag.begin.startswith(tuple(triggers)):
             raise wish.fail(f"{name}[{number}]", "'begin' must begin with one of the triggers.")
-    return Grammar("tags", Tags(found, triggers), field=field)
+    return Tags(found, triggers, **more)
+
+
+def _excludes(shape: Fields) -> list[str]:
+    return shape.strings("excludes", cap=MAX_EXCLUDES, total=MAX_CHARACTERS)
 
 
 def _known(wish: Fields, kind: str) -> Grammar | None:

@@ -27,11 +27,13 @@ import llguidance
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from parley.errors import Invalid, excerpt
-from parley.types import Grammar, Tag, Tags
+from parley.errors import Invalid
+from parley.types import Grammar
 
 from . import schema as schemas
 from .lark import Lark, quoted
+from .refused import Refused
+from .tags import TEXT, Writer
 from .tokenizer import Tokenizer
 
 SIZE = 128 << 10  # characters of a grammar's text
@@ -52,7 +54,6 @@ LIMITS: dict[str, Any] = {
 }
 
 USUAL = r" |\n[ \t]{0,32}"  # between JSON's marks: enough to be read by people, and nothing to get lost in
-TEXT = r"/(.|\n)*/"
 
 # A part that nothing refers to; its option holds for all. Where only one text can follow, llguidance would otherwise
 # force tokens by having that text tokenised, which makes marks of what is spelt like them and then refuses these.
@@ -82,10 +83,6 @@ REASONS = (
 )
 
 WORKERS = ThreadPoolExecutor(2, "grammar")
-
-
-class Refused(Exception):
-    """Why a grammar cannot be followed, as the end of a sentence; whoever asked for it is named where it is told."""
 
 
 class Compiler:
@@ -176,21 +173,20 @@ class Compiler:
         return text
 
     def _write(self, grammar: Grammar) -> str:
-        parts = [self._part(grammar)]
+        more: list[dict[str, Any]] = []
+        parts = [self._part(grammar, more)]
         if grammar.kind == "around":
-            parts.append({"name": "inner"} | self._part(grammar.value[1]))
-        return json.dumps({"grammars": [*parts, FREE]})
+            parts.append({"name": "inner"} | self._part(grammar.value[1], more))
+        return json.dumps({"grammars": [*parts, *more, FREE]})
 
-    def _part(self, grammar: Grammar) -> dict[str, Any]:
-        """A grammar as one of llguidance's."""
+    def _part(self, grammar: Grammar, more: list[dict[str, Any]]) -> dict[str, Any]:
+        """A grammar as one of llguidance's; others that it calls are put to ``more``."""
         value = grammar.value
         match grammar.kind:
             case "json":
                 return {"json_schema": self._schema(grammar)}
             case "regex":
-                if (len(value) - len(value.rstrip("\\"))) % 2:
-                    raise Refused("it ends with a backslash, which escapes nothing")
-                return _lark(f"start: /{llguidance.regex_to_lark(value, 'd')}/")
+                return _lark(f"start: /{_regex(value)}/")
             case "choice" if not value:
                 raise Refused("there is nothing to choose from")
             case "choice":
@@ -213,7 +209,7 @@ class Compiler:
                 except Exception as error:  # what its parser says is a bare ValueError, or worse
                     raise Refused(_reason(str(error))) from None
             case "tags":
-                return _lark(self._tags(grammar))
+                return _lark(self._tags(grammar, more))
 
     def _schema(self, grammar: Grammar, value: Any = None) -> dict[str, Any]:
         """A schema with the options that llguidance reads in it."""
@@ -230,30 +226,15 @@ class Compiler:
         options = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
         return schemas.ready(value, grammar.closed) | {"x-guidance": options}
 
-    def _tags(self, grammar: Grammar) -> str:
-        tags: Tags = grammar.value
-        triggers: dict[str, list[Tag]] = {}
-        for tag in tags.tags:
-            found = sorted((each for each in tags.triggers if each and tag.begin.startswith(each)), key=len)
-            if not found:
-                raise Refused(f"no trigger begins the tag {excerpt(tag.begin)}")
-            triggers.setdefault(found[0], []).append(tag)
-        if not triggers:
-            raise Refused("there are no tags")
-        lines = [f"start: ({' | '.join(f'tag{number}' for number in range(len(triggers)))})* TEXT", f"TEXT: {TEXT}"]
-        for number, (trigger, begun) in enumerate(triggers.items()):
-            bodies = []
-            for tag in begun:
-                inner = json.dumps(self._schema(grammar, tag.schema))
-                begin, end = self.lark.text(tag.begin[len(trigger) :]), self.lark.text(tag.end)
-                bodies.append(f"{begin} %json {inner} {end}")
-            if trigger in self.lark.marks:
-                head = f"TEXT {self.lark.text(trigger)}"
-            else:
-                head = f"head{number}"
-                lines.append(f"head{number}[lazy]: TEXT {quoted(trigger)}")
-            lines.append(f"tag{number}: {head} ({' | '.join(bodies)})")
-        return "\n".join(lines)
+    def _tags(self, grammar: Grammar, more: list[dict[str, Any]]) -> str:
+        def part(each: Grammar) -> str:
+            more.append({"name": f"part{len(more)}"} | self._part(each, more))
+            return str(more[-1]["name"])
+
+        def schema(value: Any) -> dict[str, Any]:
+            return self._schema(grammar, value)
+
+        return Writer(self.lark, schema, _regex, part).write(grammar.value)
 
     def _letters(self) -> llguidance.LLTokenizer:
         with self._lock:
@@ -290,6 +271,12 @@ def _key(grammar: Grammar) -> bytes:
 
 def _lark(text: str) -> dict[str, Any]:
     return {"lark_grammar": text}
+
+
+def _regex(value: str) -> str:
+    if (len(value) - len(value.rstrip("\\"))) % 2:
+        raise Refused("it ends with a backslash, which escapes nothing")
+    return str(llguidance.regex_to_lark(value, "d"))
 
 
 def _check_inner(grammar: Grammar) -> None:

@@ -1,0 +1,191 @@
+"""Structural tags as a grammar in Lark: free text, tags with a form inside, and what is put together from them.
+
+llguidance reads text by lexemes, and one of free text would take in all that follows it. So a piece that can go on is
+written together with the text that ends it, and one that nothing known ends is refused. Marks, which no text matches,
+need no such care. Knows how pieces are put together; schemas, spelling and other grammars are its caller's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from parley.errors import excerpt
+from parley.types import AnyText, Either, Grammar, Piece, Sequence, Tag, TagList, Tags
+
+from .lark import Lark, quoted
+from .refused import Refused
+
+TEXT = r"/(.|\n)*/"
+OPEN = "free text, or an expression, has to be followed by a tag, by a constant or by nothing"
+
+Ends = list[str] | None  # texts of which one follows; none of them: the end; None: something else
+
+
+class Writer:
+    """``lark`` spells texts with the model's marks in them.
+
+    ``schema`` makes a JSON schema ready, ``regex`` an expression, ``part`` adds another grammar and gives its name.
+    """
+
+    def __init__(
+        self,
+        lark: Lark,
+        schema: Callable[[Any], dict[str, Any]],
+        regex: Callable[[str], str],
+        part: Callable[[Grammar], str],
+    ):
+        self._lark = lark
+        self._schema, self._regex, self._part = schema, regex, part
+        self._lines = [f"TEXT: {TEXT}"]
+
+    def write(self, piece: Piece) -> str:
+        """The whole grammar. Raises Refused."""
+        start = self._piece(piece, [])
+        return "\n".join([f"start: {start}", *self._lines])
+
+    def _piece(self, piece: Piece, ends: Ends) -> str:
+        """A piece together with the text that ends it."""
+        match piece:
+            case AnyText():
+                return self._until(self._free(piece.excludes), ends)
+            case Tag():
+                return f"{self._spell(piece.begin)} {self._inside(piece, ends)}"
+            case Tags():
+                return self._triggered(piece, ends)
+            case TagList():
+                return self._list(piece, ends)
+            case Sequence():
+                return self._sequence(list(piece.pieces), ends)
+            case Either():
+                if not piece.pieces:
+                    raise Refused("there is nothing to choose from")
+                return self._either([self._piece(each, ends) for each in piece.pieces])
+            case Grammar():
+                return self._grammar(piece, ends)
+
+    def _grammar(self, piece: Grammar, ends: Ends) -> str:
+        match piece.kind:
+            case "json":
+                return f"%json {json.dumps(self._schema(piece.value))} {self._ended(ends)}"
+            case "choice":
+                return self._either([self._spell(text + end) for text in piece.value for end in ends or [""]])
+            case "regex":
+                return self._until(self._name("FORM", f"/{self._regex(piece.value)}/"), ends, lazy=False)
+            case "tags":
+                return self._piece(piece.value, ends)
+        return f"@{self._part(piece)} {self._ended(ends)}"
+
+    def _inside(self, tag: Tag, ends: Ends) -> str:
+        """What follows the beginning of a tag, and what follows the tag."""
+        own = [tag.end] if isinstance(tag.end, str) else list(tag.end)
+        inside = Grammar("json", tag.inside) if isinstance(tag.inside, dict | bool) else tag.inside
+        if not any(own):
+            return self._piece(inside, ends)
+        if not all(own):
+            raise Refused("of several ends of a tag none may be empty")
+        return f"{self._piece(inside, own)} {self._ended(ends)}"
+
+    def _triggered(self, tags: Tags, ends: Ends) -> str:
+        groups: dict[str, list[Tag]] = {}
+        for tag in tags.tags:
+            found = sorted((each for each in tags.triggers if each and tag.begin.startswith(each)), key=len)
+            if not found:
+                raise Refused(f"no trigger begins the tag {excerpt(tag.begin)}")
+            groups.setdefault(found[0], []).append(tag)
+        if not groups:
+            raise Refused("there are no tags")
+        text = self._free(tags.excludes)
+        heads, bare = [], []
+        for trigger, begun in groups.items():
+            follow: Ends = ends if tags.single else None
+            bodies = [f"{self._spell(tag.begin[len(trigger) :])} {self._inside(tag, follow)}" for tag in begun]
+            body = self._name("body", self._either(bodies))
+            heads.append(f"{self._until(text, [trigger])} {body}")
+            bare.append(f"{self._spell(trigger)} {body}")
+        later, first = self._either(heads), self._either(bare)
+        if tags.single:
+            return first if tags.some else self._either([later, self._until(text, ends)])
+        return f"{first if tags.some else ''} ({later})* {self._until(text, ends)}"
+
+    def _list(self, tags: TagList, ends: Ends) -> str:
+        if not tags.tags:
+            raise Refused("there are no tags")
+        tag = self._name("tag", self._either([self._piece(each, None) for each in tags.tags]))
+        more = "" if tags.single else f"({self._spell(tags.separator)} {tag})*"
+        return f"({tag} {more}){'' if tags.some else '?'} {self._ended(ends)}"
+
+    def _sequence(self, pieces: list[Piece], ends: Ends) -> str:
+        """Each piece is ended by the beginning of the next, if that is a text."""
+        parts = []
+        while pieces:
+            piece, *pieces = pieces
+            follow: Ends = ends if not pieces else None
+            match pieces[0] if pieces else None:
+                case Tag(begin, inside, end) if begin and _open(piece):
+                    follow, pieces[0] = [begin], Tag("", inside, end)
+                case Grammar("choice", [str(text)]) if text and _open(piece):
+                    follow = [text]
+                    del pieces[0]
+                    if not pieces and ends:
+                        pieces = [Grammar("choice", [""])]
+            parts.append(self._piece(piece, follow))
+        return " ".join(parts) or self._ended(ends) or '""'
+
+    def _until(self, text: str, ends: Ends, lazy: bool = True) -> str:
+        """A terminal together with the first of the texts that end it; ``lazy`` the first time that one comes."""
+        if ends is None:
+            raise Refused(OPEN)
+        if not ends:
+            return text
+        made, plain = [], []
+        for end in ends:
+            mark = self._lark.mark(end)
+            if mark is None:
+                plain.append(quoted(end))
+                continue
+            lead = end[: mark.start()]
+            before = self._name("LEAD", f"{text} {quoted(lead)}") if lead else text
+            made.append(f"{before} {self._spell(end[mark.start() :])}")
+        if plain:
+            body = f"{text} ({' | '.join(plain)})"
+            made.append(self._name("lazy", body, "[lazy]") if lazy else self._name("ENDED", body))
+        return self._either(made)
+
+    def _free(self, excludes: list[str]) -> str:
+        """The terminal of any text without these in it."""
+        if not excludes:
+            return "TEXT"
+        never = " | ".join(f"{TEXT} {quoted(text)} {TEXT}" for text in excludes)
+        return self._name("FREE", f"{TEXT} & ~({never})")
+
+    def _ended(self, ends: Ends) -> str:
+        return self._either([self._spell(end) for end in ends]) if ends else ""
+
+    def _either(self, made: list[str]) -> str:
+        return made[0] if len(made) == 1 else f"({' | '.join(made)})"
+
+    def _name(self, stem: str, body: str, how: str = "") -> str:
+        name = f"{stem}{len(self._lines)}" if stem.islower() else f"{stem}_{len(self._lines)}"
+        self._lines.append(f"{name}{how}: {body}")
+        return name
+
+    def _spell(self, text: str) -> str:
+        return self._lark.text(text) or '""'
+
+
+def _open(piece: Piece) -> bool:
+    """Whether a piece can go on where the next one begins."""
+    match piece:
+        case Grammar():
+            return piece.kind == "regex" or (piece.kind == "tags" and _open(piece.value))
+        case Tag():
+            return not any([piece.end] if isinstance(piece.end, str) else piece.end)
+        case Sequence():
+            return bool(piece.pieces) and _open(piece.pieces[-1])
+        case Either():
+            return any(map(_open, piece.pieces))
+        case TagList():
+            return False
+    return True

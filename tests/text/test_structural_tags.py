@@ -1,0 +1,165 @@
+"""Structural tags: what the pieces let through, alone and put together, with marks and without."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_tokenizers
+from test_compile import fits
+
+from parley.dialects.fields import Fields
+from parley.dialects.forms import MAX_DEPTH, tags
+from parley.errors import BadRequest, Invalid
+from parley.text.grammar import Compiler
+from parley.types import Grammar
+
+JSON = {"type": "json_schema", "json_schema": {"type": "integer"}}
+ANY = {"type": "any_text"}
+WORD = {"type": "regex", "pattern": "[a-z]+"}
+THINK = {"type": "tag", "begin": "<t>", "content": ANY, "end": "</t>"}
+CALL = {"begin": "<tool_call>\n", "content": JSON, "end": "\n</tool_call>"}
+FUNCTION = {"begin": "<f=a>", "content": JSON, "end": "</f>"}
+OTHER = {"begin": "<f=b>", "content": WORD, "end": ["</f>", "<!>"]}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<f="], "tags": [FUNCTION, OTHER]}
+LISTED = {"type": "tags_with_separator", "separator": ", ", "tags": [FUNCTION, OTHER]}
+GBNF = 'root ::= "<" x ">"\nx ::= "b" | "c" x'
+
+
+def const(value: str) -> dict:
+    return {"type": "const_string", "value": value}
+
+
+def sequence(*elements: dict) -> dict:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def either(*elements: dict) -> dict:
+    return {"type": "or", "elements": list(elements)}
+
+
+def tag(content: dict, begin: str = "[", end: str | list[str] = "]") -> dict:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return Compiler(tiny_tokenizers.byte_level())
+
+
+def form(shape: dict) -> Grammar:
+    return tags(Fields({"type": "structural_tag", "format": shape}), "response_format")
+
+
+@pytest.mark.parametrize(
+    ("shape", "good", "bad"),
+    [
+        (ANY, ["", "a <b>\n"], []),
+        (ANY | {"excludes": ["no", "never"]}, ["", "nay"], ["so no", "never", "nono"]),
+        (THINK, ["<t></t>", "<t>a < /t>\n</t>"], ["<t>", "<t>a</t>b", "a", ""]),
+        (tag(JSON), ["[12]"], ["[]", "[a]", "12"]),
+        (tag(WORD, end="z"), ["[az", "[azz"], ["[z", "[a"]),
+        (tag(WORD, end=["]", ")"]), ["[a]", "[a)"], ["[a", "[]"]),
+        (tag(ANY, end=["]", "</tool_call>"]), ["[a]", "[</tool_call>", "[b</tool_call>"], ["[a]]", "[a"]),
+        (tag(ANY, "<tool_call>", "\n</tool_call>"), ["<tool_call>\n</tool_call>", "<tool_call>a\nb\n</tool_call>"],
+         ["<tool_call>a</tool_call>", "<tool_call>a\n"]),
+        (tag(ANY | {"excludes": ["x"]}), ["[a]", "[]"], ["[x]", "[ax]"]),
+        (tag({"type": "grammar", "grammar": GBNF}), ["[<b>]", "[<ccb>]"], ["[b]", "<b>"]),
+        (tag({"type": "grammar", "grammar": "start: /[0-9]+/"}), ["[12]"], ["[]", "[1"]),
+        (tag(tag(tag(WORD))), ["[[[a]]]"], ["[[a]]"]),
+        (sequence(THINK, JSON), ["<t>hm</t>12"], ["<t>hm</t>", "12"]),
+        (sequence(ANY, THINK, const("!")), ["a<t>b</t>!", "<t></t>!"], ["a<t>b</t>", "a!"]),
+        (sequence(WORD, const("1"), WORD), ["a1b"], ["a1", "1b", "ab"]),
+        (sequence(ANY, const("=")), ["a=", "="], ["a=b", "a"]),
+        (tag(sequence(const("a"), ANY)), ["[a]", "[ab]"], ["[b]", "[ab"]),
+        (tag(sequence(ANY, const("="))), ["[a=]"], ["[a]", "[a="]),
+        (sequence(const("a"), either(const("b"), tag(JSON))), ["ab", "a[1]"], ["a", "a[b]"]),
+        (either(JSON, THINK, const("none")), ["12", "<t>x</t>", "none"], ["", "<t>12", "nonex"]),
+        (tag(either(JSON, ANY)), ["[12]", "[x]"], ["12"]),
+        (TRIGGERED, ["", "text", "a<f=a>1</f>b<f=b>x<!>", "<f=a>1</f>"], ["<f=a>x</f>", "<f=c>", "a<f=a>1"]),
+        (TRIGGERED | {"at_least_one": True}, ["<f=a>1</f>", "<f=a>1</f> b <f=a>2</f>"], ["", "a<f=a>1</f>"]),
+        (TRIGGERED | {"stop_after_first": True}, ["", "a", "a<f=a>1</f>"], ["a<f=a>1</f>b", "<f=a>1</f><f=a>1</f>"]),
+        (TRIGGERED | {"stop_after_first": True, "at_least_one": True}, ["<f=a>1</f>", "<f=b>x</f>"],
+         ["", "a", "a<f=a>1</f>", "<f=a>1</f>b"]),
+        (TRIGGERED | {"excludes": ["!!"]}, ["a<f=a>1</f>b"], ["a!!", "!!<f=a>1</f>", "<f=a>1</f>!!"]),
+        (tag(TRIGGERED, "<<", ">>"), ["<<>>", "<<a>>", "<<a<f=a>1</f>b>>"], ["<<a<f=a>x</f>>>", "<<a", "a>>"]),
+        (sequence(THINK, TRIGGERED), ["<t>a</t>b<f=a>1</f>", "<t></t>"], ["b<f=a>1</f>", "<t>a</t><f=a>x</f>"]),
+        ({"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [CALL]},
+         ["a<tool_call>\n1\n</tool_call>b", ""], ["<tool_call>1</tool_call>", "<tool_call>"]),
+        (LISTED, ["", "<f=a>1</f>", "<f=a>1</f>, <f=b>x<!>"], ["a", "<f=a>1</f>, ", "<f=a>1</f><f=a>1</f>"]),
+        (LISTED | {"at_least_one": True}, ["<f=a>1</f>", "<f=a>1</f>, <f=a>2</f>"], [""]),
+        (LISTED | {"stop_after_first": True}, ["", "<f=a>1</f>"], ["<f=a>1</f>, <f=a>2</f>"]),
+        (tag(LISTED, "<tool_call>", "</tool_call>"),
+         ["<tool_call></tool_call>", "<tool_call><f=a>1</f>, <f=a>2</f></tool_call>"], ["<tool_call>a</tool_call>"]),
+        (sequence(LISTED, const("."), ANY), [".", "<f=a>1</f>. so"], ["so", "<f=a>1</f>"]),
+    ],
+    ids=lambda value: json.dumps(value)[:70],
+)  # fmt: skip
+def test_what_pieces_let_through(compiler, shape, good, bad):
+    grammar = form(shape)
+    assert [text for text in good if not fits(compiler, grammar, text)] == []
+    assert [text for text in bad if fits(compiler, grammar, text)] == []
+
+
+def test_pieces_that_differ_are_not_taken_for_one_another(compiler):
+    assert fits(compiler, form(sequence(const("a"), const("b"))), "ab")
+    assert not fits(compiler, form(either(const("a"), const("b"))), "ab")
+
+
+def test_tags_compose_with_reasoning_and_calls(compiler):
+    grammar = form(tag({"type": "grammar", "grammar": GBNF}))
+    behind = compiler.behind(compiler.compile(grammar), ("<think>", "</think>"), True)
+    assert fits(compiler, behind, "hm</think>[<b>]") and not fits(compiler, behind, "hm</think>[b]")
+    around = Grammar("around", ['start: "call" | @inner', grammar])
+    assert fits(compiler, around, "call") and fits(compiler, around, "[<cb>]") and not fits(compiler, around, "[c]")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [sequence(ANY, JSON), sequence(WORD, JSON), tag(sequence(ANY, either(JSON, THINK))),
+     LISTED | {"tags": [tag(ANY, end="")]}],
+)  # fmt: skip
+def test_free_text_that_nothing_ends_is_refused(compiler, shape):
+    with pytest.raises(Invalid, match="followed by a tag"):
+        compiler.compile(form(shape))
+
+
+def test_a_piece_refuses_what_its_own_grammar_would(compiler):
+    for content in (
+        {"type": "regex", "pattern": "(?=a)b"},
+        JSON | {"json_schema": {"not": {}}},
+        {"type": "grammar", "grammar": "start: <none>"},
+    ):
+        with pytest.raises(Invalid, match="response_format cannot be followed"):
+            compiler.compile(form(tag(content)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "field"),
+    [
+        (sequence(), "elements"),
+        ({"type": "or"}, "elements"),
+        ({"type": "tag", "begin": "a", "end": "b"}, "content"),
+        (tag(JSON, end=[]), "end"),
+        (tag(JSON, end=["x"] * 17), "end"),
+        (tag({"type": "odd"}), "content.type"),
+        (tag(JSON | {"style": "qwen_xml"}), "content.style"),
+        ({"type": "tags_with_separator", "tags": [], "separator": ""}, "tags"),
+        ({"type": "tags_with_separator", "tags": [FUNCTION]}, "separator"),
+        (sequence(ANY, {"type": "sequence", "elements": [{}]}), "elements[1].elements[0].type"),
+        (ANY | {"excludes": [""]}, "excludes"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(shape, field):
+    with pytest.raises(BadRequest) as caught:
+        form(shape)
+    assert caught.value.field is not None and caught.value.field.removeprefix("format.").startswith(field)
+
+
+def test_depth_is_bounded():
+    shape = ANY
+    for _ in range(MAX_DEPTH):
+        shape = tag(shape)
+    with pytest.raises(BadRequest, match="deeper"):
+        form(shape)
+    form(shape["content"])
