@@ -474,6 +474,11 @@ class Settings(msgspec.Struct, kw_only=True):
     max_adapters: int = 8  # that are in memory at once
     max_rank: int = 256  # of an adapter
 
+    @property
+    def draft(self) -> str | None:
+        """The folder of the model that guesses tokens, if one does."""
+        return self.speculate.removeprefix("draft=") if self.speculate.startswith("draft=") else None
+
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
     work: Work

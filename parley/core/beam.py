@@ -15,7 +15,10 @@ Knows what beams are worth, and nothing of pages, slots or rows: who drives it m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import groupby
 
 from parley.core.sequence import BLOCK_SIZE, Candidate, Sequence, Status
 from parley.types import Cost, Finish, Output, Score, Work
@@ -89,28 +92,25 @@ class Search:
         )
 
     def report(self, sequence: Sequence, candidates: list[Candidate]) -> None:
-        """What may follow a beam."""
+        """What may follow a beam, the likeliest first."""
         self._reports[sequence] = candidates
 
     def advance(self) -> list[Move]:
         """The beams of the next step, the best first; none when the search is over."""
         width, length = self._wish.width, self.beams[0].sequence.generated + 1
-        options = [
-            (-(beam.total + candidate.logprob), rank, candidate.token, beam, candidate)
-            for rank, beam in enumerate(self.beams)
-            for candidate in self._reports[beam.sequence]
-        ]
-        options.sort(key=lambda option: option[:3])
-        self._reports.clear()
+        options = merge(*(self._options(rank, beam) for rank, beam in enumerate(self.beams)))
         moves: list[Move] = []
         ended: list[Found] = []
         for place, (loss, _, _, beam, candidate) in enumerate(options):
+            if place >= width and len(moves) == width:
+                break
             finish = self._finish(candidate, length)
             if finish is None:
                 if len(moves) < width:
                     moves.append(Move(beam, candidate, -loss))
             elif place < width:
                 ended.append(self._end(beam, candidate, finish, -loss / length**self._wish.length_penalty))
+        self._reports.clear()
         self.found = sorted(self.found + ended, key=lambda found: -found.value)[:width]
         self.over = not moves or not self._worthwhile(moves[0].total, length)
         return [] if self.over else moves
@@ -132,6 +132,12 @@ class Search:
                 output.costs = self.costs[: len(found.token_ids)]
             made.append(output)
         return made
+
+    def _options(self, rank: int, beam: Beam) -> Iterator[tuple[float, int, int, Beam, Candidate]]:
+        """What may follow a beam, the likeliest first; of those that come to the same the lowest token."""
+        for loss, equal in groupby(self._reports[beam.sequence], lambda each: -(beam.total + each.logprob)):
+            for candidate in sorted(equal, key=lambda each: each.token):
+                yield loss, rank, candidate.token, beam, candidate
 
     @property
     def _full(self) -> bool:

@@ -43,7 +43,6 @@ DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
 }
-DRAFT = "draft="  # what --speculate begins with where a model guesses
 KV_DTYPES = ("auto", "int8")
 # What config.json calls the length of the context, most common first.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
@@ -126,8 +125,8 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
 
     network, lowered = _network(settings, folder, config, quantisation, length, weights)
     helper = None
-    if settings.speculate.startswith(DRAFT):
-        helper = _helper(settings, folder, Path(settings.speculate.removeprefix(DRAFT)), length)
+    if settings.draft is not None:
+        helper = _helper(settings, folder, Path(settings.draft), length)
     progress("reserving the KV cache", 0.92)
     page = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
     if helper is not None:  # as many pages for the small model

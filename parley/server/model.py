@@ -129,8 +129,8 @@ class Model:
     @property
     def weight(self) -> int:
         """Bytes of memory that it will need beside a share of what is free, as far as its folder and settings tell."""
-        folders = [self.settings.model, *self.settings.speculate.split("draft=")[1:]]
-        files = [file for folder in folders for file in Path(folder).glob("*.safetensors")]
+        folders = (self.settings.model, self.settings.draft)
+        files = [file for folder in folders if folder is not None for file in Path(folder).glob("*.safetensors")]
         return sum(file.stat().st_size for file in files) + (self.settings.kv_memory or 0)
 
     def _read(self) -> Language:

@@ -182,10 +182,6 @@ class Tokenizer:
         token = self.token_str(id)
         return b"" if token is None or self._piece is None else self._piece[1](token)
 
-    def token_text(self, id: int) -> str:
-        """Text of one token on its own; U+FFFD stands for bytes that are only part of a character."""
-        return self.token_bytes(id).decode("utf-8", "replace")
-
     def token_str(self, id: int) -> str | None:
         """The token as the vocabulary writes it (``Ġthe``, ``▁the``), None for an id that no token has."""
         return self.backend.id_to_token(id) if 0 <= id < self.vocab_size else None
