@@ -3,8 +3,9 @@
     python bench/features.py [FOLDER] [--batches 1,8,32] [--rounds 6] [--steps 4] [--only NAME …]
 
 In one process, with the weights of the 0.5B shape. For each feature a group of sequences that has it and a group that
-has not take turns, a few steps each; what counts is the median of the ratios of neighbours. Stop strings are the API
-process's work, so their cost is processor time per token, as a share of the plain step. The table is kept in
+has not take turns, a few steps each; what counts is the median of the ratios of neighbours. Grammars are followed with
+as many tokens as models have (``vocabulary.py``), greedily and at temperature 1. Stop strings are the API process's
+work, so their cost is processor time per token, as a share of the plain step. The table is kept in
 ``.peers/features.md`` for ``report.py``.
 """
 
@@ -24,6 +25,7 @@ from time import perf_counter, thread_time
 from typing import Any
 
 import torch
+import vocabulary
 from engine import Engine
 from install import MODELS, ROOT
 from model import write
@@ -32,6 +34,7 @@ from safetensors.torch import save_file
 
 from parley import demo
 from parley.core.sequence import Sequence
+from parley.model.grammar import Grammars
 from parley.text.choice import Choice
 from parley.text.grammar import Compiler
 from parley.text.prompt import Prepared
@@ -43,7 +46,7 @@ PROMPT = 33  # tokens
 LONG = 100_000  # tokens that are asked for: nobody ends by itself
 KNOWN = 4000  # ids that prompts are made of
 ADAPTERS = 8
-RANK = 16
+RANKS = (8, 16)
 TOOL = {
     "type": "array",
     "minItems": 1000,
@@ -72,10 +75,10 @@ class Feature:
     sampling: dict[str, Any] | None = None
     work: dict[str, Any] | None = None
     base: dict[str, Any] | None = None
-    adapters: bool = False  # each sequence has one of ``ADAPTERS``
+    rank: int = 0  # each sequence has one of ``ADAPTERS`` of this rank
 
 
-def adapter(folder: Path, model: Path, seed: int) -> str:
+def adapter(folder: Path, model: Path, seed: int, rank: int) -> str:
     """Write an adapter with random weights for all linear layers of a model; its folder."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
@@ -90,12 +93,12 @@ def adapter(folder: Path, model: Path, seed: int) -> str:
     for layer in range(config["num_hidden_layers"]):
         for name, (into, out) in shapes.items():
             stem = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{stem}.lora_A.weight"] = torch.randn(RANK, into, generator=generator).bfloat16() * 0.02
-            tensors[f"{stem}.lora_B.weight"] = torch.randn(out, RANK, generator=generator).bfloat16() * 0.02
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(rank, into, generator=generator).bfloat16() * 0.02
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(out, rank, generator=generator).bfloat16() * 0.02
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     names = [name.rpartition(".")[2] for name in shapes]
-    said = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": names, "bias": "none"}
+    said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": names, "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(said), "utf-8")
     return str(folder)
 
@@ -109,8 +112,10 @@ def features(compiler: Compiler) -> list[Feature]:
     regex = compiler.compile(Grammar("regex", REGEX))
     return [
         Feature("JSON schema", 5, work={"grammar": json_schema}),
+        Feature("JSON schema, temperature 1", 5, work={"grammar": json_schema}, base=DRAW),
         Feature("regular expression", 5, work={"grammar": regex}),
-        Feature(f"LoRA, {ADAPTERS} adapters of rank {RANK}", 15, adapters=True),
+        Feature("regular expression, temperature 1", 5, work={"grammar": regex}, base=DRAW),
+        *(Feature(f"LoRA, {ADAPTERS} adapters of rank {rank}", 15, rank=rank) for rank in RANKS),
         Feature("log-probabilities of 20", 10, work={"logprobs": 20}),
         Feature("repetition, presence and frequency penalty", 5, sampling=penalties),
         Feature("logit_bias of 100 tokens", sampling={"logit_bias": biased}),
@@ -127,11 +132,14 @@ def features(compiler: Compiler) -> list[Feature]:
 class Bench:
     """An engine whose running sequences are exchanged between steps."""
 
-    def __init__(self, folder: Path, adapters: dict[str, str], threads: int, clock: Callable[[], float]):
+    def __init__(self, folder: Path, words: Path, adapters: dict[str, str], threads: int, clock: Callable[[], float]):
         settings = Settings(
-            model=str(folder), kv_memory=1 << 30, threads=threads, speculate="ngram", adapters=adapters, max_rank=RANK
-        )
+            model=str(folder), kv_memory=1 << 30, threads=threads, speculate="ngram", adapters=adapters,
+            max_adapters=len(adapters), max_rank=max(RANKS),
+        )  # fmt: skip
         self.engine = Engine(settings)
+        sampler = self.engine.runner.sampler
+        sampler.grammars = Grammars(words, sampler.vocab_size)
         self.loop = self.engine.loop
         self.speculation, self.loop.speculation = self.loop.speculation, None
         self.loop.scheduler.speculation = None
@@ -204,7 +212,7 @@ def costs(bench: Bench, feature: Feature, batches: list[int], rounds: int, steps
         base = feature.base or {}
         plain = bench.group([bench.work(k, base) for k in range(batch)])
         sampling, work = {**base, **(feature.sampling or {})}, feature.work or {}
-        names = [str(k % ADAPTERS) if feature.adapters else "" for k in range(batch)]
+        names = [f"{feature.rank}/{k % ADAPTERS}" if feature.rank else "" for k in range(batch)]
         other = bench.group([bench.work(k, sampling, **work, adapter=name) for k, name in enumerate(names)])
         found.append(100 * (bench.ratio(plain, other, rounds, steps) - 1))
         bench.end(plain, other)
@@ -264,7 +272,8 @@ def speculated(bench: Bench, sampling: dict[str, Any], tokens: int) -> float:
     return median(ratios)
 
 
-def rows(bench: Bench, tokenizer: Tokenizer, options: argparse.Namespace) -> Iterator[list[str]]:
+def rows(bench: Bench, compiler: Compiler, options: argparse.Namespace) -> Iterator[list[str]]:
+    tokenizer = Tokenizer.load(demo.folder())
     batches = [int(size) for size in options.batches.split(",")]
 
     def row(name: str, values: list[float], goal: float | None) -> list[str]:
@@ -276,7 +285,7 @@ def rows(bench: Bench, tokenizer: Tokenizer, options: argparse.Namespace) -> Ite
     def asked(name: str) -> bool:
         return not options.only or any(part in name for part in options.only)
 
-    for feature in features(Compiler(tokenizer)):
+    for feature in features(compiler):
         if asked(feature.name):
             yield row(feature.name, costs(bench, feature, batches, options.rounds, options.steps), feature.goal)
     if asked("stop strings"):
@@ -314,20 +323,23 @@ def main() -> int:
     options = parser.parse_args()
     if not (options.folder / "config.json").exists():
         write(options.folder)
-    tokenizer = Tokenizer.load(demo.folder())
     if options.cpu:
         options.threads = 1
     with TemporaryDirectory() as folder:
-        adapters = {str(k): adapter(Path(folder) / str(k), options.folder, k) for k in range(ADAPTERS)}
-        bench = Bench(options.folder, adapters, options.threads, thread_time if options.cpu else perf_counter)
-        return measure(bench, tokenizer, options)
+        root = Path(folder)
+        names = {f"{rank}/{k}": rank for rank in RANKS for k in range(ADAPTERS)}
+        adapters = {name: adapter(root / name, options.folder, k, rank) for k, (name, rank) in enumerate(names.items())}
+        vocabulary.write(root)
+        clock = thread_time if options.cpu else perf_counter
+        bench = Bench(options.folder, root, adapters, options.threads, clock)
+        return measure(bench, Compiler(Tokenizer.load(root)), options)
 
 
-def measure(bench: Bench, tokenizer: Tokenizer, options: argparse.Namespace) -> int:
+def measure(bench: Bench, compiler: Compiler, options: argparse.Namespace) -> int:
     """Print the table, and keep it."""
     head = ["Feature", *(f"batch {size}" for size in options.batches.split(",")), "Goal", "Met"]
     made = []
-    for row in rows(bench, tokenizer, options):
+    for row in rows(bench, compiler, options):
         print(json.dumps(row, ensure_ascii=False), file=sys.stderr, flush=True)
         made.append(row)
     text = f"More time per step than a plain one of the 0.5B shape, {options.threads} threads.\n\n{table(head, made)}\n"

@@ -25,7 +25,7 @@ def verdict(sequence: Sequence) -> Finish | None:
     A stop token counts only after ``min_tokens`` others: up to there the sampler forbids it, and a stop token is never
     one of the tokens that were asked for at least. "stop" wins over "length" when both hold.
     """
-    generated = sequence.generated
-    if generated > sequence.work.min_tokens and sequence.tokens[-1] in sequence.stops:
+    generated = len(sequence.tokens) - sequence.prompt_len
+    if sequence.tokens[-1] in sequence.stops and generated > sequence.work.min_tokens:
         return "stop"
     return "length" if generated >= sequence.limit else None

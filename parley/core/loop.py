@@ -256,10 +256,10 @@ class Loop:
 
     def _finish(self, row: Row, result: Sampled) -> None:
         """Append what a row gave and end the choice if that was its last."""
-        sequence = row.sequence
+        sequence, work = row.sequence, row.sequence.work
         if sequence.status is Status.FINISHED:
             return  # with another beam of its search
-        search = self._searches.get(sequence.id)
+        search = self._searches.get(sequence.id) if work.beam is not None else None
         drawn = result.tokens if search is None else result.candidates
         missing = (row.sample and not drawn) or (row.pool and result.vector is None)
         if result.error is not None or missing:
@@ -267,13 +267,14 @@ class Loop:
                 self.pool.forget(block)  # whatever went wrong may be in there
             self._fail(sequence, result.error or FAILED)
             return
-        sequence.prompt_scores += result.prompt_scores
-        if sequence.work.costs:
+        if result.prompt_scores:
+            sequence.prompt_scores += result.prompt_scores
+        if work.costs:
             sequence.computing += self._last[3]
         if row.start + row.count < len(sequence.tokens):
             return
         if search is not None:
-            search.report(sequence, result.candidates)
+            search.report(sequence, list(result.candidates))
             return
         output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
         if sequence.generated == 0:
@@ -286,9 +287,9 @@ class Loop:
             self._generated_tokens += len(result.tokens)
             finish = verdict(sequence)
             output.token_ids = result.tokens
-            if sequence.work.logprobs >= 0:
+            if work.logprobs >= 0:
                 output.scores = result.scores
-            if sequence.work.costs:
+            if work.costs:
                 output.costs = self._costs(sequence, len(result.tokens))
             if finish == "stop" or result.end == "mark":
                 output.stop_id = result.tokens[-1]

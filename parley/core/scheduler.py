@@ -116,8 +116,9 @@ class Scheduler:
                 break  # one before it in order needed its pages, and before that those of all that follow
             distance = len(sequence.tokens) - sequence.computed
             if distance == 1:
-                if self._reserve(step, sequence, 1):
-                    self._row(step, sequence, 1, self._afford(step, sequence, drafts.get(sequence, ())))
+                if sequence.computed < len(sequence.blocks) * BLOCK_SIZE or self._reserve(step, sequence, 1):
+                    guess = self._afford(step, sequence, drafts.get(sequence, ())) if drafts else ()
+                    self._row(step, sequence, 1, guess)
                 continue
             if not distance:
                 continue  # a beam that waits for others of its search
@@ -363,13 +364,17 @@ class Scheduler:
         start = sequence.computed
         end = sequence.computed = start + count
         scored = len(sequence.prompt_scores)
-        score = 0 < scored < sequence.prompt_len and scored <= end
+        score_from = scored if 0 < scored < sequence.prompt_len and scored <= end else None
         last = end == len(sequence.tokens)
         sample, pool = last and sequence.limit > 0, last and sequence.work.pooling is not None
-        step.rows.append(Row(sequence, start, count, sample, scored if score else None, pool, drafts))
-        self.waiting.serve(sequence, max(0, end - max(start, sequence.reached)) + sample)
-        sequence.reached = max(sequence.reached, end)
-        step.hashed += self._publish(sequence, start)
+        step.rows.append(Row(sequence, start, count, sample, score_from, pool, drafts))
+        served = int(sample)
+        if end > sequence.reached:
+            served += end - max(start, sequence.reached)
+            sequence.reached = end
+        self.waiting.serve(sequence, served)
+        if end // BLOCK_SIZE > start // BLOCK_SIZE:
+            step.hashed += self._publish(sequence, start)
 
     def _publish(self, sequence: Sequence, start: int) -> list[int]:
         """Make the pages findable that its computed tokens from ``start`` on fill. Gives those that nobody else had."""

@@ -130,7 +130,7 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        return sum(row.width for row in self.rows)
+        return sum(row.count + len(row.drafts) for row in self.rows)
 
 
 @dataclass(slots=True)
@@ -159,10 +159,10 @@ class Sampled:
     tokens: list[int] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     vector: bytes | None = None
-    prompt_scores: list[Score] = field(default_factory=list)
+    prompt_scores: list[Score] | tuple[()] = ()
     error: str | None = None
     end: Literal["form", "mark"] | None = None
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[Candidate] | tuple[()] = ()
 
 
 class Runner(Protocol):
