@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -51,10 +51,6 @@ class Markup:
         if self.short:
             return "".join(ALPHABET[byte % len(ALPHABET)] for byte in os.urandom(9))
         return "call_" + os.urandom(12).hex()
-
-    def silent(self) -> Markup:
-        """The markup of an answer that calls no tools."""
-        return replace(self, calls=())
 
 
 PLAIN = Markup()
