@@ -75,7 +75,7 @@ def page() -> str:
     for thoughts in THOUGHTS:
         names = ", ".join(f"`{name}`" for name in (thoughts.name, *thoughts.aliases))
         marks = " … ".join(map(cell, (*thoughts.marks, *(thoughts.around or ()))))
-        rows.append(f"| {names} | {marks} | {told(thoughts.signs)} |")
+        rows.append(f"| {names} | {marks} | {told(thoughts.signs) or 'its name; an answer begins with reasoning'} |")
     return "\n".join(rows) + "\n"
 
 

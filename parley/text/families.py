@@ -30,13 +30,17 @@ class Calls:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """A way of marking reasoning. ``around``: marks that some models put around what follows it."""
+    """A way of marking reasoning. ``around``: marks that some models put around what follows it.
+
+    ``begun``: an answer begins with reasoning, though nothing opens it; the mark that does so may follow.
+    """
 
     name: str
     marks: tuple[str, str]
     signs: Signs
     aliases: tuple[str, ...] = ()
     around: tuple[str, str] | None = None
+    begun: bool = False
 
 
 def _list(before: str, after: str = "", keys: tuple[str, str] = ("name", "arguments"), bare: bool = False) -> Form:
@@ -327,6 +331,7 @@ THOUGHTS = (
     Thoughts("granite", ("Here is my thought process:", "Here is my response:"), (("Here is my thought process",),)),
     Thoughts("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),)),
     Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
+    Thoughts("deepseek_r1", THINK, (), begun=True),
     Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
     Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),
     Thoughts("ernie45", THINK, (("<think>", "<response>\\n"), ("<think>", "<response></response>")),
@@ -336,7 +341,7 @@ THOUGHTS = (
         THINK,
         (("<think>",), ("</think>",)),
         aliases=(
-            "deepseek_r1", "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47", "holo2", "hy_v3", "kimi_k2",
+            "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47", "holo2", "hy_v3", "kimi_k2",
             "mimo", "minimax_m2", "nemotron_v3", "olmo3", "step3", "step3p5", "think",
         ),
     ),

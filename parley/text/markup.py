@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,8 @@ AUTO, NONE = "auto", "none"  # what an option says instead of a family's name
 class Markup:
     """How the answers of one model are marked: the pair around reasoning, and the forms of tool calls, best first.
 
-    None and empty for what the model cannot do. ``around``, ``short`` and ``channels`` as in ``families``.
+    None and empty for what the model cannot do. ``around``, ``begun``, ``short`` and ``channels`` as in
+    ``families``.
     """
 
     think: tuple[str, str] | None = None
@@ -31,6 +32,7 @@ class Markup:
     around: tuple[str, str] | None = None
     short: bool = False
     channels: bool = False
+    begun: bool = False
 
     def __bool__(self) -> bool:
         """Is there anything to tell apart?"""
@@ -50,10 +52,6 @@ class Markup:
             return "".join(ALPHABET[byte % len(ALPHABET)] for byte in os.urandom(9))
         return "call_" + os.urandom(12).hex()
 
-    def silent(self) -> Markup:
-        """The markup of an answer that calls no tools."""
-        return replace(self, calls=())
-
 
 PLAIN = Markup()
 
@@ -72,6 +70,7 @@ def detect(template: str, tools: str = AUTO, reasoning: str = AUTO) -> Markup:
         thoughts.around if thoughts is not None else None,
         calls is not None and calls.short,
         (calls is not None and calls.channels) or (thoughts is not None and "<|channel|>" in thoughts.marks[0]),
+        thoughts is not None and thoughts.begun,
     )
 
 
@@ -101,7 +100,7 @@ def _fits(signs: Signs, template: str) -> bool:
 
 
 def begins_thinking(markup: Markup, prompt: str, continued: bool) -> bool:
-    """Whether the rendered prompt leaves a reasoning block open for the model to go on in.
+    """Whether the rendered prompt leaves a reasoning block open for the model to go on in, or one begins anyway.
 
     ``continued``: the prompt ends inside a turn begun by the client, so the block may hold text already.
     """
@@ -110,6 +109,8 @@ def begins_thinking(markup: Markup, prompt: str, continued: bool) -> bool:
     opening, closing = markup.think
     if prompt.rstrip().endswith(opening):
         return True
+    if markup.begun and not continued:
+        return not prompt.rstrip().endswith(closing)
     return continued and prompt.rfind(opening) > prompt.rfind(closing)
 
 

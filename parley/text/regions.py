@@ -39,6 +39,7 @@ class Regions:
     ):
         self.calls = 0
         self._think = markup.think
+        self._begun = thinking and markup.begun
         self._bare = tuple(form for form in markup.calls if form.bare)
         self._marked = tuple(form for form in markup.calls if not form.bare)
         self._triggers = tuple(dict.fromkeys(form.trigger for form in self._marked))
@@ -56,14 +57,14 @@ class Regions:
         self._others: list[Form] = []  # to be tried if the reader's form does not fit
         self._failed = ""  # the most text that a form took before it did not
         # Unbound, so that a parser does not refer to itself and goes as soon as its answer does.
-        start = Regions._reasoning if thinking else Regions._beginning
+        start = Regions._reasoning if thinking and not markup.begun else Regions._beginning
         self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._opening
         self._out: list[Region] = []
 
     @property
     def thinking(self) -> bool:
         """Whether the text read last was reasoning."""
-        return self._state is Regions._reasoning
+        return self._state is Regions._reasoning or (self._begun and self._state is Regions._beginning)
 
     @property
     def called(self) -> bool:
@@ -95,7 +96,7 @@ class Regions:
     # Each state reads on from ``_at`` and returns whether another state has to go on; False: more text is needed.
 
     def _beginning(self) -> bool:
-        """The answer may begin with a reasoning block."""
+        """The answer may begin with a reasoning block, or with the mark of one that was begun."""
         assert self._think is not None
         mark = self._think[0]
         self._skip_newlines()
@@ -107,7 +108,7 @@ class Regions:
         elif len(rest) < len(mark) and mark.startswith(rest):
             return False
         else:
-            self._state = Regions._opening
+            self._state = Regions._reasoning if self._begun else Regions._opening
         return True
 
     def _reasoning(self) -> bool:

@@ -21,6 +21,8 @@ Turn = dict[str, Any]
 NINE = re.compile(r"length\s*!=\s*9")  # Mistral's templates refuse ids of any other length
 NUMBERED = "<|tool_call_argument_begin|>"  # Kimi's write the id where others write the name
 SINGLE = "single tool-calls at once"  # Llama's refuse turns with several calls
+RESPONSES = "tool_responses"  # Gemma's first read results in the turn that called; later ones read turns of tools too
+RESULTS = "tool_call_id"  # what those read that do
 EITHER = "content and message.thinking"  # gpt-oss's refuses turns that have both and call
 
 
@@ -48,6 +50,8 @@ def turns(messages: Sequence[Message], source: str) -> list[Turn]:
     made = [_turn(message, names, ids) for message in messages]
     if EITHER in source:
         made = [_joined(turn) for turn in made]
+    if RESPONSES in source and RESULTS not in source:
+        made = list(_gathered(made))
     return list(_split(made)) if SINGLE in source else made
 
 
@@ -107,6 +111,27 @@ def _joined(turn: Turn) -> Turn:
         return turn
     thinking = f"{turn['thinking']}\n\n{turn['content']}"
     return {key: value for key, value in turn.items() if key != "content"} | {"thinking": thinking}
+
+
+def _gathered(made: list[Turn]) -> Iterator[Turn]:
+    """Results of calls in the turns that called."""
+    caller: Turn | None = None
+    for turn in made:
+        if turn["role"] == "tool" and caller is not None:
+            result = {"name": turn.get("name", "unknown"), "response": _result(turn.get("content") or "")}
+            caller.setdefault(RESPONSES, []).append(result)
+            continue
+        caller = turn if "tool_calls" in turn else None
+        yield turn
+
+
+def _result(content: str) -> Any:
+    """An object where the result is one, else its text."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    return value if isinstance(value, dict) else content
 
 
 def _split(made: list[Turn]) -> Iterator[Turn]:

@@ -147,6 +147,9 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"structured_outputs": {"json": {"a": 1}, "regex": "a"}}, "You can only use one kind of constraints for "
      "structured "
      "outputs ('json', 'regex' or 'choice'). (parameter=structured_outputs)", "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "You can only use one kind of "
+     "constraints for structured outputs ('json', 'regex' or 'choice'). (parameter=structured_outputs)",
+     "structured_outputs"),
     ({"structured_outputs": {}}, "You must use one kind of structured outputs constraint but none are "
      "specified: {'json': "
      "None, 'regex': None, 'choice': None, 'grammar': None, 'json_object': None, 'structural_tag': None}", None),
@@ -162,6 +165,22 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
      "'body.logit_bias.5', 'msg': "
      "'Input should be less than or equal to 100', 'input': 101, 'ctx': {'le': 100}}", "body.logit_bias.5"),
 ]  # fmt: skip
+
+
+def test_a_form_replaces_a_constraint_of_its_kind(read):
+    schema, tag = {"type": "integer"}, {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
+    described = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    beside = {"json": {}, "disable_any_whitespace": True}
+    found = read(structured_outputs=beside, response_format=described).request.grammar
+    assert (found.kind, found.value, found.whitespace) == ("json", schema, "")
+    found = read(structured_outputs={"json_object": True}, response_format={"type": "json_object"}).request.grammar
+    assert (found.kind, found.value) == ("json", {"type": "object"})
+    found = read(structured_outputs={"structural_tag": "{}"}, response_format=tag).request.grammar
+    assert (found.kind, found.value) == ("choice", ["a"])
+    found = read(structured_outputs={"regex": "a"}, response_format={"type": "text"}).request.grammar
+    assert (found.kind, found.value) == ("regex", "a")
+    wrong = {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert refused(read, structured_outputs=beside, response_format=wrong)["code"] == 400
 
 
 @pytest.mark.parametrize(("members", "sentence", "param"), SENTENCES, ids=lambda value: str(value)[:40])

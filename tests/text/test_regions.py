@@ -17,6 +17,7 @@ from parley.text.markup import begins_thinking
 QWEN = Markup(("<think>", "</think>"), (HERMES,))
 TOOLS = Markup(None, (HERMES,))
 THINK = Markup(("<think>", "</think>"))
+BEGUN = Markup(("<think>", "</think>"), (HERMES,), begun=True)
 
 
 def parse(pieces: list[str], markup: Markup = QWEN, thinking: bool = False) -> Parts:
@@ -91,7 +92,12 @@ FRAGMENTS = [
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
 
 
-@given(texts, st.lists(st.integers(1, 9), min_size=1, max_size=8), st.sampled_from([QWEN, TOOLS, THINK]), st.booleans())
+@given(
+    texts,
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.sampled_from([QWEN, TOOLS, THINK, BEGUN]),
+    st.booleans(),
+)
 @settings(max_examples=200, deadline=None)
 def test_any_cutting_gives_the_same_parts(text: str, sizes: list[int], markup: Markup, thinking: bool) -> None:
     thinking = thinking and markup.think is not None
@@ -164,3 +170,31 @@ def test_a_prompt_that_leaves_reasoning_open() -> None:
     assert not begins_thinking(QWEN, "<|assistant|>\n<think>\nLet me</think>So", True)
     assert not begins_thinking(TOOLS, "<think>", False)
     assert parse(["\nhm", "\n</think>\n", "\nso"], QWEN, thinking=True) == ("hm", "so", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("hm\n</think>\n\nYes.", ("hm", "Yes.", [])),
+        ("<think>\nhm</think>Yes.", ("hm", "Yes.", [])),
+        ("\n<think>hm", ("hm", "", [])),
+        ("never closed", ("never closed", "", [])),
+        ("<thi", ("<thi", "", [])),
+        ("a <think> b</think>c", ("a <think> b", "c", [])),
+        ("</think>Yes.", ("", "Yes.", [])),
+        ("", ("", "", [])),
+        (call("f", "{}") + "</think>" + call("f", "{}"), (call("f", "{}"), "", [("f", "{}")])),
+    ],
+)
+def test_reasoning_that_nothing_opens(text, parts):
+    assert parse([text], BEGUN, True) == parts == parse(list(text), BEGUN, True)
+
+
+def test_which_answers_begin_with_reasoning_that_nothing_opens():
+    assert detect("{{ '<think>' }}", reasoning="deepseek-r1").begun and not detect("{{ '<think>' }}").begun
+    for prompt, continued, begun in [
+        ("<|assistant|>", False, True), ("<|assistant|>\n<think>\n", False, True),
+        ("<|assistant|>\n<think>\n\n</think>\n\n", False, False), ("<|assistant|>Let me", True, False),
+        ("<|assistant|><think>Let me", True, True),
+    ]:  # fmt: skip
+        assert begins_thinking(BEGUN, prompt, continued) == begun

@@ -97,3 +97,16 @@ def test_turns_without_content() -> None:
     assert render("{% for m in messages %}{{ m['content'] + ';' }}{% endfor %}") == "Hi;;one;two;"
     with pytest.raises(BadRequest, match="cannot render"):
         render("{% for m in messages %}{{ m['content'] + 1 }}{% endfor %}")
+
+
+def test_results_in_the_turn_that_called_for_a_template_that_reads_no_others() -> None:
+    shown = (
+        "{% for m in messages %}{{ m.role }}{% for r in m.tool_responses or [] %} {{ r.name }}="
+        "{% if r.response is mapping %}{% for k, v in r.response.items() %}{{ k }}:{{ v }}{% endfor %}"
+        "{% else %}{{ r.response }}{% endif %}{% endfor %};{% endfor %}"
+    )
+    turns = [*TURNS, Message("tool", '{"k": 1}', tool_call_id="call_1"), Message("assistant", "So."), *TURNS[1:2]]
+    assert render(shown, turns) == "user;assistant f=one g=two f=k:1;assistant;assistant;"
+    assert render(shown, [Message("tool", "x"), *TURNS]) == "tool;user;assistant f=one g=two;"
+    later = shown + "{{ '' if messages[0].tool_call_id else '' }}"
+    assert render(later) == "user;assistant;tool;tool;"

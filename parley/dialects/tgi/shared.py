@@ -30,7 +30,6 @@ from parley.errors import (
     TooLarge,
     Unauthorized,
     UnknownModel,
-    Unsupported,
     WrongType,
     excerpt,
 )
@@ -162,10 +161,6 @@ def kind(error: ParleyError) -> str:
     if type(error) is BadRequest and error.field == "messages":
         return "template_error"
     return error.code if error.code in KINDS else ""
-
-
-def unavailable(name: str) -> Unsupported:
-    return Unsupported(f"`{name}` is not available on this server", field=name)
 
 
 def error(rules: Rules, error: ParleyError) -> Answer:

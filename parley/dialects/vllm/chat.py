@@ -31,7 +31,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         counted = "max_completion_tokens" if body.has("max_completion_tokens") else "max_tokens"
         requests.check(body, head, counted=counted, least=1)
         requests.check_chat(body)
-        super().__init__(body, head)
+        super().__init__(requests.formed(body), head)
         self.request.stop = requests.cap(self.request.stop, head)
         self.request.sampling = requests.sampling(self.request)
         self._name = requests.name(head, self._name)

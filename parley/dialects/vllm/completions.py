@@ -30,7 +30,7 @@ class CompletionReply(shared.Streamed, completions.CompletionReply):
     def __init__(self, body: Fields, head: Head):
         requests.check_prompt(body)
         requests.check(body, head)
-        super().__init__(body, head)
+        super().__init__(requests.formed(body), head)
         self.request.stop = requests.cap(self.request.stop, head)
         self.request.sampling = requests.sampling(self.request)
         self._name = requests.name(head, self._name)

@@ -5,6 +5,7 @@ The members themselves are read where OpenAI's are; here is only what differs, i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ import msgspec
 from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.forms import KINDS
+from parley.dialects.openai import constraints
 from parley.dialects.openai.shared import MAX_TOKENS, Rules
 from parley.dialects.parameters import MAX_N
 from parley.dialects.vllm import shared
@@ -25,6 +27,7 @@ MAX_ID = 128  # characters of an id that a header gives
 CAP = "max_new_tokens"  # of a model's advice, what is no default of a member
 GREEDY = 1e-5  # a temperature below it is 0
 RULES = Rules(roles=(), reserve=1, best_of=False, fewest=0, shown=True, schemas=False)
+FORMS = {"json_object": "json_object", "json_schema": "json", "structural_tag": "structural_tag"}  # types and kinds
 UNTRUSTED_TEMPLATE = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with "
     "untrusted chat template."
@@ -100,8 +103,8 @@ def _faults(body: Fields, head: Head, counted: str, least: int) -> Iterator[BadR
 
 def _constraints(body: Fields) -> Iterator[BadRequest]:
     wish = body.object("structured_outputs")
-    given = [kind for kind in KINDS if wish is not None and wish.raw(kind)]
-    if len(given) > 1:
+    given = {kind for kind in KINDS if wish is not None and wish.raw(kind)}
+    if len(given | (_formed(body) if given else set())) > 1:
         sentence = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
         yield named(sentence, "structured_outputs")
     if wish is not None and not given and not wish.has("json"):
@@ -111,6 +114,30 @@ def _constraints(body: Fields) -> Iterator[BadRequest]:
     if form is not None and form.raw("type") == "json_schema" and not form.has("json_schema"):
         sentence = "When response_format type is 'json_schema', the 'json_schema' field must be provided."
         yield named(sentence, "response_format")
+
+
+def _formed(body: Fields) -> set[str]:
+    """The kind of constraint that ``response_format`` is, if it is one."""
+    form = body.object("response_format")
+    kind = FORMS.get(str(form.raw("type"))) if form is not None else None
+    return {kind} if kind is not None else set()
+
+
+def formed(body: Fields) -> Fields:
+    """With a ``response_format`` in place of the constraint of its kind that stands beside it. Raises BadRequest."""
+    wish, form = body.raw("structured_outputs"), body.raw("response_format")
+    kinds = _formed(body)
+    if not wish or not kinds:
+        return body
+    constraints.response_format(body)
+    (kind,) = kinds
+    values = {
+        "json_object": lambda: True,
+        "json": lambda: form["json_schema"]["schema"],
+        "structural_tag": lambda: json.dumps(form),
+    }
+    one = {"structured_outputs": wish | {kind: values[kind]()}}
+    return body.without({"structured_outputs", "response_format"}).over(one)
 
 
 def check_chat(body: Fields) -> None:
