@@ -215,7 +215,7 @@ class Sampler:
     def _edit(
         self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool, few: list[int]
     ) -> tuple[torch.Tensor, bool]:
-        """The logits after grammar, bias, min_tokens and penalties, and whether any row has any; ``few`` keep theirs.
+        """The logits after grammars and edits, and whether any row has any; the rows of ``few`` keep theirs.
 
         A copy of a large vocabulary would cost more than the edits, so ``spent`` ones are edited in place, unless
         scores are wanted, which are those of the logits before.
