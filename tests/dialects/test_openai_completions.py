@@ -125,6 +125,11 @@ def test_wrong_members_are_named(members, field):
     assert refused(**members).field == field
 
 
+def test_the_prompts_text_is_told_by_echo_alone():
+    assert isinstance(refused(return_prompt_text=True), Unsupported)
+    assert read(return_prompt_text=False).request == read().request
+
+
 def test_a_suffix_is_not_available():
     assert isinstance(refused(suffix="end"), Unsupported)
     read(suffix="")

@@ -120,6 +120,8 @@ class CompletionReply(Reply):
         more = extras.read(body, head, max_tokens=max_tokens)
         if body.string("suffix", ""):
             raise shared.unsupported(body, "suffix", "Filling in before a suffix is")
+        if body.boolean("return_prompt_text", False):
+            raise shared.unsupported(body, "return_prompt_text", "The prompt's text in a completion, but by 'echo', is")
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
         logprobs = shared.alternatives(body, "logprobs", self.rules)

@@ -16,7 +16,7 @@ namespace {
 constexpr int ROWS = LANES == 16 ? 6 : 2;  // whose sums, of four registers each, stay in registers
 constexpr int CHAINS = 4;                  // sums of one number that do not wait for each other
 constexpr int WIDE = 4, BLOCK = WIDE * LANES;  // registers of outputs at once
-constexpr long AHEAD = 4096;               // bytes by which weights are asked for before they are read
+constexpr long AHEAD = 8192;               // bytes by which weights are asked for before they are read
 constexpr long SMALL = 1 << 16;            // weights times rows below which a second thread costs more than it gains
 
 // inner = scales * (a x), of some rows and one register of columns
