@@ -147,6 +147,7 @@ class Want(msgspec.Struct, frozen=True):
     usage: bool = False  # a usage record in the stream
     skip_special: bool = True  # leave special tokens out of the text
     ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
+    text: bool = False  # the prompt as the model reads it, marks and all
     plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
     costs: bool = False  # what each token took, with the tokens behind each delta
     interval: int = 1  # of a stream: how many new tokens of a choice are worth telling, but for its first and last ones
@@ -606,11 +607,15 @@ class Usage(msgspec.Struct):
 
 
 class Accepted(msgspec.Struct):
-    """Prompt number ``prompt`` was tokenised, fits, and is in the engine's hands. Choice k draws with ``seed`` + k."""
+    """Prompt number ``prompt`` was tokenised, fits, and is in the engine's hands. Choice k draws with ``seed`` + k.
+
+    ``text``: of these tokens, if it is wanted.
+    """
 
     prompt: int
     token_ids: list[int]
     seed: int = 0
+    text: str | None = None
 
 
 class Scored(msgspec.Struct):

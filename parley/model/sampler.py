@@ -25,7 +25,7 @@ from parley.core.sequence import Candidate, Sequence
 from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
 from parley.model.grammar import End, Form, Grammars
-from parley.model.score import alternatives, listing, normaliser, score
+from parley.model.score import alternatives, likeliest, normaliser, score
 from parley.types import Score
 
 Way = Literal["greedy", "whole", "cut", "typical"]
@@ -165,18 +165,9 @@ class Sampler:
         shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
         edited, _ = self._edit(logits - shift, plans, positions, True, [])
         found: list[list[Candidate]] = []
-        most = 2 * max(plan.beams for plan in plans)
-        lists = [listing(edited, most)]
+        likely = likeliest(edited, [2 * plan.beams for plan in plans], [plan.stops for plan in plans])
         for row, plan in enumerate(plans):
-            edited[row, plan.stops] = -math.inf  # all of the best may end an output, and as many must go on
-        lists.append(listing(edited, most))
-        for row, plan in enumerate(plans):
-            count = 2 * plan.beams
-            values: dict[int, float] = {}
-            for ids, logprobs in reversed(lists):  # what is struck out of the last stands in the first
-                values |= zip(ids[row][:count], logprobs[row][:count], strict=True)
-            likely = sorted(values.items(), key=lambda each: (-each[1], each[0]))
-            chosen = [Candidate(id, value) for id, value in likely if value > -math.inf]
+            chosen = [Candidate(id, value) for id, value in likely[row]]
             if plan.logprobs >= 0:
                 scores = alternatives(logits[row], norms[row], [each.token for each in chosen], plan.logprobs)
                 for each, told in zip(chosen, scores, strict=True):

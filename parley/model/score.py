@@ -79,6 +79,25 @@ def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list
     return _listed(logits, min(count, vocab), *native.top_k(logits, min(max(width, count + SPARE), vocab)))
 
 
+def likeliest(logprobs: torch.Tensor, counts: list[int], stops: list[list[int]]) -> list[list[tuple[int, float]]]:
+    """What may follow row i, the likeliest first: its ``counts[i]`` likeliest tokens, and as many that are none of
+    ``stops[i]``; impossible ones are left out. float32 [R, V], which is written to.
+    """
+    most = max(counts)
+    lists = [listing(logprobs, most)]
+    for row, ids in enumerate(stops):
+        logprobs[row, ids] = -math.inf
+    lists.append(listing(logprobs, most))
+    found = []
+    for row, count in enumerate(counts):
+        values: dict[int, float] = {}
+        for listed, numbers in reversed(lists):  # what is struck out of the last stands in the first
+            values |= zip(listed[row][:count], numbers[row][:count], strict=True)
+        ranked = sorted(values.items(), key=lambda each: (-each[1], each[0]))
+        found.append([(id, value) for id, value in ranked if value > -math.inf])
+    return found
+
+
 def _listed(
     logits: torch.Tensor, count: int, values: torch.Tensor, ids: torch.Tensor
 ) -> tuple[list[list[int]], list[list[float]]]:

@@ -207,7 +207,8 @@ class Generation:
         ranking = Ranking(drafted, first, request.n) if request.best_of is not None else None
         self._branches.append(Branch(number, prepared, self._model.engine.submit(work), choices, due, ranking))
         self.usage.prompt_tokens += len(work.token_ids)
-        self._fresh.append(Accepted(number, work.token_ids, work.seed))
+        text = tokenizer.decode(work.token_ids, False) if request.want.text else None
+        self._fresh.append(Accepted(number, work.token_ids, work.seed, text))
         if request.want.echo and not due:
             self._fresh.append(self._scored(self._branches[-1], None))
 

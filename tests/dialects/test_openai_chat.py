@@ -622,3 +622,14 @@ def test_a_stream_that_fails_says_so_and_ends():
     assert read(stream=True).fail(EngineError("Broken.")) == (
         b'data: {"error":{"message":"Broken.","type":"server_error","param":null,"code":null}}\n\ndata: [DONE]\n\n'
     )
+
+
+def test_the_prompts_text():
+    assert read(return_prompt_text=True).request.want.text and not read().request.want.text
+    told = [Accepted(0, [1, 2], 0, "<user>Hi"), Delta(0, "a"), Done(0, "stop", Usage(2, 1))]
+    reply = read(return_prompt_text=True)
+    reply.add(told)
+    assert json.loads(reply.body(Usage(2, 1)))["prompt_text"] == "<user>Hi"
+    first, *others = read(return_prompt_text=True, stream=True).chunk(told).split(b"\n\n")[:-1]
+    assert json.loads(first.removeprefix(b"data: "))["prompt_text"] == "<user>Hi"
+    assert not any(b"prompt_text" in frame for frame in others)

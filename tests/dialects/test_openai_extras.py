@@ -38,7 +38,6 @@ WISHES: list[dict[str, Any]] = [
     {"logits_processors": ["x"]},
     {"logprob_token_ids": [1]},
     {"return_token_offsets": True},
-    {"return_prompt_text": True},
     {"kv_transfer_params": {"a": 1}},
     {"ec_transfer_params": {"a": 1}},
     {"mm_processor_kwargs": {"a": 1}},

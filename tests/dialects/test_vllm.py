@@ -351,6 +351,15 @@ def test_bytes_of_a_chat():
     )
 
 
+def test_the_text_of_a_chats_prompt():
+    told = [Accepted(0, [1], 0, "<user>Hi"), Delta(0, "yes"), Done(0, "stop", USAGE)]
+    reply = talk(return_prompt_text=True)
+    reply.add(told)
+    assert json.loads(reply.body(USAGE))["prompt_text"] == "<user>Hi"
+    first, *_ = chunks(talk(return_prompt_text=True, stream=True).chunk(told))
+    assert first["prompt_text"] == "<user>Hi"
+
+
 def test_bytes_of_a_chats_stream():
     reply = talk(stream=True, stream_options={"include_usage": True}, n=2)
     opening = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'

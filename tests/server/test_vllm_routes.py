@@ -177,6 +177,7 @@ async def test_the_official_client_with_all_extras(serve):
         "spaces_between_special_tokens": True, "truncate_prompt_tokens": -1, "cache_salt": "tenant", "echo": True,
         "chat_template_kwargs": {"enable_thinking": False}, "documents": [{"text": "a"}], "prompt_logprobs": 1,
         "request_id": "mine", "vllm_xargs": {"a": 1}, "add_special_tokens": False, "use_beam_search": False,
+        "return_prompt_text": True,
     }  # fmt: skip
     base = {"model": "tiny", "messages": HELLO["messages"], "extra_body": extras, "logprobs": True, "top_logprobs": 2}
     async with AsyncOpenAI(base_url=f"{served.url}/vllm/v1", api_key="none", max_retries=0) as client:
@@ -184,6 +185,7 @@ async def test_the_official_client_with_all_extras(serve):
         assert answer.id == "chatcmpl-mine"
         assert answer.prompt_token_ids and answer.choices[0].token_ids and answer.prompt_logprobs[0] is None
         assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+        assert HELLO["messages"][-1]["content"] in answer.prompt_text
         stream = await client.chat.completions.create(
             **base | {"extra_body": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}},
             stream=True,

@@ -65,6 +65,7 @@ class ChatReply(Reply):
                 skip_special=body.boolean("skip_special_tokens", True),
                 interval=shared.interval(body),
                 ids=self._ids or self._continuous,
+                text=body.boolean("return_prompt_text", False),
             ),
             **shared.choices(body, 1, self.rules)._asdict(),
             stream=stream,
@@ -85,6 +86,7 @@ class ChatReply(Reply):
         self._head = head
         self._choices = [Choice() for _ in range(self.request.n)]
         self._prompt_ids: list[int] | None = None
+        self._prompt_text: str | None = None
         self._prompt_scores: list[Token] | None = None
         self._before = b""
         self._after = b',"usage":null}\n\n' if self.request.want.usage else b"}\n\n"
@@ -100,7 +102,7 @@ class ChatReply(Reply):
                 case Done():
                     parts.append(self._start(event.index) + self._done(event))
                 case Accepted():
-                    self._prompt_ids = event.token_ids
+                    self._prompt_ids, self._prompt_text = event.token_ids, event.text
                 case Scored() if self.request.want.prompt_logprobs is not None:
                     self._prompt_scores = event.tokens
                     parts.append(self._start(0))
@@ -122,6 +124,8 @@ class ChatReply(Reply):
         choice.started = True
         opening = self._opening(index)
         more = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
+        if self._prompt_text is not None:
+            more += b',"prompt_text":' + shared.encode(self._prompt_text)
         if self._prompt_scores is not None and index == 0:
             more += b',"prompt_logprobs":' + shared.encode(self._prompt_logprobs())
         return self._frame(index, shared.encode(opening), more)
@@ -214,7 +218,7 @@ class ChatReply(Reply):
                 case Done():
                     self._choices[event.index].done = event
                 case Accepted():
-                    self._prompt_ids = event.token_ids
+                    self._prompt_ids, self._prompt_text = event.token_ids, event.text
                 case Scored():
                     self._prompt_scores = event.tokens
 
@@ -225,6 +229,8 @@ class ChatReply(Reply):
             answer["prompt_logprobs"] = self._prompt_logprobs()
         if self._ids:
             answer["prompt_token_ids"] = self._prompt_ids
+        if self._prompt_text is not None:
+            answer["prompt_text"] = self._prompt_text
         return shared.encode(answer)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:

@@ -76,7 +76,9 @@ class Logprobs:
             self._tops.append(None)
         else:
             self._logprobs.append(shared.number(token.logprob))
-            self._tops.append({self._name(t): shared.number(t.logprob) for t in [*token.top[: self._top], token]})
+            # The token itself comes first, and its score stands where another is spelt alike.
+            scored = [token, *token.top[: self._top], token]
+            self._tops.append({self._name(t): shared.number(t.logprob) for t in scored})
 
     def take(self) -> dict[str, Any]:
         """What was added since the last time."""
@@ -120,6 +122,8 @@ class CompletionReply(Reply):
         more = extras.read(body, head, max_tokens=max_tokens)
         if body.string("suffix", ""):
             raise shared.unsupported(body, "suffix", "Filling in before a suffix is")
+        if body.boolean("return_prompt_text", False):
+            raise shared.unsupported(body, "return_prompt_text", "The prompt's text in a completion, but by 'echo', is")
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
         logprobs = shared.alternatives(body, "logprobs", self.rules)

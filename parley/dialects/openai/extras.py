@@ -57,7 +57,6 @@ FEATURES: dict[str, tuple[str, Read]] = {
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
     "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
     "return_token_offsets": ("Places of tokens in the text are", _boolean),
-    "return_prompt_text": ("The prompt's text in the answer is", _boolean),
     "prompt_embeds": ("Embeddings as a prompt are", _raw),
     "web_search_options": ("Web search is", _raw),
     "kv_transfer_params": ("Transfer of KV blocks is", _free),

@@ -49,7 +49,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         for event in events:
             match event:
                 case Accepted():
-                    self._prompt_ids = event.token_ids
+                    self._prompt_ids, self._prompt_text = event.token_ids, event.text
                     parts += [self._open(index) for index in range(self.request.n)]
                 case Delta():
                     pieces.append((event, None))
@@ -61,7 +61,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         delta = {"role": "assistant", "content": ""}
         opening: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         told = self._wrap([opening]) | self._progress(index)
-        told |= {"prompt_token_ids": self._prompt_ids if self._ids else None, "prompt_text": None}
+        told |= {"prompt_token_ids": self._prompt_ids if self._ids else None, "prompt_text": self._prompt_text}
         if not self._echo:
             return shared.frame(told)
         opening = opening | {"delta": {"content": self._echo}}
@@ -143,7 +143,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
                 "usage": shared.usage(usage),
                 "prompt_logprobs": self._prompt_logprobs(),
                 "prompt_token_ids": self._prompt_ids if self._ids else None,
-                "prompt_text": None,
+                "prompt_text": self._prompt_text,
                 "kv_transfer_params": None,
                 "ec_transfer_params": None,
                 "metrics": None,
