@@ -150,8 +150,9 @@ class Loop:
             else:
                 for row, result in zip(step.rows, results, strict=True):
                     self._finish(row, result)
-                for id in dict.fromkeys(row.sequence.id for row in step.rows if row.sequence.id in self._searches):
-                    self._search(self._searches[id])
+                if self._searches:
+                    for id in dict.fromkeys(row.sequence.id for row in step.rows if row.sequence.id in self._searches):
+                        self._search(self._searches[id])
         while self._broken:
             self._abort(self._broken.pop(), FAILED)
         outputs, self._outputs = self._outputs, []
@@ -277,11 +278,12 @@ class Loop:
             search.report(sequence, list(result.candidates))
             return
         output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
-        if sequence.generated == 0:
+        if len(sequence.tokens) == sequence.prompt_len:  # its first
             output.waited = sequence.waited
             output.prompt_scores = sequence.prompt_scores or None
-        output.vector = result.vector
-        finish: Finish | None = "stop" if row.pool else "length"
+        finish: Finish | None = "length"
+        if row.pool:
+            output.vector, finish = result.vector, "stop"
         if row.sample:
             sequence.tokens += result.tokens
             self._generated_tokens += len(result.tokens)

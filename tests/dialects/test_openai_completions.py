@@ -242,6 +242,13 @@ def test_offsets_are_places_in_the_text(echoed, prompt, members, said, output):
     assert frame["choices"][0]["logprobs"]["text_offset"] == [place - len(echoed) for place in output]
 
 
+def test_of_two_that_are_spelt_alike_the_token_itself_counts():
+    reply = read(logprobs=1)
+    reply.add([Delta(0, "a", tokens=[Token(2, "a", b"a", -2.0, 2, [Token(9, "a", b"a", -0.1, 1)])])])
+    reply.add([Done(0, "length", USAGE)])
+    assert json.loads(reply.body(USAGE))["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -2.0}]
+
+
 @pytest.mark.parametrize(("own", "asked"), [(0, 1), (2, 1), (None, 1), (0, 0)])
 def test_scores_of_the_prompt_have_the_alternatives_that_each_form_asked_for(own, asked):
     reply = read(echo=True, logprobs=asked, prompt_logprobs=own)
@@ -250,8 +257,8 @@ def test_scores_of_the_prompt_have_the_alternatives_that_each_form_asked_for(own
     others = [Token(9, "x", b"x", -0.1, 1), Token(7, "y", b"y", -0.2, 2)][:most]
     reply.add([Scored(0, [Token(2, "a", b"a", -0.5, 3, others)], "a"), Done(0, "length", USAGE)])
     choice = json.loads(reply.body(USAGE))["choices"][0]
-    assert len(choice["logprobs"]["top_logprobs"][0]) == asked + 1
-    assert own is None or list(choice["prompt_logprobs"][0]) == [*["9", "7"][:own], "2"]
+    assert list(choice["logprobs"]["top_logprobs"][0]) == ["a", "x", "y"][: asked + 1]
+    assert own is None or list(choice["prompt_logprobs"][0]) == ["2", *["9", "7"][:own]]
 
 
 def test_ids_and_prompt_scores():

@@ -76,7 +76,9 @@ class Logprobs:
             self._tops.append(None)
         else:
             self._logprobs.append(shared.number(token.logprob))
-            self._tops.append({self._name(t): shared.number(t.logprob) for t in [*token.top[: self._top], token]})
+            # The token itself comes first, and its score stands where another is spelt alike.
+            scored = [token, *token.top[: self._top], token]
+            self._tops.append({self._name(t): shared.number(t.logprob) for t in scored})
 
     def take(self) -> dict[str, Any]:
         """What was added since the last time."""

@@ -169,7 +169,7 @@ def number(logprob: float | None) -> float:
 
 
 def prompt_scores(tokens: list[Token], top: int) -> list[dict[str, Any] | None]:
-    """The ``prompt_logprobs`` extra: for each token a map from token id to its score; null for the first.
+    """The ``prompt_logprobs`` extra: for each token a map from token id to score, its own first; null for the first.
 
     ``top``: how many alternatives each map has beside the token itself; -1: all there are.
     """
@@ -178,7 +178,7 @@ def prompt_scores(tokens: list[Token], top: int) -> list[dict[str, Any] | None]:
         if token.logprob is None
         else {
             str(t.id): {"logprob": number(t.logprob), "rank": t.rank, "decoded_token": t.text}
-            for t in [*token.top[: None if top < 0 else top], token]
+            for t in [token, *token.top[: None if top < 0 else top]]
         }
         for token in tokens
     ]
