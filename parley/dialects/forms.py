@@ -7,7 +7,7 @@ by whoever compiles it. Knows the names inside of these objects, but not what a 
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -15,8 +15,8 @@ from parley.dialects.fields import Fields
 from parley.errors import Invalid, Unsupported
 from parley.types import AnyText, Either, Grammar, Piece, Sequence, Tag, TagList, Tags
 
-KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 OBJECT = {"type": "object"}  # any at all
 MAX_CHOICES = 4096
 MAX_ENDS = MAX_EXCLUDES = 16
@@ -61,7 +61,7 @@ def constraint(fields: Fields, name: str, kind: Kind) -> Grammar | None:
 
 def structured(wish: Fields) -> Grammar:
     """vLLM's object of constraints: exactly one of ``KINDS``, and what may stand between JSON's marks."""
-    found = {kind: _known(wish, kind) for kind in KINDS}
+    found = {kind: constraint(wish, kind, kind) for kind in KINDS}
     given = [kind for kind, grammar in found.items() if grammar is not None]
     bare = wish.boolean("disable_any_whitespace", False)
     closed = wish.boolean("disable_additional_properties", False)
@@ -195,11 +195,6 @@ def _triggered(wish: Fields, found: list[Tag], name: str, **more: Any) -> Tags:
 
 def _excludes(shape: Fields) -> list[str]:
     return shape.strings("excludes", cap=MAX_EXCLUDES, total=MAX_CHARACTERS)
-
-
-def _known(wish: Fields, kind: str) -> Grammar | None:
-    assert kind in KINDS
-    return constraint(wish, kind, kind)  # type: ignore[arg-type]
 
 
 def _text(fields: Fields, name: str) -> str:
