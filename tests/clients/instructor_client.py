@@ -33,6 +33,10 @@ class Person(BaseModel, extra="forbid"):
     city: str = Field(max_length=20)
 
 
+class Place(BaseModel):
+    city: Literal["Paris", "London"]
+
+
 class Rated(BaseModel, extra="forbid"):
     """What the model was not made for: only the grammar keeps it to this."""
 
@@ -59,6 +63,6 @@ calls = list(create(response_model=Iterable[get_weather | get_time], messages=BO
 assert calls == [get_weather(city="Paris"), get_weather(city="London")], calls
 
 partial = instructor.from_openai(client, mode=instructor.Mode.TOOLS).chat.completions.create_partial
-*_, last = partial(response_model=get_weather, messages=WEATHER, **COMMON)
-assert last.city == "Paris"
+*_, last = partial(response_model=Place, messages=WEATHER, **COMMON)  # under a name that the model does not know
+assert last.city in ("Paris", "London")
 print("good")
