@@ -22,6 +22,7 @@ import llguidance
 import numpy as np
 import torch
 
+from parley import native
 from parley.core.sequence import Sequence
 from parley.model.thought import Thought
 from parley.text.tokenizer import Tokenizer
@@ -41,11 +42,6 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 KEPT = 64  # grammars kept to be copied: the choices of a request, and requests that follow one another, share one
-
-# The eight tokens of a byte of a mask, as what is added to their logits: an addition costs a fraction of a selection.
-SPREAD = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf).astype(
-    np.float32
-)
 
 FEW = 1024  # bytes of a mask with any tokens, up to which these are listed
 
@@ -155,7 +151,7 @@ class Form:
     """A sequence's place in its grammar and in its reasoning, as far as that is limited.
 
     ``end``: nothing may follow the token that was drawn last, which is text ("form") or a mark that ends it ("mark").
-    ``few``: the tokens that may come next, int64 and ascending, where they are not many; there is no bias then.
+    ``few``: the tokens that may come next, int64 and ascending, where they are not many.
     """
 
     def __init__(self, grammars: Grammars, sequence: Sequence):
@@ -168,8 +164,6 @@ class Form:
         self._forced: int | None = None  # the token that must come next
         self._bits: np.ndarray | None = None  # uint8 [V / 8]: those that may come, the first in the lowest bit
         self.few: torch.Tensor | None = None
-        self._bias: torch.Tensor | None = None  # float32 [V]: 0 for those that may, -inf for others
-        self._store: np.ndarray | None = None  # its numbers
         written = sequence.tokens[sequence.prompt_len :]
         self._making: Future[None] | None = grammars.pool.submit(self._begin, sequence.work, written)
 
@@ -182,9 +176,7 @@ class Form:
         """The same place, to go on from separately. Waits for the mask."""
         self.ready()
         other = object.__new__(Form)
-        other.__dict__.update(self.__dict__, _store=None)
-        if self._bias is not None:
-            other._bias = self._bias.clone()
+        other.__dict__.update(self.__dict__)
         if self._error is None:
             other._matcher = self._matcher.deep_copy() if self._matcher is not None else None
             other._thought = self._thought.copy() if self._thought is not None else None
@@ -211,13 +203,8 @@ class Form:
         if self._forced is not None:
             row.fill_(float("-inf"))
             row[self._forced] = 0.0
-        elif self.few is not None:
-            few = self.few.to(row.device)
-            values = row[few]
-            row.fill_(float("-inf"))
-            row[few] = values
-        elif self._bias is not None:
-            row += self._bias.to(row.device)
+        elif self._bits is not None:
+            native.strike(row, self._bits)
 
     def mend(self, token: int) -> int:
         """The token that was drawn, or, where the model rules out all that may come, the first of these."""
@@ -236,7 +223,7 @@ class Form:
 
     def append(self, token: int) -> None:
         """Move on by a token that was drawn, and begin the next mask."""
-        self._forced = self._bits = self.few = self._bias = None
+        self._forced = self._bits = self.few = None
         if self._thought is not None:
             self._thought.append(token)
             self._forced = self._thought.forced
@@ -285,8 +272,3 @@ class Form:
         if len(some) <= FEW:
             place, bit = np.nonzero(np.unpackbits(bits[some][:, None], axis=1, bitorder="little"))
             self.few = torch.from_numpy(some[place] * 8 + bit)
-            return
-        if self._store is None:
-            self._store = np.empty((len(bits), 8), np.float32)
-        np.take(SPREAD, bits, axis=0, out=self._store, mode="clip")
-        self._bias = torch.from_numpy(self._store.reshape(-1)[:size])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from parley.native import (
@@ -75,6 +76,7 @@ __all__ = [
     "round_int4",
     "silu_mul",
     "stack",
+    "strike",
     "top_k",
     "widen",
     "write",
@@ -272,6 +274,10 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return _vocabulary(logits).top_k(logits, count)
+
+
+def strike(logits: torch.Tensor, bits: np.ndarray) -> None:
+    _vocabulary(logits).strike(logits, bits)
 
 
 def _vocabulary(logits: torch.Tensor) -> Any:

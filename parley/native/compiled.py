@@ -34,6 +34,7 @@ ARGUMENTS = {
     "write": [P, P, P, P, N, N, N, N, N, N],
     "argmax": [P, P, P, N, N, N],
     "top_k": [P, P, P, N, N, N, N],
+    "strike": [P, P, N],
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
     "attend": [P, N, P, P, P, N, P, P, N, N, N, N, N, N, R, R, N],
@@ -279,3 +280,7 @@ class Kernels:
         threads = torch.get_num_threads()
         self._c.top_k(logits.data_ptr(), values.data_ptr(), ids.data_ptr(), rows, vocab, count, threads)
         return values, ids
+
+    def strike(self, logits: torch.Tensor, bits: np.ndarray) -> None:
+        assert logits.is_contiguous() and bits.flags.c_contiguous
+        self._c.strike(logits.data_ptr(), bits.ctypes.data, len(logits))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 BLOCK = 32  # the largest value of each block of this many tokens tells where to look for the best tokens
@@ -33,6 +34,12 @@ def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
     values, index = inside.topk(count)
     ids = chosen.gather(1, index // BLOCK) * BLOCK + index % BLOCK
     return values, ids
+
+
+def strike(logits: torch.Tensor, bits: np.ndarray) -> None:
+    """Set those logits to -inf, in place, whose bit is 0: float32 [V], uint8 [V / 8], the first in the lowest bit."""
+    keep = np.unpackbits(bits, count=len(logits), bitorder="little")
+    logits.masked_fill_(torch.from_numpy(keep == 0).to(logits.device), float("-inf"))
 
 
 def _blocks(logits: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -165,6 +166,18 @@ def test_what_is_not_a_number_is_the_largest_logit(vocab):
     assert values[1].isnan() and ids.tolist()[1:] == [3, 4] and not values[0].isnan()
     values, ids = native.top_k(logits, 3)
     assert {3, vocab - 1} <= set(ids[1].tolist()) and ids[2, 0] == 4
+
+
+@pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099])
+def test_what_is_struck_out_cannot_come(vocab):
+    logits = noise(3, vocab, dtype=torch.float32)
+    for seed, share in enumerate((0.0, 0.02, 0.5, 0.98, 1.0)):
+        keep = torch.rand(vocab, generator=torch.Generator().manual_seed(seed)) < share
+        row = logits.clone()
+        native.strike(row[1], np.packbits(keep.numpy(), bitorder="little"))
+        expected = logits.clone()
+        expected[1, ~keep] = float("-inf")
+        assert torch.equal(row, expected)
 
 
 # --- attention ------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 // The largest logits of rows, and where they are: one pass over the vocabulary, then a look at the few places in question.
+// And striking out those that may not come.
 //
 // What is not a number counts as the largest, as torch has it. A row is searched by one thread, by itself.
 #include <algorithm>
@@ -104,6 +105,20 @@ void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, in
       }
     }
   });
+}
+
+// Those of x [N] whose bit is 0 become -inf: bits [N / 8, rounded up], of each byte the lowest is the first.
+void strike(float* x, const uint8_t* bits, int64_t N) {
+  for (int64_t i = 0; i < N; i += 8) {
+    uint8_t byte = bits[i / 8];
+    if (byte == 0xff) continue;
+    if (byte == 0 && i + 8 <= N) {
+      for (int j = 0; j < 8; j++) x[i + j] = -INFINITY;
+      continue;
+    }
+    for (int64_t j = i; j < std::min(N, i + 8); j++)
+      if (!(byte >> (j - i) & 1)) x[j] = -INFINITY;
+  }
 }
 
 }  // extern "C"
