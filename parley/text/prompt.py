@@ -133,7 +133,7 @@ class Language:
 
     def render(self, chat: Chat) -> str:
         """A conversation as the model reads it. Raises BadRequest."""
-        if chat.choice == "required" and chat.tools and not self.markup.calls and "tools" not in self.template.text:
+        if _forced(chat) and chat.tools and not self.markup.calls and "tools" not in self.template.text:
             chat = answer.told(chat)
         thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
         options = switch(self.template.variables, chat.options, thinking, chat.effort)
@@ -145,6 +145,8 @@ class Language:
         if form is None:
             return ""
         try:
+            if _forced(prompt) and grammar is not None and self.grammars.find(grammar) is None:
+                return None
             return self.grammars.find(form)
         except Invalid:  # there may be a way around it
             return None
@@ -157,6 +159,8 @@ class Language:
         form = self._form(prompt, grammar)
         if form is None:
             return ""
+        if _forced(prompt) and grammar is not None:
+            self.grammars.get(grammar)  # it has no say, but is not to be wrong
         try:
             return self.grammars.get(form)
         except Invalid:
@@ -246,6 +250,11 @@ class Language:
                 return ids[-count:]
             size *= PROBE
         return self.tokenizer.encode(text, special)[-count:]
+
+
+def _forced(prompt: Prompt) -> bool:
+    """Whether the answer has to be calls, whatever form is asked for."""
+    return isinstance(prompt, Chat) and prompt.choice == "required"
 
 
 def _turn(prompt: Text) -> Chat:

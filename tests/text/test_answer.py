@@ -104,6 +104,17 @@ def test_an_answer_is_calls_or_has_the_form(allows, form, good, bad):
     assert allows(ask(tool("f"), choice="none"), good, form) and not allows(ask(tool("f"), choice="none"), ROME, form)
 
 
+def test_a_form_that_has_no_say_is_checked_all_the_same(language):
+    forced = ask(tool("f"), choice="required")
+    wrong = Grammar("regex", "(a", field="structured_outputs.regex")
+    assert language.compile(forced, None) == language.found(forced, None)  # what it comes to is known already
+    for _ in range(2):
+        assert language.found(forced, wrong) is None
+        with pytest.raises(Invalid, match="unclosed") as caught:
+            language.compile(forced, wrong)
+        assert caught.value.field == wrong.field
+
+
 def test_calls_and_a_form_that_begin_alike(allows, language):
     """Where calls are bare JSON, both are one schema, whose parts still refer to themselves."""
     bare = Language(language.tokenizer, language.template)
