@@ -28,7 +28,7 @@ from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
 from parley.server.model import off_loop
-from parley.server.operations import HANDLERS, OPEN, OPERATIONS, PROBES
+from parley.server.operations import HANDLERS, OPEN, OPERATIONS, PROBES, changes
 from parley.server.respond import ClientGone, Exchange
 from parley.server.service import Service
 
@@ -91,14 +91,17 @@ def alone(*names: str, apis: Mapping[str, Dialect] = ALONE) -> tuple[Surface, ..
 class Endpoint:
     """What answers one route."""
 
-    def __init__(self, service: Service, route: Route, dialect: Dialect):
+    def __init__(self, service: Service, route: Route, dialect: Dialect, keys: Keys):
         self.service = service
         self.route = route
         self.dialect = dialect
+        self.admins = keys if changes(route) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
+        if self.admins is not None:
+            self.admins.check_admin(exchange.headers)
         exchange.note.probe = self.route.kind in PROBES
         await HANDLERS[self.route.kind](self.service, self.route, exchange)
 
@@ -147,11 +150,11 @@ def _paths(prefix: str, path: str) -> tuple[str, ...]:
     return (prefix, prefix + path) if prefix and path == "/" else (prefix + path,)
 
 
-def endpoints(service: Service, surfaces: Sequence[Surface]) -> dict[tuple[str, str], Endpoint | Fork]:
+def endpoints(service: Service, surfaces: Sequence[Surface], keys: Keys) -> dict[tuple[str, str], Endpoint | Fork]:
     """Every route of these surfaces by method and path."""
     made: dict[tuple[str, str], Endpoint | Fork] = {}
     for place, answering in table(surfaces).items():
-        ends = [Endpoint(service, route, surface.dialect) for route, surface in answering]
+        ends = [Endpoint(service, route, surface.dialect, keys) for route, surface in answering]
         made[place] = ends[0] if len(ends) == 1 else Fork(ends)
     return made
 
@@ -163,8 +166,8 @@ class App:
         options = service.options
         self.service = service
         self.surfaces = [surface for surface in surfaces if surface is not OWN]
-        self.endpoints = endpoints(service, surfaces)
-        self._keys = Keys(options.api_keys)
+        self._keys = Keys(options.api_keys, options.admin_keys)
+        self.endpoints = endpoints(service, surfaces, self._keys)
         self._gate = Gate(host, options.hosts, options.cors, self._keys)
         self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
         self._open = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind in OPEN}

@@ -31,7 +31,13 @@ OPERATIONS = (
     Route("GET", "/metrics", "metrics"),
 )
 OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
+CHANGES: frozenset[Kind] = frozenset({"adapter", "reset", "order", "stop", "endpoint"})  # the server, or who is served
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load"})
+
+
+def changes(route: Route) -> bool:
+    """Whether it takes an admin key, where there are any."""
+    return route.kind in CHANGES and not (route.kind == "endpoint" and route.method == "GET")
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
