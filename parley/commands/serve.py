@@ -96,8 +96,8 @@ def server_options(config: Config) -> ServerOptions:
 
 def listen_of(config: Config) -> tuple[Listen, ...]:
     """The HTTP ports of single APIs. Raises ConfigError when there is no API of a name."""
-    from parley.server.app import ALONE
     from parley.server.options import Listen
+    from parley.server.surfaces import ALONE
 
     known = [*ALONE, GRPC]
     for name, _, _ in config["listen"]:

@@ -23,21 +23,7 @@ from parley.types import Chat, Text
 
 Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 
-# Paths of the server itself, the same whatever APIs it speaks.
-OPERATIONS = (
-    Route("GET", "/health", "health"),
-    Route("GET", "/health/live", "live"),
-    Route("GET", "/health/ready", "ready"),
-    Route("GET", "/metrics", "metrics"),
-)
-OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
-CHANGES: frozenset[Kind] = frozenset({"adapter", "reset", "order", "stop", "endpoint"})  # the server, or who is served
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load"})
-
-
-def changes(route: Route) -> bool:
-    """Whether it takes an admin key, where there are any."""
-    return route.kind in CHANGES and not (route.kind == "endpoint" and route.method == "GET")
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:

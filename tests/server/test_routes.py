@@ -8,7 +8,8 @@ from served import HELLO, Served, concrete
 
 from parley import __version__
 from parley.engine.protocol import EngineFailed
-from parley.server.app import App, alone, universal
+from parley.server.app import App
+from parley.server.surfaces import alone, universal
 
 KEY = "sk-right-key-0123456789"
 
