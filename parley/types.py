@@ -492,6 +492,16 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True):
     index: int = -1
 
 
+class Conclude(msgspec.Struct, tag="conclude", array_like=True):
+    """A search is to give the best of what it has found by now: its beams end where they are, with ``reason``.
+
+    One that has not begun gives outputs without tokens. Others that have begun, and unknown ids, are ignored.
+    """
+
+    id: str
+    reason: Literal["length", "cancel"] = "length"
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
     pass
 
@@ -525,7 +535,7 @@ class UnloadAdapter(msgspec.Struct, tag="unload", array_like=True):
     name: str
 
 
-ToEngine = Submit | Cancel | Reset | LoadAdapter | UnloadAdapter | Shutdown
+ToEngine = Submit | Cancel | Conclude | Reset | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):

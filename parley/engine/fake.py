@@ -17,6 +17,7 @@ from parley.engine.protocol import Engine
 from parley.types import (
     Cancel,
     Changed,
+    Conclude,
     Cost,
     Finish,
     LoadAdapter,
@@ -122,6 +123,11 @@ class FakeEngine(Engine):
         elif isinstance(message, Cancel):
             for queue in (self._waiting, self._running):
                 queue[:] = [c for c in queue if c.work.id != message.id or message.index not in (-1, c.index)]
+        elif isinstance(message, Conclude):
+            ended = [c for c in self._waiting + self._running if c.work.id == message.id]
+            self._send(Cancel(message.id))
+            last = [Output(message.id, choice.index, finish=message.reason) for choice in ended]
+            self._deliver(Outputs(last, self._stats()))
         elif isinstance(message, Reset):
             self._answered(Wiped(message.id, message.running or not self._running))
         elif isinstance(message, LoadAdapter):

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from parley.types import (
     Cancel,
     Changed,
+    Conclude,
     LoadAdapter,
     ModelInfo,
     Output,
@@ -93,6 +94,11 @@ class Stream:
         self._pending = [output for output in self._pending if output.index not in gone]
         self._engine.cancelled(self, -1 if not self.open else index)
         self._wake()
+
+    def conclude(self, reason: Literal["length", "cancel"]) -> None:
+        """Have a search give what it has found by now, as its last outputs."""
+        if self.open:
+            self._engine.concluded(self, reason)
 
     def _push(self, output: Output) -> None:
         """An output has come; ``_wake`` follows."""
@@ -174,6 +180,11 @@ class Engine(ABC):
             self._streams.pop(stream.id, None)
         if self.state == "ready":
             self._send(Cancel(stream.id, index))
+
+    def concluded(self, stream: Stream, reason: Literal["length", "cancel"]) -> None:
+        """A stream was concluded (called by the stream itself)."""
+        if self.state == "ready":
+            self._send(Conclude(stream.id, reason))
 
     async def reset(self, *, running: bool = False) -> bool:
         """Forget all cached prefixes; ``running`` works are put back for it. Whether it was done.
