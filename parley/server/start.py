@@ -24,6 +24,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from parley import hub
+from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
 from parley.server import banner, logs
 from parley.server.app import ALONE, OWN, Surface, alone, build, universal
@@ -34,7 +35,6 @@ from parley.server.options import Listen, Offer, ServerOptions, Tls
 from parley.server.service import Service
 from parley.server.tls import BadTls, context
 from parley.text import BadTokenizer
-from parley.types import Progress
 
 if TYPE_CHECKING:
     from parley.server.rpc import Port
