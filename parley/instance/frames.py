@@ -1,9 +1,9 @@
 """The frames in which results travel from an instance to a coordinator, written and read. Pure: bytes in, bytes out.
 
 A frame is ``reqId:{id}`` and ``{keyword}:{payload}``, each with a NUL behind it; ``ka:`` and ``epoch:`` stand alone.
-Nothing is escaped, so in the *plain* form a payload can have a NUL at its end only, which a second one follows. A stream
-that begins with ``epoch:`` is *exact*: payloads with NULs are in base64, the first NUL ends a frame, and there are
-keywords of its own. Knows no sockets, and not what a payload means.
+Nothing is escaped, so in the *plain* form a payload can have a NUL at its end only, which a second one follows. A
+stream that begins with ``epoch:`` is *exact*: payloads with NULs are in base64, the first NUL ends a frame, and there
+are keywords of its own. Knows no sockets, and not what a payload means.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class BadFrame(Exception):
 class Frame(msgspec.Struct, gc=False):
     """``id``: of the request; empty where the frame is of none. ``payload`` is decoded.
 
-    data, lastData: what the client gets. error: a sentence. retry: the body of a new request. record: what stands behind
-    the next data. head: status and headers of an answer in one piece, as JSON. close, ka: none. epoch: its name.
+    data, lastData: what the client gets. error: a sentence. retry: the body of a new request. record: what stands
+    behind the next data. head: status and headers of an answer in one piece, as JSON. close, ka: none. epoch: its name.
     """
 
     id: str
