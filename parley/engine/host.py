@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parley import wire
-from parley.types import (
+from parley.engine.messages import (
     Cancel,
     Changed,
     Fatal,
@@ -32,15 +32,16 @@ from parley.types import (
     Outputs,
     Progress,
     Ready,
+    Reserve,
+    Reserved,
     Reset,
-    Settings,
     Shutdown,
     Submit,
     ToEngine,
     UnloadAdapter,
     Wiped,
-    Work,
 )
+from parley.types import Settings, Work
 
 if TYPE_CHECKING:
     from parley.core.loop import Loop
@@ -142,6 +143,8 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
             elif isinstance(message, UnloadAdapter):
                 known = loop.shelf.remove(message.name)
                 send(Changed(message.id, "" if known else "There is no adapter of this name."))
+            elif isinstance(message, Reserve):
+                send(Reserved(message.id, error="The engine cannot take pages from others yet."))
             elif callable(message):
                 message()
             elif isinstance(message, Shutdown):

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 from served import HELLO, INFO, request
 
+from parley.engine.messages import Outputs
 from parley.errors import NotReady
 from parley.text import ChatTemplate, Tokenizer, detect
-from parley.types import Output, Outputs
+from parley.types import Output
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
