@@ -222,6 +222,9 @@ class Generation:
         if self._request.pooling is not None:
             return  # a vector is there whole, or not at all
         for branch in self._branches:
+            if self._request.beam is not None:
+                branch.stream.conclude("cancel" if reason == "cancel" else "length")
+                continue  # what was found by now comes with the engine's next step
             branch.stream.cancel()
             for index, choice in enumerate(branch.choices):
                 assert isinstance(choice, Choice)
@@ -289,8 +292,8 @@ class Generation:
         if branch.scores_due:
             outputs = branch.held + outputs
             scores = next((output.prompt_scores for output in outputs if output.prompt_scores is not None), None)
-            failed = any(output.finish == "error" for output in outputs)
-            if scores is None and not failed:
+            ended = any(output.finish == "error" or (output.finish and not output.index) for output in outputs)
+            if scores is None and not ended:
                 branch.held = outputs
                 return events
             branch.scores_due, branch.held = False, []

@@ -22,13 +22,14 @@ from parley import __version__, hub
 from parley.dialects.dialect import Card, Head, Vitals
 from parley.engine.fake import FAKE, FakeEngine
 from parley.engine.local import LocalEngine
+from parley.engine.messages import Progress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.errors import NotReady, Overloaded, Stopping
 from parley.server.metrics import Metrics
 from parley.server.options import Offer, ServerOptions
 from parley.text import Language
-from parley.types import ModelInfo, Progress, Settings
+from parley.types import ModelInfo, Settings
 
 if TYPE_CHECKING:
     from parley.server.generation import Generation
