@@ -62,12 +62,15 @@ class Exchange:
     def __post_init__(self) -> None:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
-        self.unique = draw().hex()
         self._cycle: Outlet = self.scope[CYCLE]
         self.written = 0.0  # when the last part of a stream was
         self._held: bytes | None = None
+        self.identify(draw().hex())
+
+    def identify(self, unique: str) -> None:
+        """Be the request of this id, 32 hexadecimal digits; what is drawn for its answer comes from that."""
         given = self.headers.get(b"x-request-id", b"")
-        self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
+        self.unique, self.id = unique, given.decode() if REQUEST_ID.fullmatch(given) else f"req_{unique}"
 
     def divert(self, outlet: Outlet) -> None:
         """Let the answer go somewhere else than to the connection that the request came by."""
@@ -194,7 +197,8 @@ class Exchange:
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""
         error = self.translate(error)
-        answer = self.refusal(error) or self.dialect.error(error)
+        own = self.leg.refusal(error) if self.leg is not None else None
+        answer = own or self.refusal(error) or self.dialect.error(error)
         headers = list(extra)
         after = getattr(error, "retry_after", None)
         if after is not None and self.dialect.hints:
