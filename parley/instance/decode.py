@@ -102,7 +102,7 @@ class Decode(Leg):
 
     async def _reserve(self, works: list[Work], past: list[Batch], attempt: str) -> list[tuple[int, list[int]]]:
         """Pages for what the works begin with. Raises Overloaded."""
-        engine, wants = self.generation.model.engine, []
+        engine, wants = self.generation.model.engine, list[tuple[int, list[int]]]()
         for number, (work, tokens) in enumerate(zip(works, handover.drawn(past, works), strict=True)):
             if work.max_tokens <= handover.first(number, work, tokens, past):
                 wants.append((0, []))  # it ends before

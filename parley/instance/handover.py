@@ -18,8 +18,8 @@ VERSION = 1
 
 # Headers of one connection, and those that say what an instance is to do; the others are the request's.
 HOP = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"expect", b"te", b"trailer", b"upgrade",
-     b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute")
+    (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"content-encoding", b"expect", b"te",
+     b"trailer", b"upgrade", b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute")
 )  # fmt: skip
 OWN = b"parley-"
 
@@ -28,7 +28,7 @@ class Begin(msgspec.Struct, kw_only=True):
     """A request that another instance is to go on with.
 
     ``id``, ``client``: of the order, as in ``heads``. ``unique``, ``created``: what its answer shows of it. ``spent``:
-    seconds since it came. ``body``: as it was sent, with its coding if it has one. ``tenant``: on whose behalf it is.
+    seconds since it came. ``body``: without a coding. ``tenant``: on whose behalf it is.
     ``past``: outputs of attempts before this one. ``digest``: of the adapter's content, if it has one.
     """
 

@@ -8,48 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
-from parley.dialects.dialect import Answer
-from parley.instance import heads
+from parley.dialects.dialect import Route
+from parley.instance import handover
 from parley.instance.decode import accept
+from parley.instance.heads import Order
 from parley.instance.prefill import Prefill
 from parley.instance.results import Results
-from parley.instance.role import Place, Role
+from parley.instance.role import Role
 from parley.kv.peer import Peer
 from parley.kv.taker import Taker
 from parley.server.app import App
+from parley.server.life import generate
 from parley.server.respond import Exchange
+from parley.server.service import Service
 
 
 class Member:
-    """``app`` answers what is handed over. ``own``: where others find this one. ``secret``: the cluster's."""
+    """``app`` answers what is handed over."""
 
-    def __init__(
-        self, app: App, results: Results, peer: Peer, role: Role, own: Callable[[], Place], secret: str = ""
-    ):
+    def __init__(self, app: App, results: Results, peer: Peer, role: Role):
         self.app = app
         self.results = results
         self.peer = peer
         self.role = role
-        self._own = own
-        self._secret = secret
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def enter(self, exchange: Exchange) -> Answer | None:
-        """Which leg of its request an exchange is, by its headers; or the answer that refuses it."""
-        if b"req-type" not in exchange.headers and self.role.name == "mixed":
-            return None
-        try:
-            order = heads.read(exchange.headers, self.role, self._own(), self._secret)
-        except heads.Refused as refused:
-            return refused.answer
+    async def begin(self, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
+        """Do what a coordinator orders. Raises ParleyError, ClientGone."""
         exchange.identify(order.identity or exchange.unique)
         exchange.created = int(time.time()) if order.created is None else order.created
-        exchange.leg = leg = Prefill(self, exchange, order)
+        body = await exchange.peek()
+        past = handover.split(exchange.before) if order.given else None
+        exchange.leg = leg = Prefill(self, exchange, order, body, past)
         exchange.divert(leg.front)
-        return None
+        del body
+        await generate(service, route, exchange)
 
     async def accept(self, taker: Taker) -> None:
         """A request that another member has begun."""

@@ -1,7 +1,7 @@
 """The leg of a request up to its first outputs, by a coordinator's order; another instance goes on, or this one.
 
-Where another one does, each choice gets its first token here. The other has been asked before, as soon as the prompts are
-known, and fetches their pages while later ones are computed. Knows the leg's side of a generation and a link's giver.
+Where another one does, each choice gets its first token here. The other has been asked before, as soon as the prompts
+are known, and fetches their pages while later ones are computed. Knows a generation's side and a link's giver.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Declined(ParleyError):
 class Prefill(Leg):
     """``order``: says who goes on."""
 
-    def __init__(self, member: Member, exchange: Exchange, order: Order):
+    def __init__(self, member: Member, exchange: Exchange, order: Order, body: bytes, past: list[Batch] | None):
         self.label = order.id
+        self.past = past
         self._member = member
         self._exchange = exchange
         self._order = order
-        self._body = b""
+        self._body = body
         self._begun = False  # outputs have come
         self._recent: list[Batch] = []  # not recorded yet
         self._cut: set[int] = set()  # numbers of works that do not end here
@@ -57,17 +58,6 @@ class Prefill(Leg):
     @property
     def ends(self) -> bool:  # type: ignore[override]
         return not self._cut
-
-    @property
-    def preface(self) -> int:
-        return self._order.given
-
-    def open(self, body: bytes) -> bytes:
-        count = self._order.given
-        if count:
-            self.past = handover.split(body[:count])
-        self._body = body[count:]
-        return self._body
 
     async def prepare(self, request: Request, works: list[Work]) -> None:
         past, attempt = self.past or [], draw().hex()[:8]
@@ -100,9 +90,9 @@ class Prefill(Leg):
     def took(self, number: int, outputs: list[Output]) -> None:
         self._begun = self._begun or bool(outputs)
         for output in outputs:
-            if number in self._searched:
-                output.token_ids, output.stop_id, output.costs = [], None, None
-            if output.finish == "length" and number in self._cut or output.finish == "stop" and number in self._searched:
+            if number in self._searched and output.finish != "error":
+                output.token_ids, output.finish, output.stop_id, output.costs = [], None, None, None
+            elif number in self._cut and output.finish == "length":
                 output.finish = None
         if self._cut or self.front.exact:
             self._recent.append([(number, output) for output in outputs])

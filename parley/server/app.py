@@ -65,8 +65,6 @@ class Fork:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
-        if not await _enter(self, exchange):
-            return
         body = await exchange.peek()
         names = await off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))

@@ -21,8 +21,11 @@ CYCLE = "parley.cycle"  # scope: the request's cycle
 class Outlet(Protocol):
     """Where an exchange writes: a connection's cycle, or what stands for one. As the methods of ``Cycle`` say."""
 
-    response_started: bool
-    whole: bool
+    @property
+    def response_started(self) -> bool: ...
+
+    @property
+    def whole(self) -> bool: ...
 
     @property
     def blocked(self) -> bool: ...

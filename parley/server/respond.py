@@ -41,7 +41,7 @@ class Exchange:
 
     ``extra``: further headers of a stream. ``tenant``: on whose behalf, by the key. ``leg``: which part of the request
     is done here, if it is not done as a whole. ``created``: when the request was, by the clock that its answer shows;
-    None: now.
+    None: now. ``preface``: how many bytes came ``before`` the client's body.
     """
 
     scope: Scope
@@ -56,6 +56,8 @@ class Exchange:
     tenant: str = ""
     leg: Leg | None = None
     created: int | None = None
+    preface: int = 0
+    before: bytes = b""
     status: int = 0  # 0: nothing was sent yet
     complete: bool = False
 
@@ -110,8 +112,7 @@ class Exchange:
 
     async def _read(self) -> bytes:
         limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
-        if self.leg is not None:
-            limit += self.leg.preface
+        limit += self.preface
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
@@ -123,8 +124,7 @@ class Exchange:
                     body = await self._receive(limit)
             except TimeoutError:
                 raise TimedOut(f"The body did not come within {self.options.body_timeout:g} seconds.") from None
-        if self.leg is not None:
-            body = self.leg.open(body)
+        self.before, body = body[: self.preface], body[self.preface :]
         coding = self.headers.get(b"content-encoding", b"")
         return await asyncio.to_thread(inflate, body, coding, limit) if coding else body
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from parley import __version__
-from parley.dialects.dialect import Answer, Facts
+from parley.dialects.dialect import Facts
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.server.endpoints import Endpoints
 from parley.server.model import Model
@@ -20,7 +20,6 @@ from parley.server.series import Count
 
 if TYPE_CHECKING:
     from parley.server.generation import Generation
-    from parley.server.respond import Exchange
 
 # What clients of Hugging Face's servers, of which each has one model, say where a name has to stand.
 PLACEHOLDER = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
@@ -39,7 +38,6 @@ class Service:
         self.adapting = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.draining = False
         self.stop: Callable[[], None] = lambda: None  # ends the server
-        self.door: Callable[[Exchange], Answer | None] | None = None  # tells a request's leg, or why there is none
         for model in models:
             self._enlist(model)
 
