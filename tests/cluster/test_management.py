@@ -144,12 +144,27 @@ async def test_a_list_that_is_none_is_refused(content):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"ip": "somewhere"}, {"ip": "0.0.0.0"}, {"ip": 5}, {"port": 1025}, {"port": "0"}, {"port": "70000"},
-        {"port": "\u0661"}, {"model_name": 5}, {"inter_comm_port": None}, {"total_slots_num": 0},
-        {"total_slots_num": 5001}, {"block_size": 129}, {"block_size": "8"}, {"role": 81}, {"role": "P"}, {"role": True}, {"label": 5},
-        {"p_percentage": 101}, {"total_block_num": -1},
+        {"ip": "somewhere"},
+        {"ip": "0.0.0.0"},
+        {"ip": 5},
+        {"port": 1025},
+        {"port": "0"},
+        {"port": "70000"},
+        {"port": "\u0661"},
+        {"model_name": 5},
+        {"inter_comm_port": None},
+        {"total_slots_num": 0},
+        {"total_slots_num": 5001},
+        {"block_size": 129},
+        {"block_size": "8"},
+        {"role": 81},
+        {"role": "P"},
+        {"role": True},
+        {"label": 5},
+        {"p_percentage": 101},
+        {"total_block_num": -1},
     ],
-)  # fmt: skip
+)
 async def test_an_instance_that_fails_its_checks_is_skipped(wrong):
     table, _, management = empty()
     made = item(1)
