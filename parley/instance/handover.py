@@ -16,11 +16,12 @@ from parley.types import Output, Work
 
 VERSION = 1
 
-# Headers of one connection, and those that say what an instance is to do; the others are the request's.
-HOP = frozenset(
+# Headers of one connection, of how a body came by it, and of what an instance is to do with the request.
+CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"content-encoding", b"expect", b"te",
-     b"trailer", b"upgrade", b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute")
+     b"trailer", b"upgrade")
 )  # fmt: skip
+ORDERS = frozenset((b"req-type", b"d-target", b"d-port", b"is-recompute"))
 OWN = b"parley-"
 
 
@@ -65,9 +66,11 @@ def begin(data: bytes) -> Begin:
     return made
 
 
-def own_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Those that the client sent."""
-    return [(name, value) for name, value in headers if name not in HOP and not name.startswith(OWN)]
+def strip(headers: dict[bytes, bytes]) -> None:
+    """Leave the headers that the client sent. A plain coordinator's req-id stays: answers of MindIE's APIs carry it."""
+    more = (b"req-id",) if OWN + b"results" in headers else ()
+    for name in [name for name in headers if name in ORDERS or name in more or name.startswith(OWN)]:
+        del headers[name]
 
 
 # -- records: the outputs behind some bytes of an answer

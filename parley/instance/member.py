@@ -40,6 +40,7 @@ class Member:
         """Do what a coordinator orders. Raises ParleyError, ClientGone."""
         exchange.identify(order.identity or exchange.unique)
         exchange.created = int(time.time()) if order.created is None else order.created
+        handover.strip(exchange.headers)
         body = await exchange.peek()
         past = handover.split(exchange.before) if order.given else None
         exchange.leg = leg = Prefill(self, exchange, order, body, past)

@@ -162,7 +162,7 @@ class Prefill(Leg):
             method=exchange.scope["method"],
             path=exchange.scope["path"],
             query=exchange.scope.get("query_string", b""),
-            headers=handover.own_headers(exchange.scope["headers"]),
+            headers=[header for header in exchange.headers.items() if header[0] not in handover.CONNECTION],
             body=self._body,
             tenant=exchange.tenant,
             past=list(self.past) if self.past is not None else None,

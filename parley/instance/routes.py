@@ -52,6 +52,9 @@ class Out:
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request: of a client, or of a coordinator, for which another instance may go on with it."""
     node = service.node
+    if exchange.leg is not None:  # it was handed over
+        await life.generate(service, route, exchange)
+        return
     try:
         order = node.order(exchange)
     except heads.Refused as refused:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
+from parley.instance.heads import preface
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
@@ -107,7 +108,9 @@ class App:
 
     def exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         """A request to this port."""
-        return Exchange(scope, receive, send, self.service.options, self._dialect(scope["path"]))
+        exchange = Exchange(scope, receive, send, self.service.options, self._dialect(scope["path"]))
+        exchange.preface = preface(exchange.headers)
+        return exchange
 
     async def answer(self, exchange: Exchange, *, admitted: bool = False) -> None:
         """Answer a request, which another server may have let in."""
