@@ -164,7 +164,7 @@ class Form:
         self.few: torch.Tensor | None = None
         written = sequence.tokens[sequence.prompt_len :]
         self._making: Future[None] | None = None
-        self._start(partial(self._begin, sequence.work, written))
+        self._start(partial(self._begin, sequence.work, written), True)
 
     @staticmethod
     def wanted(work: Work) -> bool:
@@ -186,7 +186,7 @@ class Form:
         if self._making is not None:
             making, self._making = self._making, None
             try:
-                if making.cancel():  # the thread is busy with others'
+                if making.cancel():  # no thread has begun it
                     self._make()
                 else:
                     making.result()
@@ -195,8 +195,8 @@ class Form:
                 self._error = COMPLEX
         return self._error
 
-    def _start(self, make: Callable[[], None]) -> None:
-        self._make, self._making = make, self._grammars.pool.submit(make)
+    def _start(self, make: Callable[[], None], beside: bool) -> None:
+        self._make, self._making = make, self._grammars.pool.submit(make) if beside else Future()
 
     def allows(self, token: int) -> bool:
         """Whether a mask that is due would let this token come. A mark that only comes when nothing else can does not
@@ -205,11 +205,11 @@ class Form:
             return False
         return self._matcher is not None and self._matcher.validate_tokens([token]) == 1
 
-    def want(self) -> None:
-        """Have the mask made that is due."""
+    def want(self, *, beside: bool = True) -> None:
+        """Have the mask made that is due: by a thread, if there is something else to do meanwhile, or by ``ready``."""
         self.due = False
         if self._matcher is not None:
-            self._start(partial(self._mask, self._matcher))
+            self._start(partial(self._mask, self._matcher), beside)
 
     @property
     def changes(self) -> bool:

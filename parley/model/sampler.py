@@ -237,11 +237,12 @@ class Sampler:
             ranked = sorted((-value, id) for value, id in zip(values, ids, strict=True) if value > values[-1])
             tried = (id for _, id in ranked if id != first[row])
             token = next(filter(forms[row].allows, tried), None)
-            if token is None:
-                forms[row].want()
-            else:
+            if token is not None:
                 tokens[row] = token
-        for row, form in forms.items():
+        rows = [row for row in rows if row not in tokens]
+        for row in rows:
+            forms[row].want(beside=row != rows[-1])
+        for row, form in reversed(forms.items()):  # threads begin with the first
             if row not in tokens and form.ready() is None:
                 best = form.best(logits[row])
                 tokens[row] = first[row] if best is None else best
