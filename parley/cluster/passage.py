@@ -31,8 +31,6 @@ HOLD = 32 << 10  # bytes that wait for a client that does not read, from which i
 QUEUE = 1 << 20  # bytes of them at which the client is given up, for the instance goes on
 EARLY = 16 << 20  # bytes of D's that wait for P's answer
 RECOMPUTE = 1.0  # seconds until a recompute that was refused is tried again
-PATIENCE = 30.0  # seconds that a request in the middle waits for an instance to be there again
-LOOK = 0.1  # seconds between two looks
 
 
 class Failed(Exception):
@@ -96,7 +94,7 @@ class Passage:
         self._chosen: Chosen = None  # type: ignore[assignment]
         self._stream = False
         self._status, self._head = 200, answers.WHOLE
-        self._busy: tuple[Instance, ...] = ()  # where the request may be running
+        self._busy: Sequence[Instance] = ()  # where the request may be running
         self._early: list[Frame] | None = None  # frames that wait for P's answer
         self._early_size = 0
         self._pending: list[bytes] = []  # records whose data has not come
@@ -184,14 +182,10 @@ class Passage:
         wanted = self._wanted
         if self.attempts:
             wanted = replace(wanted, avoid=self._avoid, attempt=self.attempts)
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return await self._choice.choose(wanted)
-            except Refused as refused:
-                if not self.attempts or refused.status not in (500, 503) or time.monotonic() > until:
-                    raise words.refusal(refused.status, refused.text, refused.retry_after) from None
-            await asyncio.sleep(LOOK)
+        try:
+            return await self._choice.choose(wanted)
+        except Refused as refused:
+            raise words.refusal(refused.status, refused.text, refused.retry_after) from None
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
@@ -216,9 +210,9 @@ class Passage:
             self._busy = ()
         finally:
             feed.close(self._id)
-            for instance in self._busy:
+            busy, self._busy = self._busy, ()
+            for instance in busy:
                 self._links.halt(instance, self._id, self._wanted.model)
-            self._busy = ()
 
     async def _ask(self, chosen: Chosen) -> First:
         """P's answer. Raises Failed."""

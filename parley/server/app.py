@@ -28,7 +28,7 @@ from parley.server.operations import HANDLERS, PROBES
 from parley.server.port import crossed
 from parley.server.respond import ClientGone, Exchange
 from parley.server.service import Service
-from parley.server.surfaces import OPEN, OWN, Surface, members, table, universal, wording
+from parley.server.surfaces import OPEN, OWN, Surface, changes, members, table, universal, wording
 
 log = logging.getLogger("parley.server")
 
@@ -38,14 +38,17 @@ EXCHANGE = "parley.exchange"
 class Endpoint:
     """What answers one route."""
 
-    def __init__(self, service: Service, route: Route, dialect: Dialect):
+    def __init__(self, service: Service, route: Route, dialect: Dialect, keys: Keys):
         self.service = service
         self.route = route
         self.dialect = dialect
+        self.admins = keys if changes(route) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
+        if self.admins is not None:
+            self.admins.check_admin(exchange.headers)
         exchange.note.probe = self.route.kind in PROBES
         await HANDLERS[self.route.kind](self.service, self.route, exchange)
 
@@ -68,11 +71,11 @@ class Fork:
         await next(claiming, self.default)(scope, receive, send)
 
 
-def endpoints(service: Service, surfaces: Sequence[Surface]) -> dict[tuple[str, str], Endpoint | Fork]:
+def endpoints(service: Service, surfaces: Sequence[Surface], keys: Keys) -> dict[tuple[str, str], Endpoint | Fork]:
     """Every route of these surfaces by method and path."""
     made: dict[tuple[str, str], Endpoint | Fork] = {}
     for place, answering in table(surfaces).items():
-        ends = [Endpoint(service, route, surface.dialect) for route, surface in answering]
+        ends = [Endpoint(service, route, surface.dialect, keys) for route, surface in answering]
         made[place] = ends[0] if len(ends) == 1 else Fork(ends)
     return made
 
@@ -84,8 +87,8 @@ class App:
         options = service.options
         self.service = service
         self.surfaces = [surface for surface in surfaces if surface is not OWN]
-        self.endpoints = endpoints(service, surfaces)
-        self._keys = Keys(options.api_keys)
+        self._keys = Keys(options.api_keys, options.admin_keys)
+        self.endpoints = endpoints(service, surfaces, self._keys)
         self._gate = Gate(host, options.hosts, options.cors, self._keys)
         self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
         self._open = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind in OPEN}
@@ -144,7 +147,7 @@ class App:
         return self._owners[path] if path in self._owners else wording(self.surfaces, path)
 
     async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
-        if exchange.status:  # too late for an answer: a cut connection is at least no false end
+        if exchange.begun:  # too late for an answer: a cut connection is at least no false end
             exchange.abort()
             return
         try:

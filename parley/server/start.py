@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvloop
 
 from parley import hub
+from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
 from parley.server import banner, logs
 from parley.server.app import build
@@ -32,7 +33,6 @@ from parley.server.service import Service
 from parley.server.surfaces import ALONE, OWN, Surface, alone, universal
 from parley.server.tls import BadTls, context
 from parley.text import BadTokenizer
-from parley.types import Progress
 
 if TYPE_CHECKING:
     from parley.server.rpc import Port

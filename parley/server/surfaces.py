@@ -22,6 +22,12 @@ OPERATIONS = (
     Route("GET", "/metrics", "metrics"),
 )
 OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
+CHANGES: frozenset[Kind] = frozenset({"adapter", "reset", "order", "stop", "endpoint"})  # the server, or who is served
+
+
+def changes(route: Route) -> bool:
+    """Whether it takes an admin key, where there are any."""
+    return route.kind in CHANGES and not (route.kind == "endpoint" and route.method == "GET")
 
 
 @dataclass(frozen=True)
