@@ -21,9 +21,13 @@ from starlette.types import ASGIApp
 from parley import __version__
 from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
+from parley.cluster.desk import Asked
 from parley.cluster.front import Front, application
 from parley.cluster.health import Health
 from parley.cluster.links import Links
+from parley.cluster.management import Management
+from parley.cluster.metrics import Metrics
+from parley.cluster.status import Status
 from parley.cluster.table import Table
 from parley.server import banner, logs, tls
 from parley.server.options import ServerOptions
@@ -57,7 +61,11 @@ class Coordinator:
         self.choice = Choice(self.table)
         self.links = Links(self.table, options, towards(options.tls))
         self.health = Health(self.table, self.links.ask)
-        host = sockets["predict"][0]
+        hosts = {name: host for name, (host, _) in sockets.items()}
+        host = hosts["predict"]
+        management = Management(self.table, self.choice, hosts.get("management", host))
+        self.metrics = Metrics(self.table, self.choice, self.links.ask, hosts.get("metrics", host))
+        status = Status(self.table, self.choice, management, hosts.get("status", host))
         served = replace(port_options(options, host), access_log=access_log)
         self.front = Front(
             self.choice,
@@ -67,7 +75,13 @@ class Coordinator:
             served,
             MEMORY,
         )
-        self._ports = [Port("predict", *sockets["predict"], application(self.front, served))]
+        apps: dict[str, ASGIApp] = {
+            "predict": application(self.front, served),
+            "management": management.app,
+            "metrics": self.metrics.app,
+            "status": status.app,
+        }
+        self._ports = [Port(name, *place, apps[name]) for name, place in sockets.items()]
         self._context = front_tls(options.tls)
         self._servers = [
             Server(http(port_options(options, port.host), port.app, self._context)) for port in self._ports
@@ -125,8 +139,8 @@ class Coordinator:
             f"  {port.name:<10} {banner.address(port.host, port.sock.getsockname()[1], secure)}" for port in self._ports
         ]
 
-    async def _page(self) -> str:
-        return ""
+    async def _page(self) -> bytes:
+        return (await self.metrics.page(Asked("", (), b""))).body
 
 
 def run(options: Options, log_format: str = "text", access_log: bool = True) -> int:
@@ -158,7 +172,13 @@ def run(options: Options, log_format: str = "text", access_log: bool = True) -> 
 
 def ports(options: Options) -> Sequence[tuple[str, str, int]]:
     """Names, addresses and numbers of the ports that are wanted."""
-    return [("predict", options.host, options.predict_port)]
+    others = (
+        ("management", options.management_host, options.management_port),
+        ("metrics", options.metrics_host, options.metrics_port),
+        ("status", options.status_host, options.status_port),
+    )
+    made = [(name, host or options.host, port) for name, host, port in others if port is not None]
+    return [("predict", options.host, options.predict_port), *made]
 
 
 def port_options(options: Options, host: str) -> ServerOptions:

@@ -19,6 +19,7 @@ from parley.cluster import relay, words
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
 from parley.cluster.links import Links
+from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
 from parley.cluster.places import Place, Places
 from parley.cluster.policy import Wanted
@@ -36,7 +37,6 @@ from parley.server.surfaces import Surface
 
 log = logging.getLogger("parley.cluster")
 
-PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 LARGE = 1 << 18  # bytes of a body that is looked at beside the event loop
 EVERYBODY: frozenset[Kind] = frozenset({"adapter", "reset"})  # what all instances are to do
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "health", "metrics", "load"})
@@ -50,7 +50,7 @@ class Front:
         self,
         choice: Choice,
         links: Links,
-        page: Callable[[], Awaitable[str]],
+        page: Callable[[], Awaitable[bytes]],
         surfaces: Sequence[Surface],
         options: ServerOptions,
         memory: int,
@@ -163,7 +163,7 @@ class Front:
                 raise words.refusal(503, words.NOT_READY)
             await caller.answer(b"")
         elif kind == "metrics":
-            await caller.answer((await self._page()).encode(), type=PROMETHEUS)
+            await caller.answer(await self._page(), type=CONTENT_TYPE)
         elif kind == "version" and write is not None:
             await caller.answer(write(__version__))
         elif kind == "load" and write is not None:
@@ -216,7 +216,7 @@ class Front:
             seen = await asyncio.to_thread(look, body, options.string_token_rate)
         model = caller.path.get("model", "") or ("" if place.shares else seen.model)
         turns = seen.turns() if options.algorithm_type == "cache_affinity" else None
-        return Wanted(length=seen.length, hashes=seen.hashes, model=model, turns=turns)
+        return Wanted(length=seen.length, marks=seen.marks, model=model, turns=turns)
 
     def _closing(self, place: Place, caller: Caller, body: bytes, error: ParleyError) -> bytes:
         """The last bytes of a stream that ends by an error; none if there is no way to say it."""

@@ -210,9 +210,13 @@ class Passage:
             self._busy = ()
         finally:
             feed.close(self._id)
-            busy, self._busy = self._busy, ()
-            for instance in busy:
-                self._links.halt(instance, self._id, self._wanted.model)
+            self._halt()
+
+    def _halt(self) -> None:
+        """Stop it wherever it may be running."""
+        for instance in self._busy:
+            self._links.halt(instance, self._id, self._wanted.model)
+        self._busy = ()
 
     async def _ask(self, chosen: Chosen) -> First:
         """P's answer. Raises Failed."""

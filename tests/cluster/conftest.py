@@ -44,7 +44,8 @@ class Running:
             writer.close()
 
     async def get(self, path: str, method: str = "GET") -> Told:
-        reader, writer = await self.send(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        reader, writer = await self.send(head.encode())
         try:
             async with asyncio.timeout(20):
                 return await told(reader, silent=method == "HEAD")

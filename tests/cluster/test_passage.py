@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-import pytest
-from scripted import Script, Scripted, record
+from scripted import Script, Scripted
 
 CHAT = Script([b'data: {"a":0}\n\n', b'data: {"a":1}\n\n', b'data: {"a":2}\n\n', b"data: [DONE]\n\n"])
 WHOLE = Script([b'{"whole":true}'], stream=False, headers=(("content-type", "application/json"), ("x-own", "1")))
