@@ -46,15 +46,17 @@ class Chosen:
         self.length = wanted.length
         self.tokens = 0
         self.ok: bool | None = None  # None until it has ended
+        choice.open += 1
+        choice.tally.chosen(self.separate)
         self._choice = choice
-        self._cached = self.p.cached(wanted.hashes, now)
+        self._cached = self.p.cached(wanted.marks, now)
         asked = demand(wanted, self.p, self._cached)
         self._fresh = self.p.prefill.tokens + asked.tokens  # tokens to be computed until its first
-        other = demand(wanted, self.d, self.d.cached(wanted.hashes, now))
+        other = demand(wanted, self.d, self.d.cached(wanted.marks, now))
         self._charges: list[Charge] = [self.p.prefill.charge(asked, self.separate), self.d.decode.charge(other)]
         self._began, self._first, self._second, self._last = now, 0.0, 0.0, 0.0
         for each in {self.p.id: self.p, self.d.id: self.d}.values():
-            each.note(wanted.hashes, now)
+            each.note(wanted.marks, now)
 
     def __enter__(self) -> Chosen:
         return self
@@ -92,6 +94,7 @@ class Chosen:
         if self.ok is not None:
             return
         self.ok = ok
+        self._choice.open -= 1
         for charge in self._charges:
             charge.release()
         each = None
@@ -128,6 +131,7 @@ class Choice:
         self.tally = tally or Tally(self.options.slo_ttft, self.options.slo_tpot)
         self._policy = policy(self.options)
         self._queue: list[_Waiting] = []
+        self.open = 0  # requests that were given to instances and have not ended
         self._number = 0
         self._woken = False
         table.watchers.append(self._changed)

@@ -20,7 +20,7 @@ from parley.cluster.table import Instance
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for. ``length``: of its prompt, in tokens; ``hashes``: of its beginnings, shortest first;
+    """What a request asks for. ``length``: of its prompt, in tokens; ``marks``: of its beginnings, shortest first;
     ``deadline``: seconds from now in which its first token is wanted; ``model``: by any name that instances tell, empty
     for whichever.
 
@@ -28,7 +28,7 @@ class Wanted:
     """
 
     length: int
-    hashes: Sequence[Mark] = ()
+    marks: Sequence[Mark] = ()
     deadline: float | None = None
     model: str = ""
     turns: Turns | None = None
@@ -197,9 +197,9 @@ class Predicted(Base):
         p = side.instance
         d = min(
             (each.instance for each in self.decodes(wanted, p, usable)),
-            key=lambda each: (fullness(each, wanted), -each.cached(wanted.hashes, now), each.id),
+            key=lambda each: (fullness(each, wanted), -each.cached(wanted.marks, now), each.id),
         )
-        guess = prefill_load(side, demand(wanted, p, p.cached(wanted.hashes, now)), (1.0, 1.0))
+        guess = prefill_load(side, demand(wanted, p, p.cached(wanted.marks, now)), (1.0, 1.0))
         return (first or 0.0, fullness(d, wanted) if p is d else 0.0, guess, p.id), Pair(p, d, first, wait)
 
     def _soonest(
@@ -221,10 +221,10 @@ class Predicted(Base):
         On D it stands in the way of each stream there, and of one more that may come; where it is apart it waits for P
         and is moved. Without measurements of both nothing is called short.
         """
-        cached = d.cached(wanted.hashes, now)
+        cached = d.cached(wanted.marks, now)
         line = d.prefill.pace if d.prefill.pace.seen else pair.p.prefill.pace
         computed = line.predict(wanted.length - cached)
-        moved = pair.d.decode.pace.predict(wanted.length - pair.d.cached(wanted.hashes, now))
+        moved = pair.d.decode.pace.predict(wanted.length - pair.d.cached(wanted.marks, now))
         if computed is None or moved is None:
             return False
         queue = line.predict(wanted.length - cached + d.prefill.tokens)
@@ -237,7 +237,7 @@ def foresee(side: Side, wanted: Wanted, now: float, usable: Sequence[Instance]) 
 
     One that is new is judged by what it says of its speed, or else as if it were like one of the others.
     """
-    own = max(1, wanted.length - side.instance.cached(wanted.hashes, now))
+    own = max(1, wanted.length - side.instance.cached(wanted.marks, now))
     line, rate = side.pace, side.instance.prefill_rate
     if not line.seen and rate > 0:
         return (own + side.tokens) / rate, side.tokens / rate

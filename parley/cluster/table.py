@@ -17,6 +17,7 @@ from parley.cluster.prefix import REPORTED, Mark
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
 News = Literal["joined", "ready", "lost", "faulty", "restarted", "left"]
+PROOFS = 3  # answers in a row after which a faulty instance is taken to be well
 FRESH = 10.0  # seconds in which what was sent to an instance must show in its report
 
 
@@ -54,6 +55,8 @@ class Instance:
     answered: float = 0.0  # when it last did
     lost: bool = False
     faulty_until: float = 0.0
+    fault: str = ""  # why it was called faulty last
+    proofs: int = 0  # answers in a row since then
     avail_slots: int | None = None
     avail_blocks: int | None = None
     waiting: int = 0
@@ -134,7 +137,6 @@ class Table:
         self.instances: dict[int, Instance] = {}
         self.watchers: list[Watcher] = []
         self.listed = False  # a controller's list has come
-        self.faults: list[tuple[float, int, str]] = []
         for place in options.instances:
             self.add(placed(place))
 
@@ -168,10 +170,24 @@ class Table:
             watcher(instance, news)
 
     def fault(self, instance: Instance, reason: str = "") -> None:
-        """It broke its link or does not answer where others do: it is not chosen for a while, or until it restarts."""
+        """It broke its link or could not be reached: it is not chosen for a while.
+
+        One that is asked for its status is back as soon as it answered some times in a row, or was restarted.
+        """
         instance.faulty_until = self.clock() + self.options.fault_seconds
-        self.faults = [*self.faults[-99:], (time.time(), instance.id, reason)]
+        instance.proofs, instance.fault = 0, reason
         self.tell(instance, "faulty")
+
+    def withhold(self, instance: Instance, offline: bool) -> None:
+        """Give it no new requests, or again some."""
+        before, instance.offline = instance.offline, offline
+        if before and not offline:
+            self.tell(instance, "ready")
+
+    def lose(self, instance: Instance) -> None:
+        """It is known not to be there, before it missed as many looks as that takes otherwise."""
+        instance.misses = max(instance.misses, self.options.misses - 1)
+        self.missed(instance)
 
     def attach(self, instance: Instance, attached: bool) -> None:
         """Whether its results can be received."""
@@ -182,6 +198,7 @@ class Table:
     def missed(self, instance: Instance) -> None:
         """It did not answer a look."""
         instance.misses += 1
+        instance.proofs = 0
         if instance.misses >= self.options.misses and not instance.lost and instance.seen:
             instance.lost = True
             self.tell(instance, "lost")
@@ -194,6 +211,9 @@ class Table:
         restarted = bool(instance.epoch and epoch and epoch != instance.epoch)
         instance.epoch = epoch or instance.epoch
         instance.lost = False
+        instance.proofs += 1
+        if instance.found != "list" and instance.proofs >= PROOFS:
+            instance.faulty_until = 0.0
         if restarted:
             instance.faulty_until = 0.0
             instance.hashes, instance.sent = frozenset(), {}

@@ -147,7 +147,7 @@ class App:
         return self._owners[path] if path in self._owners else wording(self.surfaces, path)
 
     async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
-        if exchange.status:  # too late for an answer: a cut connection is at least no false end
+        if exchange.begun:  # too late for an answer: a cut connection is at least no false end
             exchange.abort()
             return
         try:

@@ -123,7 +123,7 @@ async def halt(service: Service, route: Route, exchange: Exchange) -> None:
     wish: Halt = route.read(await exchange.body(), head(model, exchange))
     generation = model.labelled(wish.label)
     if generation is not None:
-        generation.stop()
+        generation.halt(wish.label)
     await _tell(exchange, wish.done if generation is not None else wish.unknown)
 
 
