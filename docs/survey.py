@@ -176,6 +176,7 @@ def ending(route: Route, body: dict[str, Any]) -> str:
     """How a reader ends: taken, unavailable, wrong."""
     known = {
         "generate": (HEAD,),
+        "embed": (HEAD,),
         "halt": (HEAD,),
         "adapter": (HEAD,),
         "ask": (HEAD, FACTS),
@@ -189,7 +190,7 @@ def ending(route: Route, body: dict[str, Any]) -> str:
         return "unavailable"
     except ParleyError:
         return "wrong"
-    if isinstance(read, Answer) and route.kind == "generate":
+    if isinstance(read, Answer) and route.kind in ("generate", "embed"):
         return "unavailable" if b"not available" in read.body or b"not supported" in read.body else "wrong"
     return "taken"
 
