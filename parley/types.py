@@ -281,6 +281,7 @@ class Request(msgspec.Struct, kw_only=True):
     priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
+    prediction: str = ""  # what the client thinks will be written: makes nothing but speed
     sole: str = ""  # one of them that no other open request to the model may have
 
     @property
@@ -327,6 +328,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     drawn here, and outputs go on behind them. One that has come to its end with them is to be cancelled by the caller.
     ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
     ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. Not without the prefix cache.
+    ``prediction``: tokens of which its outputs may well be made: they are guesses (drafts) and change no result.
     """
 
     id: str
@@ -350,6 +352,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     adapter: str = ""
     given: list[list[int]] = []
     lease: bool = False
+    prediction: list[int] = []
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
@@ -552,6 +555,8 @@ class Usage(msgspec.Struct):
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    accepted_tokens: int = 0  # of the request's prediction, those that the answer has
+    rejected_tokens: int = 0  # and those that it does not have
 
 
 class Accepted(msgspec.Struct):

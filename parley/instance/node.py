@@ -74,7 +74,7 @@ class Node:
         """A prompt is computed here, beside as many tokens as the cache holds."""
         if capacity != self._capacity:
             self.known, self._capacity = Known(capacity), capacity
-        self.known.add(look(body).hashes)
+        self.known.add(look(body).marks)
 
     async def close(self) -> None:
         self.role.close()

@@ -138,7 +138,7 @@ class Front(Outlet):
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if not self.answered and status != 200:
             self.answered = self._refusing = True
-            self._cycle.start(status, headers)
+            self._cycle.begin(status, headers)
         else:
             super().start(status, headers)
 
@@ -170,7 +170,7 @@ class Front(Outlet):
         self.answered = True
         self.response_started = self.stream
         data = msgspec.json.encode(told)
-        self._cycle.start(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))])
+        self._cycle.begin(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))])
         self._cycle.part(data, last=True)
         for departed in self._watchers:
             self._cycle.unwatch(departed)

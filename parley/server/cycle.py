@@ -155,10 +155,10 @@ class Cycle:
         if self.response_started:
             self.part(message.get("body", b""), last=not message.get("more_body", False))
         else:
-            self.start(message["status"], message["headers"])
+            self.begin(message["status"], message["headers"])
 
-    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Begin an answer; its head is written with its first part."""
+    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The head of the answer, which leaves with its first part. Raises RuntimeError for one with a line break."""
         if self.disconnected or self.response_complete:
             return
         self.response_started, self._expected = True, False

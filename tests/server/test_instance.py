@@ -114,7 +114,8 @@ async def test_hundreds_of_breaks(serve) -> None:
     number, epoch, breaks = 0, "", 0
     while not (all(task.done() for task in writing) and seen == wanted):
         line = await Results.open(served, f"?client=c&epoch={epoch}&from={number}" if epoch else "?client=c")
-        assert (frame := await line.next()).kind == "epoch" and epoch in ("", frame.payload.decode())
+        frame = await line.next()
+        assert frame.kind == "epoch" and epoch in ("", frame.payload.decode())
         epoch = frame.payload.decode()
         for _ in range(breaks % 10):
             if seen == wanted:

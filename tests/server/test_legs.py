@@ -71,3 +71,37 @@ async def test_every_route_gives_the_bytes_of_one_server(alike, here: bool) -> N
         for _ in range(40 if NIGHTLY else 1):
             await compare(one, pair, path, body(path, rng))
     await pair.idle()
+
+
+STREAMS: list[dict[str, Any]] = [
+    CHAT | {"stream": True},
+    CHAT | {"stream": True, "n": 2, "logprobs": True, "stop": ["a", "7"], "stream_options": {"include_usage": True}},
+    CHAT | {"stream": True, "best_of": 3, "n": 2},
+    CHAT | {"stream": True, "use_beam_search": True, "best_of": 2, "n": 2},
+    CHAT | {"stream": True, "prompt_logprobs": 1, "stream_interval": 3, "max_tokens": 30},
+]
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_resumed_behind_any_part_it_goes_on_with_the_next(alike, here: bool) -> None:
+    """A client that got so many parts gets the rest, to the byte, from servers that know nothing of it."""
+    _, pair = await alike(reply=scripted, here=here)
+    for each in STREAMS:
+        asked = json.dumps(each).encode()
+        whole = await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS)
+        for count in range(1, len(whole.parts)):
+            records = [record for _, record in whole.parts[:count]]
+            rest = await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS, past=records)
+            assert rest.status == 200, rest
+            assert b"".join(data for data, _ in whole.parts[:count]) + rest.body == whole.body, (each, count)
+    await pair.idle()
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_one_that_is_dropped_after_any_part_leaves_nothing(alike, here: bool) -> None:
+    _, pair = await alike(reply=lambda work, index: [70 + k % 90 for k in range(40)], here=here, tick=0.001)
+    for each in STREAMS:
+        for count in (1, 2, 3, 9):
+            asked = json.dumps(each | {"max_tokens": 40}).encode()
+            await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS, stop=count)
+            await pair.idle()
