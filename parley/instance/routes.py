@@ -52,22 +52,6 @@ class Out:
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request: of a client, or of a coordinator, for which another instance may go on with it."""
     node = service.node
-<<<<<<< HEAD
-    if exchange.leg is not None:  # it was handed over
-        await life.generate(service, route, exchange)
-        return
-    try:
-        order = node.order(exchange)
-    except heads.Refused as refused:
-        await _tell(exchange, refused.answer)
-        return
-    if order is None:
-        await life.generate(service, route, exchange)
-        return
-    if node.begin is None:
-        raise NotReady("This instance cannot answer coordinators.")
-    await node.begin(service, route, exchange, order)
-=======
     if exchange.leg is None:
         try:
             order = node.order(exchange)
@@ -80,7 +64,6 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
             await node.begin(service, route, exchange, order)
             return
     await life.generate(service, route, exchange)
->>>>>>> main
 
 
 async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
