@@ -150,7 +150,7 @@ async def accept(member: Member, taker: Taker) -> None:
     try:
         begin = handover.begin(taker.body)
         leg = Decode(member, taker, begin)
-        leg.outlet.channel = channel = member.results.channel(begin.client, begin.id)
+        leg.outlet.channel = channel = member.node.results.channel(begin.client, begin.id)
     except ParleyError as error:
         await taker.refuse(error.message)
         return
@@ -173,6 +173,7 @@ async def accept(member: Member, taker: Taker) -> None:
     exchange.identify(begin.unique)
     exchange.created, exchange.tenant, exchange.leg = begin.created, begin.tenant, leg
     exchange.arrived -= begin.spent
+    member.note(begin.body)
     try:
         await member.app.answer(exchange, admitted=True)
     finally:

@@ -118,11 +118,14 @@ def resume(work: Work, tokens: list[list[int]], id: str) -> None:
 def first(number: int, work: Work, tokens: Sequence[list[int]], past: Sequence[Batch]) -> int:
     """How many tokens a choice of work ``number`` has at most until another instance goes on, where they have these.
 
-    All that are open have one more then. A search begins where the prompt ends, so there the one token is nobody's.
+    All that are open have one more then; if none is, nobody goes on. A search begins where the prompt ends, so there
+    the one token is nobody's.
     """
+    over = {output.index for of, output in _each(past) if of == number and output.finish is not None}
+    if len(over) == work.n:
+        return work.max_tokens
     if work.beam is not None:
         return 1
-    over = {output.index for of, output in _each(past) if of == number and output.finish is not None}
     return 1 + max((len(each) for index, each in enumerate(tokens) if index not in over), default=0)
 
 

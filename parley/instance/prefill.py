@@ -63,7 +63,7 @@ class Prefill(Leg):
         past, attempt = self.past or [], draw().hex()[:8]
         self.front.stream = request.stream
         if self._order.here:
-            self.front.channel = self._member.results.channel(self._order.client, self._order.id)
+            self.front.channel = self._member.node.results.channel(self._order.client, self._order.id)
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
             handover.resume(work, tokens[number], attempt)
@@ -95,6 +95,8 @@ class Prefill(Leg):
             elif number in self._cut and output.finish == "length":
                 output.finish = None
         if self._cut or self.front.exact:
+            for output in outputs:
+                output.id = ""
             self._recent.append([(number, output) for output in outputs])
 
     def moved(self) -> None:
@@ -196,10 +198,12 @@ class Prefill(Leg):
 
     async def _settle(self, giver: Giver) -> None:
         """Hold the pages until they have been read."""
+        began = time.perf_counter()
         try:
             await giver.done()
         finally:
             giver.close()
+            self._member.count(count=1, bytes=giver.bytes, seconds=time.perf_counter() - began)
             self._release()
 
     def _release(self) -> None:

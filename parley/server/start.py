@@ -23,6 +23,8 @@ import uvloop
 from parley import hub
 from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
+from parley.instance.member import Member
+from parley.kv.peer import Peer
 from parley.server import banner, logs
 from parley.server.app import build
 from parley.server.endpoints import BadFile
@@ -123,6 +125,7 @@ class Instance:
         apps = [build(self.service, place.surfaces, place.host) for place in self._places]
         self._servers = [Server(http(options, *each)) for each in zip_longest(apps, contexts)]
         self._rpc: Port | None = None
+        self._member = Member(self.service, Peer(secret=options.cluster_secret.encode()))
 
     async def live(self) -> int:
         """From the first line to the exit code."""
@@ -159,7 +162,9 @@ class Instance:
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
 
     async def _listen(self) -> list[str]:
-        """Listen for gRPC as well, if that is wanted: the addresses. Raises OSError."""
+        """Listen for other instances and gRPC as well, if that is wanted: the addresses of this. Raises OSError."""
+        if self.options.peer_port is not None:
+            await self._member.listen(self.options.host, self.options.peer_port)
         if not self.options.grpc:
             return []
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
@@ -250,6 +255,7 @@ class Instance:
             task.cancel()
         await self.service.close()  # what is still open gets its error from it
         await self.service.settle(LAST_WORDS)
+        await self._member.close()
         if self._rpc is not None:
             await self._rpc.stop(LAST_WORDS)
         for server in self._servers:

@@ -16,8 +16,6 @@ from parley.instance import frames, handover
 from parley.instance.member import Member
 from parley.instance.role import Place
 from parley.kv.peer import Peer
-from parley.server.app import App
-from parley.server.surfaces import universal
 from parley.types import Arena
 
 CREATED = 1_700_000_000
@@ -44,7 +42,7 @@ class Line:
     def __init__(self, member: Member, client: str):
         self.reader = frames.Reader()
         self.queues: dict[str, asyncio.Queue[frames.Frame]] = {}
-        line, first = member.results.client(client).attach(self)
+        line, first = member.node.results.client(client).attach(self)
         self.task = asyncio.create_task(line.run(first))
 
     def part(self, data: bytes) -> bool:
@@ -65,16 +63,12 @@ class Line:
 
 async def join(served: Served, secret: bytes = b"s", **options: Any) -> Member:
     """Make a server a member, whose peer listens."""
-    peer = Peer(secret=secret, **options)
-    app = App(served.service, universal(), "127.0.0.1")
-    node = served.service.node
-    member = Member(app, node.results, peer, node.role)
+    member = Member(served.service, Peer(secret=secret, **options))
     info = served.engine.info
     assert info is not None
-    arena = info.arena or Arena(0, -1, info.kv_blocks, [], "fake")
-    peer.add(served.model.name, arena)
-    await peer.listen("127.0.0.1", 0, member.accept)
-    node.begin, node.port = member.begin, peer.port
+    if info.arena is None:
+        member.peer.add(served.model.name, Arena(0, -1, info.kv_blocks, [], "fake"))
+    await member.listen("127.0.0.1", 0)
     return member
 
 
@@ -168,10 +162,9 @@ class Pair:
             await served.idle()
             await served.until(lambda member=member: not member._tasks)
             await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
-            assert not [channel for client in member.results.clients.values() for channel in client.channels]
+            assert not [channel for client in member.node.results.clients.values() for channel in client.channels]
 
     async def close(self) -> None:
         self.line.task.cancel()
         for member in self.members:
             await member.close()
-            await member.peer.close()
