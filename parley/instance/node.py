@@ -31,8 +31,8 @@ MAPPED = "::ffff:"  # before an IPv4 address, where a socket takes both kinds
 class Node:
     """``epoch``: of this process. ``begin``: answers a request of a coordinator. ``reach``: tries a peer, and raises
     OSError if it cannot be handed over to; None: hand-overs are not listened for. ``arrive``: is told of a model that
-    is served from now on. ``port``: where hand-overs come in, 0 if they do not. ``known``: hashes of the prompts that were computed lately. ``transfers``:
-    what is counted of hand-overs."""
+    is served from now on. ``port``: where hand-overs come in, 0 if they do not. ``known``: hashes of the prompts that
+    were computed lately. ``transfers``: what is counted of hand-overs."""
 
     def __init__(self, service: Service):
         options = service.options

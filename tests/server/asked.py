@@ -83,7 +83,7 @@ def body(path: str, rng: random.Random) -> bytes:
     if (tgi or path.endswith("invocations")) and "vllm" not in path and rng.random() < 0.7:
         return json.dumps({"inputs": text, "parameters": {"max_new_tokens": length} | some(TGI)} | stream).encode()
     made: Members = {"model": "tiny", "max_tokens": length}
-    if "completions" in path and "chat" not in path or path.endswith("generate") or rng.random() < 0.2:
+    if ("completions" in path and "chat" not in path) or path.endswith("generate") or rng.random() < 0.2:
         made |= {"prompt": text} | some(COMPLETIONS, SAMPLING)
     else:
         made |= {"messages": [{"role": "user", "content": text}]} | some(CHAT, SAMPLING)
