@@ -71,6 +71,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "guided_decoding": [{"json": {}}],
     "grammar": [{"type": "json", "value": {"properties": {}}}],
     "value": [{"schema": {"properties": {}}}],
+    "prediction": [{"type": "content", "content": "a"}, {"content": [{"type": "text", "text": "a"}]}],
     "stream_options": [{"include_usage": True}],
     "documents": [[{"title": "t"}]],
     "parameters": [{}, {"max_new_tokens": 1}],
