@@ -7,7 +7,7 @@ import gzip
 import json
 
 import pytest
-from conftest import told
+from asking import told
 from scripted import Asked, Script, Scripted
 
 from parley.cluster import words
