@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from parley import __version__
 from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
+from parley.cluster.controller import Controller
 from parley.cluster.desk import Asked
 from parley.cluster.front import Front, application
 from parley.cluster.health import Health
@@ -39,7 +40,6 @@ log = logging.getLogger("parley.cluster")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DRAIN = 30.0  # seconds that open requests have after the first signal
-MEMORY = 2 << 30  # bytes of bodies that are held at once
 LOOK = 0.05  # seconds between two looks whether they have ended
 
 
@@ -61,6 +61,7 @@ class Coordinator:
         self.choice = Choice(self.table)
         self.links = Links(self.table, options, towards(options.tls))
         self.health = Health(self.table, self.links.ask)
+        self.controller = Controller(self.table, self.choice, self.links.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
         management = Management(self.table, self.choice, hosts.get("management", host))
@@ -73,7 +74,8 @@ class Coordinator:
             self._page,
             universal(),
             served,
-            MEMORY,
+            options.memory_limit,
+            options.strict,
         )
         apps: dict[str, ASGIApp] = {
             "predict": application(self.front, served),
@@ -96,6 +98,7 @@ class Coordinator:
             loop.add_signal_handler(number, self._signalled, number)
         self.links.start()
         self.health.start()
+        self.controller.start()
         serving = asyncio.create_task(self._serve())
         banner.say("\n".join([f"parley {__version__} coordinator", *self._addresses()]))
         settle()
@@ -108,6 +111,7 @@ class Coordinator:
             for server in self._servers:
                 server.should_exit = server.force_exit = True
             await asyncio.gather(serving, stop, return_exceptions=True)
+            await self.controller.close()
             await self.health.close()
             await self.links.stop()
             for number in SIGNALS if signals else ():
@@ -185,6 +189,8 @@ def port_options(options: Options, host: str) -> ServerOptions:
     """How the coordinator's keys read for a port."""
     return ServerOptions(
         host=host,
+        cors=options.cors_origin,
+        hosts=options.allow_host,
         body_limit=options.body_limit,
         body_timeout=options.http_timeout_seconds,
         write_timeout=options.http_timeout_seconds,
