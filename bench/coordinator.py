@@ -37,7 +37,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 class Instance(asyncio.Protocol):
-    """P, D and a single server at once: what it is depends on what it is asked. A stream is [who, what, tokens left]."""
+    """P, D and a single server at once: what it is depends on what it is asked. A stream: who, what, tokens left."""
 
     line: asyncio.Transport | None = None
     streams: list[tuple[asyncio.Transport | None, bytes, int]] = []  # noqa: RUF012
