@@ -147,6 +147,7 @@ class Engine(ABC):
         self.info: ModelInfo | None = None
         self.stats = Stats()
         self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
+        self.turned: Callable[[ModelInfo | None], None] = lambda info: None  # it serves; None: it does no longer
         self.failure = ""
         self._streams: dict[str, Stream] = {}
         self._touched: list[Stream] = []  # have got outputs, of which nobody has been told
@@ -267,6 +268,7 @@ class Engine(ABC):
         self.info, self.state, self.failure = info, "ready", ""
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(info)
+        self.turned(info)
 
     def _give_up(self, reason: str) -> None:
         """The engine has ended for good, before or after it was ready."""
@@ -331,6 +333,7 @@ class Engine(ABC):
             stream._wake()
 
     def _fail_all(self, reason: str) -> None:
+        self.turned(None)
         self._fail(list(self._streams.values()), reason)
         for answer in self._questions.values():
             if not answer.done():

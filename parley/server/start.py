@@ -24,11 +24,12 @@ from parley import hub
 from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
 from parley.server import banner, logs
-from parley.server.app import build
+from parley.instance.join import Joined
+from parley.server.app import App
 from parley.server.endpoints import BadFile
 from parley.server.model import Model, share
 from parley.server.options import Listen, Offer, ServerOptions, Tls
-from parley.server.port import Server, http, keep_standard_streams, listen, settle
+from parley.server.port import Server, crossed, http, keep_standard_streams, listen, settle
 from parley.server.service import Service
 from parley.server.surfaces import ALONE, OWN, Surface, alone, universal
 from parley.server.tls import BadTls, context
@@ -69,6 +70,9 @@ def run(offers: Sequence[Offer], options: ServerOptions) -> int:
             instance = Instance(offers, options, sockets, contexts)
         except BadFile as error:
             banner.say(f"parley: {error}")
+            return 1
+        except BadTls as error:
+            banner.say(f"parley: what instances hand over cannot be encrypted: {error}.")
             return 1
         return runner.run(instance.live())
 
@@ -120,8 +124,10 @@ class Instance:
         self.service.stop = self._stop.set
         self._force = asyncio.Event()
         self._places = places(options)
-        apps = [build(self.service, place.surfaces, place.host) for place in self._places]
-        self._servers = [Server(http(options, *each)) for each in zip_longest(apps, contexts)]
+        apps = [App(self.service, place.surfaces, place.host) for place in self._places]
+        self._joined = Joined(apps[0])
+        crossing = [crossed(app, options.cors) for app in apps]
+        self._servers = [Server(http(options, *each)) for each in zip_longest(crossing, contexts)]
         self._rpc: Port | None = None
 
     async def live(self) -> int:
@@ -159,7 +165,8 @@ class Instance:
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
 
     async def _listen(self) -> list[str]:
-        """Listen for gRPC as well, if that is wanted: the addresses. Raises OSError."""
+        """Listen for other instances and for gRPC as well, if that is wanted: gRPC's addresses. Raises OSError."""
+        await self._joined.open(self._places[0].host)
         if not self.options.grpc:
             return []
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
@@ -248,8 +255,8 @@ class Instance:
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
         for task in (force, draining):
             task.cancel()
-        await self.service.close()  # what is still open gets its error from it
-        await self.service.settle(LAST_WORDS)
+        await self.service.close()
+        await self._joined.close()
         if self._rpc is not None:
             await self._rpc.stop(LAST_WORDS)
         for server in self._servers:
