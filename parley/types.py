@@ -202,6 +202,20 @@ class Either(msgspec.Struct, frozen=True, tag=True):
     pieces: list[Piece]
 
 
+class Repeat(msgspec.Struct, frozen=True, tag=True):
+    """A piece, ``least`` to ``most`` times; None: any number of times."""
+
+    piece: Piece
+    least: int = 0
+    most: int | None = None
+
+
+class Exactly(msgspec.Struct, frozen=True, tag=True):
+    """One token, by its id or as the vocabulary writes it; marks as their text."""
+
+    token: int | str
+
+
 class Grammar(msgspec.Struct, frozen=True):
     """The form that an answer has to have. One that came to its end has it, one that was cut off is a beginning of one.
 
@@ -220,7 +234,9 @@ class Grammar(msgspec.Struct, frozen=True):
     field: str = "response_format"
 
 
-Piece = AnyText | Tag | Tags | TagList | Sequence | Either | Grammar  # of an answer; a grammar not of kind "around"
+Piece = (  # of an answer; a grammar not of kind "around"
+    AnyText | Tag | Tags | TagList | Sequence | Either | Repeat | Exactly | Grammar
+)
 
 
 class Beam(msgspec.Struct, frozen=True):

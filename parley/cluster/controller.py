@@ -122,7 +122,9 @@ class Controller:
         roleless = [each for each in self.table if each.seen and not each.lost and each.role in NOBODY]
         ps, ds = self._of("prefill"), self._of("decode")
         if roleless:
-            return roleless[0], self._rarer(len(ps), len(ds))
+            first = roleless[0]
+            meant = first.meant if first.meant in ("prefill", "decode", "flex") else ""
+            return first, meant or self._rarer(len(ps), len(ds))
         if not options.auto_ratio and not options.default_p_rate:
             return None
         if not ps and len(ds) > 1 and self._gone("prefill", now):

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from parley import __version__
 from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
+from parley.cluster.controller import Controller
 from parley.cluster.desk import Asked
 from parley.cluster.front import Front, application
 from parley.cluster.health import Health
@@ -61,6 +62,7 @@ class Coordinator:
         self.choice = Choice(self.table)
         self.links = Links(self.table, options, towards(options.tls))
         self.health = Health(self.table, self.links.ask)
+        self.controller = Controller(self.table, self.choice, self.links.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
         management = Management(self.table, self.choice, hosts.get("management", host))
@@ -96,6 +98,7 @@ class Coordinator:
             loop.add_signal_handler(number, self._signalled, number)
         self.links.start()
         self.health.start()
+        self.controller.start()
         serving = asyncio.create_task(self._serve())
         banner.say("\n".join([f"parley {__version__} coordinator", *self._addresses()]))
         settle()
@@ -108,6 +111,7 @@ class Coordinator:
             for server in self._servers:
                 server.should_exit = server.force_exit = True
             await asyncio.gather(serving, stop, return_exceptions=True)
+            await self.controller.close()
             await self.health.close()
             await self.links.stop()
             for number in SIGNALS if signals else ():

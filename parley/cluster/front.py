@@ -216,7 +216,7 @@ class Front:
             seen = await asyncio.to_thread(look, body, options.string_token_rate)
         model = caller.path.get("model", "") or ("" if place.shares else seen.model)
         turns = seen.turns() if options.algorithm_type == "cache_affinity" else None
-        return Wanted(length=seen.length, marks=seen.marks, model=model, turns=turns)
+        return Wanted(seen.length, seen.marks, caller.patience(), model, turns)
 
     def _closing(self, place: Place, caller: Caller, body: bytes, error: ParleyError) -> bytes:
         """The last bytes of a stream that ends by an error; none if there is no way to say it."""

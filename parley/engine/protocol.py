@@ -147,7 +147,9 @@ class Engine(ABC):
         self.info: ModelInfo | None = None
         self.stats = Stats()
         self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
-        self.turned: Callable[[ModelInfo | None], None] = lambda info: None  # it serves; None: it does no longer
+        self.began: Callable[[ModelInfo], None] = lambda info: (
+            None
+        )  # when the model is loaded, for the first time or again
         self.failure = ""
         self._streams: dict[str, Stream] = {}
         self._touched: list[Stream] = []  # have got outputs, of which nobody has been told
@@ -266,9 +268,9 @@ class Engine(ABC):
     def _serve(self, info: ModelInfo) -> None:
         """The model is loaded, for the first time or again."""
         self.info, self.state, self.failure = info, "ready", ""
+        self.began(info)
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(info)
-        self.turned(info)
 
     def _give_up(self, reason: str) -> None:
         """The engine has ended for good, before or after it was ready."""
@@ -333,7 +335,6 @@ class Engine(ABC):
             stream._wake()
 
     def _fail_all(self, reason: str) -> None:
-        self.turned(None)
         self._fail(list(self._streams.values()), reason)
         for answer in self._questions.values():
             if not answer.done():

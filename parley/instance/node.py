@@ -7,10 +7,9 @@ that others go on with, or takes one over, is told to it by those who can.
 from __future__ import annotations
 
 import errno
-import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parley.cluster.prefix import Known, look
 from parley.instance import heads
@@ -18,8 +17,6 @@ from parley.instance.heads import Order
 from parley.instance.rates import Rates
 from parley.instance.results import Results
 from parley.instance.role import Name, Place, Role
-from parley.kv.transport import LinkError
-from parley.types import ModelInfo, Stats
 
 if TYPE_CHECKING:
     from parley.dialects.dialect import Route
@@ -27,17 +24,15 @@ if TYPE_CHECKING:
     from parley.server.respond import Exchange
     from parley.server.service import Service
 
-log = logging.getLogger("parley.instance")
-
 Begin = Callable[["Service", "Route", "Exchange", Order], Awaitable[None]]
 MAPPED = "::ffff:"  # before an IPv4 address, where a socket takes both kinds
 
 
 class Node:
     """``epoch``: of this process. ``begin``: answers a request of a coordinator. ``reach``: tries a peer, and raises
-    OSError or LinkError if it cannot be handed over to; None: hand-overs are not listened for. ``turned``: is told
-    when the engine of a model serves, or (None) does no longer. ``port``: where hand-overs come in, 0 if they do not. ``known``: hashes of the prompts that were computed lately. ``transfers``:
-    what is counted of hand-overs."""
+    OSError if it cannot be handed over to; None: hand-overs are not listened for. ``arrive``: is told of a model that
+    is served from now on. ``port``: where hand-overs come in, 0 if they do not. ``known``: hashes of the prompts that
+    were computed lately. ``transfers``: what is counted of hand-overs."""
 
     def __init__(self, service: Service):
         options = service.options
@@ -50,7 +45,7 @@ class Node:
         self.port = 0
         self.begin: Begin | None = None
         self.reach: Callable[[Place], Awaitable[None]] | None = None
-        self.turned: Callable[[str, ModelInfo | None], None] = lambda name, info: None
+        self.arrive: Callable[[Model], None] = lambda model: None
         self.role = Role(
             options.role, options.p_percentage, link=self._link, busy=lambda: bool(service.open), left=self._left
         )
@@ -59,12 +54,12 @@ class Node:
         """Measure what a model's engine does."""
         watch = model.engine.watch
 
-        def both(stats: Stats) -> None:
+        def both(stats: Any) -> None:
             watch(stats)
             self.rates.step(model, stats)
 
         model.engine.watch = both
-        model.engine.turned = lambda info: self.turned(model.name, info)
+        self.arrive(model)
 
     def place(self, exchange: Exchange) -> Place:
         """Where other instances reach this one, as who sent the request does."""
@@ -93,9 +88,6 @@ class Node:
             return "ok"
         try:
             await self.reach(place)
-        except LinkError as error:
-            log.info("There is no link with %s: %s", place, error)
-            return f"failed : {errno.EPROTO}"
         except OSError as error:
             return f"failed : {error.errno or errno.EIO}"
         return "ok"

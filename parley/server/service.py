@@ -178,7 +178,8 @@ class Service:
         await asyncio.gather(*(model.settle(seconds) for model in self.models))
 
     async def close(self) -> None:
-        """End all engines; what is still open gets its error from them. Then end the node, and let another server have the file of endpoints."""
+        """End all engines, of which what is still open gets its error, then the node; let another server have the file
+        of endpoints."""
         self.endpoints.close()
         await asyncio.gather(*(model.close() for model in self.models))
         await self.settle(LAST_WORDS)

@@ -43,12 +43,12 @@ def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
 @given(st.integers(3, 16), st.floats(0.5, 15), st.floats(0.5, 15), st.integers(0, 2**32), st.data())
 @settings(max_examples=40, deadline=None)
 def test_it_converges_and_does_not_swing(instances, prefill, decode, seed, data):
-    p = data.draw(st.integers(1, instances - 1))
+    before = p = data.draw(st.integers(1, instances - 1))
     work = Work(prefill, decode)
     p, d, changes = simulate(Ratio(30), p, instances - p, lambda now: work, 4000, noise=0.5, seed=seed)
     assert len({step for _, step in changes}) <= 1  # never there and back
-    assert all(now < 3000 for now, _ in changes)
     best = split(instances, work)
+    assert len(changes) <= abs(best - before) + 1  # measurements are not exact: two splits may be alike
     if work.utilisation(p, d) >= 0.5:  # short of the best by less than would be worth a change
         near = (best > p) - (best < p)
         assert not near or work.utilisation(p + near, d - near) > 0.9 * BETTER * work.utilisation(p, d)
