@@ -65,8 +65,8 @@ def first(body: bytes) -> First:
             raise BadAnswer("It has no output.")
         output = (said.output or "").encode()
         if said.encoding == "base64":
-            output = binascii.a2b_base64(output)
-        record = binascii.a2b_base64(said.records) if said.records else b""
+            output = binascii.a2b_base64(output, strict_mode=True)
+        record = binascii.a2b_base64(said.records, strict_mode=True) if said.records else b""
     except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
         raise BadAnswer("It is not of the form that was expected.") from error
     exact = said.headers is not None

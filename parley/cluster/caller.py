@@ -50,7 +50,19 @@ class Caller(Exchange):
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head of an answer; it is written with the first part."""
         self.status = status
+        if self.options.cors:
+            headers = [*headers, *self._shared()]
         self.cycle.begin(status, headers)
+
+    def _shared(self) -> list[tuple[bytes, bytes]]:
+        """What tells a browser that a page of another origin may read the answer, if it may."""
+        origin, origins = self.headers.get(b"origin", b""), self.options.cors
+        if not origin or ("*" not in origins and origin.decode("latin-1") not in origins):
+            return []
+        shared = [(b"access-control-expose-headers", b"X-Request-Id")]
+        if "*" in origins and b"cookie" not in self.headers:
+            return [(b"access-control-allow-origin", b"*"), *shared]
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *shared]
 
     def finish(self, data: bytes = b"") -> None:
         """The last part."""

@@ -40,7 +40,6 @@ log = logging.getLogger("parley.cluster")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DRAIN = 30.0  # seconds that open requests have after the first signal
-MEMORY = 2 << 30  # bytes of bodies that are held at once
 LOOK = 0.05  # seconds between two looks whether they have ended
 
 
@@ -75,7 +74,8 @@ class Coordinator:
             self._page,
             universal(),
             served,
-            MEMORY,
+            options.memory_limit,
+            options.strict,
         )
         apps: dict[str, ASGIApp] = {
             "predict": application(self.front, served),
@@ -189,6 +189,8 @@ def port_options(options: Options, host: str) -> ServerOptions:
     """How the coordinator's keys read for a port."""
     return ServerOptions(
         host=host,
+        cors=options.cors_origin,
+        hosts=options.allow_host,
         body_limit=options.body_limit,
         body_timeout=options.http_timeout_seconds,
         write_timeout=options.http_timeout_seconds,

@@ -232,7 +232,8 @@ class Table:
         role = own.get("role") or service.get("currentRole")
         if isinstance(role, str):
             instance.role = role
-        instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
+        unready = own.get("ready") is False  # it still loads, or not any more serves
+        instance.switching = unready or service.get("roleStatus", "RoleReady") != "RoleReady"
         share = service.get("p_percentage")
         if isinstance(share, int) and 0 <= share <= 100:
             instance.p_percentage = share
