@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from parley.cluster.config import Options
 from parley.cluster.load import Charge
 from parley.cluster.pace import ewma
-from parley.cluster.policy import Pair, Wanted, demand, policy
+from parley.cluster.policy import CacheAffinity, LoadBalance, Pair, Policy, Sight, Turn, Wanted
+from parley.cluster.predicted import Predicted
 from parley.cluster.table import Instance, News, Table
 from parley.cluster.tally import Tally
 
@@ -36,7 +38,7 @@ class Chosen:
     """The instances of one attempt at a request. It is told of ``first``, ``token`` and ``end`` as they happen; each
     may be called at any time and any number of times. As a context it ends by itself."""
 
-    __slots__ = ("_began", "_cached", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
+    __slots__ = ("_began", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
                  "ok", "p", "separate", "tokens")  # fmt: skip
 
     def __init__(self, choice: Choice, pair: Pair, wanted: Wanted):
@@ -49,14 +51,17 @@ class Chosen:
         choice.open += 1
         choice.tally.chosen(self.separate)
         self._choice = choice
-        self._cached = self.p.cached(wanted.marks, now)
-        asked = demand(wanted, self.p, self._cached)
+        sight = Sight(wanted, (), now)
+        asked = sight.asked(self.p)
         self._fresh = self.p.prefill.tokens + asked.tokens  # tokens to be computed until its first
-        other = demand(wanted, self.d, self.d.cached(wanted.marks, now))
-        self._charges: list[Charge] = [self.p.prefill.charge(asked, self.separate), self.d.decode.charge(other)]
+        self._charges: tuple[Charge, Charge] = (
+            self.p.prefill.charge(asked, self.separate),
+            self.d.decode.charge(sight.asked(self.d)),
+        )
         self._began, self._first, self._second, self._last = now, 0.0, 0.0, 0.0
-        for each in {self.p.id: self.p, self.d.id: self.d}.values():
-            each.note(wanted.marks, now)
+        self.p.note(wanted.marks, now)
+        if self.separate:
+            self.d.note(wanted.marks, now)
 
     def __enter__(self) -> Chosen:
         return self
@@ -104,6 +109,15 @@ class Chosen:
         first = self._first - self._began if self._first else None
         self._choice.tally.end(ok, first, each, self.length, self.tokens)
         self._choice.wake()
+
+
+def policy(options: Options) -> Policy:
+    """The one that the configuration names."""
+    if options.algorithm_type == "cache_affinity":
+        return CacheAffinity(options)
+    if options.scheduler_type == "default_scheduler":
+        return Turn(options)
+    return LoadBalance(options) if options.algorithm_type == "load_balance" else Predicted(options)
 
 
 class _Waiting:

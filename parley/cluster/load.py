@@ -45,12 +45,13 @@ class Side:
     @property
     def share(self) -> float:
         """Which part of the instance this side has, 0 to 1."""
-        role, part = self.instance.role, self.instance.p_percentage / 100
+        role = self.instance.role
         if role == "mixed" or role == self.job:
             return 1.0
-        if role == "flex":
-            return part if self.job == "prefill" else 1.0 - part
-        return 0.0
+        if role != "flex":
+            return 0.0
+        part = self.instance.p_percentage / 100
+        return part if self.job == "prefill" else 1.0 - part
 
     def busy(self, now: float) -> float:
         """Work that came since this was asked last, as a share of that time: above 1 it is more than can be done.

@@ -51,6 +51,7 @@ class Instance:
     attached: bool = True
     offline: bool = False
     switching: bool = False
+    loaded: bool = True  # it takes requests, as it says: it is neither loading nor about to end
     seen: bool = False  # it has answered at all
     misses: int = 0  # looks without an answer, in a row
     answered: float = 0.0  # when it last did
@@ -90,7 +91,7 @@ class Instance:
             return "faulty"
         if self.offline:
             return "offline"
-        if not self.seen:
+        if not self.seen or not self.loaded:
             return "joining"
         return "switching" if self.switching or self.role not in ("mixed", "prefill", "decode", "flex") else "ready"
 
@@ -232,8 +233,8 @@ class Table:
         role = own.get("role") or service.get("currentRole")
         if isinstance(role, str):
             instance.role = role
-        unready = own.get("ready") is False  # it still loads, or not any more serves
-        instance.switching = unready or service.get("roleStatus", "RoleReady") != "RoleReady"
+        instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
+        instance.loaded = own.get("ready", True) is not False
         share = service.get("p_percentage")
         if isinstance(share, int) and 0 <= share <= 100:
             instance.p_percentage = share

@@ -253,3 +253,35 @@ async def test_a_new_instance_is_not_flooded_before_it_was_measured():
         one.prefill.pace.observe(tokens, tokens / 1000)
     got = [(await choice.choose(Wanted(100))).p.id for _ in range(10)]
     assert got.count(1) == got.count(2) == 5
+
+
+async def test_only_instances_that_are_ready_are_chosen_whatever_keeps_them_from_it():
+    table, choice = cluster("mixed", "mixed")
+    one, two = table
+    up(table, one, ready=False)
+    assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {2}
+    up(table, one, ready=True)
+    table.status(two, {"service": {"roleStatus": "RoleSwitching"}, "parley": {"role": "mixed"}})
+    assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {1}
+    table.attach(one, False)
+    with pytest.raises(Refused):
+        await choice.choose(Wanted(10))
+
+
+MEMBERS = (
+    "service resource parley currentRole roleStatus p_percentage epoch role models prefix_hash transfers slots "
+    "block_size totalNpuBlockNums prefill_rate peer ready"
+)
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+SAID = st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sampled_from(MEMBERS.split()), each))
+
+
+@given(SAID)
+async def test_whatever_a_status_says_choosing_goes_on(said):
+    table, choice = cluster("mixed", "mixed")
+    one, _ = table
+    if isinstance(said, dict):
+        table.status(one, said)
+        for member in ("service", "resource", "parley"):
+            table.status(one, {member: said})
+    (await choice.choose(Wanted(10, [Mark(10, 1)], model="a"))).end()
