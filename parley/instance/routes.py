@@ -51,19 +51,19 @@ class Out:
 
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request: of a client, or of a coordinator, for which another instance may go on with it."""
-    node = service.node
-    if exchange.leg is None:
-        try:
-            order = node.order(exchange)
-        except heads.Refused as refused:
-            await _tell(exchange, refused.answer)
-            return
-        if order is not None:
-            if node.begin is None:
-                raise NotReady("This instance cannot answer coordinators.")
-            await node.begin(service, route, exchange, order)
-            return
-    await life.generate(service, route, exchange)
+    try:
+        if exchange.leg is None and (order := service.node.order(exchange)) is not None:
+            await _begin(service, route, exchange, order)
+        else:
+            await life.generate(service, route, exchange)
+    except heads.Refused as refused:
+        await _tell(exchange, refused.answer)
+
+
+async def _begin(service: Service, route: Route, exchange: Exchange, order: heads.Order) -> None:
+    if service.node.begin is None:
+        raise NotReady("This instance cannot answer coordinators.")
+    await service.node.begin(service, route, exchange, order)
 
 
 async def dresult(service: Service, route: Route, exchange: Exchange) -> None:

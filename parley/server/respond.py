@@ -110,6 +110,10 @@ class Exchange:
             self._held = await self._read()
         return self._held
 
+    def replace(self, body: bytes) -> None:
+        """Have this for the body, which has been looked at, from now on."""
+        self._held = body
+
     async def _read(self) -> bytes:
         limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
         limit += self.preface
