@@ -25,10 +25,11 @@ FRESH = 10.0  # seconds in which what was sent to an instance must show in its r
 class Instance:
     """One server. ``slots``, ``blocks``: what it has in all; ``avail_…``: of that free, as it says itself.
 
-    ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers that,
-    if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be received;
-    who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the role that it
-    had first, whoever named it. ``found``: its origin; those of a controller's list are as that says and are not asked.
+    ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers
+    that, if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be
+    received; who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the
+    role that it had first, whoever named it. ``found``: its origin; those of a controller's list are as that says and
+    are not asked.
     """
 
     id: int
