@@ -50,20 +50,18 @@ class Out:
 
 
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
-    """Answer a request: of a client, or of a coordinator, for which another instance may go on with it."""
-    try:
-        if exchange.leg is None and (order := service.node.order(exchange)) is not None:
-            await _begin(service, route, exchange, order)
-        else:
-            await life.generate(service, route, exchange)
-    except heads.Refused as refused:
-        await _tell(exchange, refused.answer)
+    """Answer a request: of a client, or of a coordinator, for which another instance may go on with it.
 
-
-async def _begin(service: Service, route: Route, exchange: Exchange, order: heads.Order) -> None:
-    if service.node.begin is None:
+    Raises heads.Refused.
+    """
+    node = service.node
+    order = node.order(exchange) if exchange.leg is None else None
+    if order is None:
+        await life.generate(service, route, exchange)
+    elif node.begin is None:
         raise NotReady("This instance cannot answer coordinators.")
-    await service.node.begin(service, route, exchange, order)
+    else:
+        await node.begin(service, route, exchange, order)
 
 
 async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
