@@ -36,6 +36,7 @@ class Place:
     role: str = entry(choice(*ROLES), "mixed", "What it does, until it says otherwise itself.")
     id: int | None = entry(integer(0, 2**63 - 1), None, "Its number; without one, its place in the list from 1 on.")
     management: str | None = entry(URL, None, "Where it answers /v1/status and takes roles; at its url if not said.")
+    metrics: str | None = entry(URL, None, "Where it answers /metrics; at the management address if not said.")
     grpc: str | None = entry(text("HOST:PORT"), None, "Where it answers Triton's gRPC, if it does.")
     peer: str | None = entry(text("IP;PORT"), None, "Where it takes hand-overs; if not said, what it tells of itself.")
     group: int = entry(integer(0), 0, "P and D are only put together within a group.")

@@ -25,11 +25,11 @@ FRESH = 10.0  # seconds in which what was sent to an instance must show in its r
 class Instance:
     """One server. ``slots``, ``blocks``: what it has in all; ``avail_…``: of that free, as it says itself.
 
-    ``management``: where it is asked for its status. ``grpc``: where it answers that, if it does. ``extended``: it is
-    parley, and runs any request whole as well. ``attached``: its results can be received; who receives them says so.
-    ``peers``: the only ones that it is linked with, if it tells. ``meant``: the role that it had first, by whoever
-    named it. ``found``: its origin; those of a
-    controller's list are as that says and are not asked.
+    ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers
+    that, if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be
+    received; who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the
+    role that it had first, whoever named it. ``found``: its origin; those of a controller's list are as that says and
+    are not asked.
     """
 
     id: int
@@ -37,6 +37,7 @@ class Instance:
     role: str = "mixed"
     group: int = 0
     management: str = ""
+    metrics: str = ""
     peer: str = ""
     grpc: str = ""
     found: Literal["file", "list", "controller"] = "file"
@@ -76,6 +77,7 @@ class Instance:
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         self.management = (self.management or self.url).rstrip("/")
+        self.metrics = (self.metrics or self.management).rstrip("/")
         self.meant = self.role
         self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
         self.tasks = 0  # requests that are here
@@ -287,6 +289,7 @@ def placed(place: Place) -> Instance:
         place.role,
         place.group,
         place.management or "",
+        place.metrics or "",
         place.peer or "",
         grpc=place.grpc or "",
         p_percentage=place.p_percentage,
