@@ -19,6 +19,7 @@ from parley.options import ConfigError, explain, nearest, resolve
 COMMANDS = {
     "serve": "answer requests for a model over HTTP",
     "chat": "talk to a model in the terminal",
+    "cluster": "run a coordinator and instances over the machines of a Ray cluster",
     "bench": "measure a server's latency and throughput",
     "doctor": "check this machine, the installation and a model",
     "routes": "list the routes and the API each belongs to",

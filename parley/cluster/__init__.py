@@ -1,0 +1,1 @@
+"""Many instances as one server: the coordinator, whom it chooses, and where the instances run."""
