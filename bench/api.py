@@ -27,6 +27,7 @@ from meter import Meter, table
 from parley import wire
 from parley.dialects.openai import completions
 from parley.engine.fake import FAKE
+from parley.engine.messages import Cancel, Outputs, Ready, Submit, ToEngine
 from parley.engine.protocol import Engine, Stream
 from parley.engine.remote import RemoteEngine
 from parley.server import app, life, logs, operations
@@ -40,7 +41,7 @@ from parley.server.service import Service
 from parley.server.start import Server, http, settle
 from parley.server.tally import Tally
 from parley.text import Choice, Language
-from parley.types import Cancel, Output, Outputs, Ready, Settings, Stats, Submit, ToEngine, Work
+from parley.types import Output, Settings, Stats, Work
 
 INFO = msgspec.structs.replace(FAKE, vocab_size=1 << 24)
 PROMPT = 8

@@ -23,11 +23,12 @@ from meter import Meter, table
 from parley import native, wire
 from parley.core.loop import Loop
 from parley.core.scheduler import Scheduler
+from parley.engine.messages import Outputs
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
 from parley.model.sampler import Sampler
-from parley.types import Outputs, Sampling, Settings, Work
+from parley.types import Sampling, Settings, Work
 
 KERNELS = {
     "embed": "embedding",

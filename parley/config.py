@@ -270,6 +270,14 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "admin-key-file",
+        text("FILE"),
+        "File with keys, one per line, that alone may change the server: adapters, endpoints, caches, orders, its end.",
+        section="server",
+        unset="every client may",
+        variable=True,
+    ),
+    Option(
         "max-queue",
         integer(0),
         "Requests that may wait before others are turned away with 429; keys with less than their share still get in.",

@@ -3,7 +3,8 @@
 Read this file first. It has three parts, in the order in which a request meets them:
 
 1. ``Request``: what a dialect makes of a body. Text, chat or token ids, nothing computed yet.
-2. ``Work`` and ``Output``: the engine's side. Token ids in, token ids out; nothing of HTTP or text.
+2. ``Work`` and ``Output``: the engine's side. Token ids in, token ids out; nothing of HTTP or text. The messages that
+   carry them are in ``engine/messages.py``.
 3. ``Event``: what the server makes of outputs (text, stop strings, usage) and a dialect renders into bytes.
 
 Everything here is data. The file imports neither torch nor any part of parley, and knows no API's field names.
@@ -322,6 +323,10 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     ``thinking``: a limit to its reasoning.
     ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal shares.
     ``adapter``: the name of one that is computed with; empty: none is.
+    ``given``: for each choice, tokens of its output that were drawn elsewhere; empty: there are none. They count as
+    drawn here, and outputs go on behind them. One that has come to its end with them is to be cancelled by the caller.
+    ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
+    ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. Not without the prefix cache.
     """
 
     id: str
@@ -343,6 +348,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     tenant: str = ""
     beam: Beam | None = None
     adapter: str = ""
+    given: list[list[int]] = []
+    lease: bool = False
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
@@ -422,6 +429,31 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     drafts: int = 0
     draft_tokens: int = 0  # of all drafts
     draft_accepted: list[int] = []  # how many were right as a draft's first token, as its second …
+    # pages of ``blocks_used`` that are held for other instances
+    pinned: int = 0  # which read them
+    reserved: int = 0  # for what comes from them
+
+
+class Region(msgspec.Struct, array_like=True, frozen=True):
+    """Where one layer's pages lie in the memory of an ``Arena``: page p from ``offset + p * stride`` on, in bytes."""
+
+    offset: int
+    stride: int
+    size: int
+
+
+class Arena(msgspec.Struct, frozen=True):
+    """The KV cache as memory that other processes of the same user can open, at ``/proc/{pid}/fd/{fd}``.
+
+    Of ``pages`` pages each lies in all ``regions``. ``layout``: a fingerprint of all that decides what the bytes of a
+    page are for given tokens; a page's bytes mean the same in every arena with the same one.
+    """
+
+    pid: int
+    fd: int
+    pages: int
+    regions: list[Region]
+    layout: str
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
@@ -446,6 +478,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_dtype: str = "auto"  # of keys and values: auto (as ``dtype``) or int8
     generates: bool = True
     dimensions: int = 0
+    arena: Arena | None = None  # of its pages, where they are shared
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -474,97 +507,12 @@ class Settings(msgspec.Struct, kw_only=True):
     adapters: dict[str, str] = {}  # folders of adapters, by name; they are read when they are wanted
     max_adapters: int = 8  # that are in memory at once
     max_rank: int = 256  # of an adapter
+    shared: bool = False  # pages of the KV cache lie where other processes can open them
 
     @property
     def draft(self) -> str | None:
         """The folder of the model that guesses tokens, if one does."""
         return self.speculate.removeprefix("draft=") if self.speculate.startswith("draft=") else None
-
-
-class Submit(msgspec.Struct, tag="submit", array_like=True):
-    work: Work
-
-
-class Cancel(msgspec.Struct, tag="cancel", array_like=True):
-    """Stop a request (``index`` -1) or one of its choices. No output of it follows; unknown ids are ignored."""
-
-    id: str
-    index: int = -1
-
-
-class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
-    pass
-
-
-class Reset(msgspec.Struct, tag="reset", array_like=True):
-    """Forget all cached prefixes. Answered by Wiped with the same ``id``.
-
-    Works that run hold pages of them: with ``running`` they are put back in the queue and computed again, else
-    nothing is done.
-    """
-
-    id: int
-    running: bool = False
-
-
-class LoadAdapter(msgspec.Struct, tag="load", array_like=True):
-    """Read an adapter from a folder and know it by a name from now on, in place of one that was known by it.
-
-    Answered by Changed with the same ``id``.
-    """
-
-    id: int
-    name: str
-    folder: str
-
-
-class UnloadAdapter(msgspec.Struct, tag="unload", array_like=True):
-    """Know an adapter no longer; works that have it keep it to their end. Answered by Changed with the same ``id``."""
-
-    id: int
-    name: str
-
-
-ToEngine = Submit | Cancel | Reset | LoadAdapter | UnloadAdapter | Shutdown
-
-
-class Progress(msgspec.Struct, tag="progress", array_like=True):
-    """How far loading has come. ``fraction`` 0..1 over the whole start."""
-
-    stage: str
-    fraction: float
-
-
-class Ready(msgspec.Struct, tag="ready", array_like=True):
-    info: ModelInfo
-
-
-class Outputs(msgspec.Struct, tag="outputs", array_like=True):
-    outputs: list[Output]
-    stats: Stats
-
-
-class Wiped(msgspec.Struct, tag="wiped", array_like=True):
-    """The answer to Reset: was it done?"""
-
-    id: int
-    done: bool
-
-
-class Changed(msgspec.Struct, tag="changed", array_like=True):
-    """The answer to LoadAdapter and UnloadAdapter: why it was not done, in a sentence; empty if it was."""
-
-    id: int
-    error: str = ""
-
-
-class Fatal(msgspec.Struct, tag="fatal", array_like=True):
-    """The engine cannot start or go on; one sentence for a person, with a hint."""
-
-    message: str
-
-
-FromEngine = Progress | Ready | Outputs | Wiped | Changed | Fatal
 
 
 # --------------------------------------------------------------------------------------------------------------

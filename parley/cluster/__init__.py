@@ -1,1 +1,1 @@
-"""Many instances as one server: the coordinator, whom it chooses, and where the instances run."""
+"""Several instances as one server: a coordinator chooses among them, a controller looks after them. No torch."""

@@ -23,13 +23,13 @@ OPTIONS = [
 
 def table(config: Config) -> list[dict[str, str]]:
     """One entry per port, method and path, with api and surface; where several APIs answer, the body decides."""
-    from parley.server import app
+    from parley.server import surfaces
 
-    ports = [("all", app.universal(config["strict"], config["tgi-compat"]))]
-    ports += [(endpoint().show(each[:3]), app.alone(each.api)) for each in listen_of(config)]
+    ports = [("all", surfaces.universal(config["strict"], config["tgi-compat"]))]
+    ports += [(endpoint().show(each[:3]), surfaces.alone(each.api)) for each in listen_of(config)]
     rows = []
-    for name, surfaces in ports:
-        for (method, path), answering in app.table(surfaces).items():
+    for name, mounted in ports:
+        for (method, path), answering in surfaces.table(mounted).items():
             apis = ", ".join(surface.dialect.name for _, surface in answering)
             surface = answering[0][1].prefix or name
             rows.append({"method": method, "path": path, "api": apis, "surface": surface})

@@ -79,6 +79,7 @@ def server_options(config: Config) -> ServerOptions:
         tgi_compat=config["tgi-compat"],
         endpoints=config["endpoints"],
         api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
+        admin_keys=tuple(keys_of(config["admin-key-file"], "admin-key-file")),
         max_queue=config["max-queue"],
         drain=config["drain"],
         body_limit=config["body-limit"],
@@ -95,8 +96,8 @@ def server_options(config: Config) -> ServerOptions:
 
 def listen_of(config: Config) -> tuple[Listen, ...]:
     """The HTTP ports of single APIs. Raises ConfigError when there is no API of a name."""
-    from parley.server.app import ALONE
     from parley.server.options import Listen
+    from parley.server.surfaces import ALONE
 
     known = [*ALONE, GRPC]
     for name, _, _ in config["listen"]:
@@ -117,15 +118,15 @@ def grpc_of(config: Config) -> tuple[Listen, ...]:
     return tuple(ports)
 
 
-def keys_of(file: str | None) -> list[str]:
-    """The keys in a file, one per line; empty lines and lines that begin with # do not count."""
+def keys_of(file: str | None, option: str = "api-key-file") -> list[str]:
+    """The keys in a file, one per line; empty lines and lines that begin with # do not count. Raises ConfigError."""
     if file is None:
         return []
     try:
         lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file: {file} cannot be read ({type(error).__name__}).") from None
+        raise ConfigError(f"--{option}: {file} cannot be read ({type(error).__name__}).") from None
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ConfigError(f"--api-key-file: {file} holds no key.")
+        raise ConfigError(f"--{option}: {file} holds no key.")
     return keys

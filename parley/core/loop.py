@@ -129,6 +129,16 @@ class Loop:
         # Refusals wait for the next step in this list; nothing else ever does.
         self._outputs = [o for o in self._outputs if o.id != id or (index >= 0 and o.index != index)]
 
+    def conclude(self, id: str, reason: Finish) -> None:
+        """A search gives what it has found by now; what goes on ends for this ``reason``. Others: ignored."""
+        search = self._searches.get(id)
+        if search is not None:
+            search.conclude(reason)
+            self._give(search)
+        elif wanted := self.intake.cancel(id):
+            self._outputs += [Output(id, index, finish=reason) for index in sorted(wanted)]
+        self._changed = True
+
     def reset(self, *, running: bool = False) -> bool:
         """Forget all cached prefixes, as ``Reset`` says. Whether it was done."""
         return self.scheduler.reset(running=running)
@@ -335,6 +345,10 @@ class Loop:
                 log.exception("beams could not fork")
                 self._abort(search, FAILED)
             return
+        self._give(search)
+
+    def _give(self, search: Search) -> None:
+        """What a search that is over has found."""
         outputs = search.outputs()
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         self._outputs += outputs

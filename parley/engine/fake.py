@@ -1,7 +1,8 @@
 """A scripted engine without a model: the whole server is tested with it, and its cost per token is nearly nothing.
 
 It behaves as a real one does where a client can tell: work waits for one of ``max_batch`` places, every step gives each
-running choice one token, cancelled work gives nothing more. What the tokens are is a function of the work.
+running choice one token, cancelled work gives nothing more. What the tokens are is a function of the work. Pages are
+numbers that nothing is stored in: leases and reservations hold some of them, and no prefix is ever found.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-from parley.engine.protocol import Engine
-from parley.types import (
+from parley.engine.messages import (
     Cancel,
     Changed,
-    Cost,
-    Finish,
+    Conclude,
+    Filled,
+    Free,
     LoadAdapter,
-    ModelInfo,
-    Output,
     Outputs,
     Progress,
+    Release,
+    Reserve,
+    Reserved,
     Reset,
-    Score,
-    Stats,
     Submit,
     ToEngine,
     UnloadAdapter,
     Wiped,
-    Work,
 )
+from parley.engine.protocol import Engine
+from parley.types import Cost, Finish, ModelInfo, Output, Score, Stats, Work
 
 Reply = Callable[[Work, int], list[int]]
 
@@ -62,7 +63,8 @@ class _Choice:
     work: Work
     index: int
     reply: list[int]
-    given: int = 0
+    drawn: int = 0
+    fresh: bool = True  # its prompt has not been read
     since: float = field(default_factory=perf_counter)
 
 
@@ -95,6 +97,9 @@ class FakeEngine(Engine):
         self._waiting: list[_Choice] = []
         self._running: list[_Choice] = []
         self._counts = Stats(blocks_total=info.kv_blocks)
+        self._pages = list(range(info.kv_blocks))  # that nobody holds
+        self._leases: dict[str, list[int]] = {}
+        self._reservations: dict[str, list[int]] = {}
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -112,16 +117,23 @@ class FakeEngine(Engine):
     def crash(self, reason: str = "The engine process was killed.") -> None:
         """Lose all work, as when an engine process dies and is not restarted."""
         self._waiting, self._running = [], []
+        self._leases, self._reservations, self._pages = {}, {}, list(range(self._model.kv_blocks))
         self._give_up(reason)
 
     def _send(self, message: ToEngine) -> None:
         if isinstance(message, Submit):
             work = message.work
-            self._waiting += [_Choice(work, k, self._reply(work, k)) for k in range(work.n)]
+            given = [len(tokens) for tokens in work.given] or [0] * work.n
+            self._waiting += [_Choice(work, k, self._reply(work, k), given[k]) for k in range(work.n)]
             self._work.set()
         elif isinstance(message, Cancel):
             for queue in (self._waiting, self._running):
                 queue[:] = [c for c in queue if c.work.id != message.id or message.index not in (-1, c.index)]
+        elif isinstance(message, Conclude):
+            ended = [c for c in self._waiting + self._running if c.work.id == message.id]
+            self._send(Cancel(message.id))
+            last = [Output(message.id, choice.index, finish=message.reason) for choice in ended]
+            self._deliver(Outputs(last, self._stats()))
         elif isinstance(message, Reset):
             self._answered(Wiped(message.id, message.running or not self._running))
         elif isinstance(message, LoadAdapter):
@@ -129,6 +141,31 @@ class FakeEngine(Engine):
             self._answered(Changed(message.id, "" if there else "There is no adapter in this folder."))
         elif isinstance(message, UnloadAdapter):
             self._answered(Changed(message.id))
+        elif isinstance(message, Reserve):
+            self._answered(self._reserve(message))
+            self._work.set()
+        elif isinstance(message, Free):
+            self._pages += self._reservations.pop(message.key, [])
+            self._work.set()
+        elif isinstance(message, Release):
+            self._pages += self._leases.pop(message.id, [])
+            self._work.set()
+
+    def _reserve(self, message: Reserve) -> Reserved:
+        if message.key in self._reservations:
+            return Reserved(message.id, error="Something is reserved under this key already.")
+        count = len(message.token_ids) // self._model.block_size
+        if count > len(self._pages):
+            return Reserved(message.id, error="There is no capacity for so many pages.")
+        pages = self._reservations[message.key] = [self._pages.pop(0) for _ in range(count)]
+        return Reserved(message.id, 0, pages)
+
+    def _lease(self, work: Work) -> None:
+        """The prompt of a work with a lease is computed, whole."""
+        count = len([*work.token_ids, *(work.given[0] if work.given else [])]) // self._model.block_size
+        if count and count <= len(self._pages) and work.id not in self._leases:
+            pages = self._leases[work.id] = [self._pages.pop(0) for _ in range(count)]
+            self._filled(Filled(work.id, pages))
 
     async def _run(self) -> None:
         if self._load:
@@ -152,9 +189,13 @@ class FakeEngine(Engine):
     def _step(self) -> None:
         while self._waiting and len(self._running) < self._max_batch:
             self._running.append(self._waiting.pop(0))
-        read = sum(len(choice.work.token_ids) for choice in self._running if not choice.given)
+        fresh = [choice for choice in self._running if choice.fresh]
+        for choice in fresh:
+            if choice.work.lease and choice.index == 0:
+                self._lease(choice.work)
+        read = sum(len(choice.work.token_ids) for choice in fresh)
         self._counts.step_rows, self._counts.step_prompt = len(self._running), read
-        self._counts.step_tokens = read + sum(choice.given > 0 for choice in self._running)
+        self._counts.step_tokens = read + len(self._running) - len(fresh)
         rows = len(self._running)
         outputs = [self._advance(choice, rows) for choice in self._running]
         self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish is None]
@@ -162,7 +203,8 @@ class FakeEngine(Engine):
         self._deliver(Outputs(outputs, self._stats()))
 
     def _advance(self, choice: _Choice, rows: int) -> Output:
-        work, first = choice.work, choice.given == 0
+        work, first = choice.work, choice.fresh
+        choice.fresh = False
         ids: list[int] = []
         finish: Finish | None = None
         stop_id: int | None = None
@@ -171,21 +213,20 @@ class FakeEngine(Engine):
             finish, vector = "stop", self._vector(work)
         elif work.max_tokens == 0:
             finish = "length"
-        elif choice.given < len(choice.reply):
-            token = choice.reply[choice.given]
-            choice.given += 1
+        elif choice.drawn < len(choice.reply):
+            token = choice.reply[choice.drawn]
+            choice.drawn += 1
             ids = [token]
-            if token in work.stop_ids and choice.given > work.min_tokens:
+            if token in work.stop_ids and choice.drawn > work.min_tokens:
                 finish, stop_id = "stop", token
-            elif choice.given >= work.max_tokens:
+            elif choice.drawn >= work.max_tokens:
                 finish = "length"
         else:
             finish = "stop"
-        finish = finish
         self._counts.generated_tokens += len(ids)
         if first:
             self._counts.prompt_tokens += len(work.token_ids)
-        scored = first and choice.index == 0 and work.prompt_logprobs >= 0
+        scored = first and choice.index == 0 and work.prompt_logprobs >= 0 and not any(work.given[:1])
         return Output(
             work.id,
             choice.index,
@@ -223,7 +264,11 @@ class FakeEngine(Engine):
     def _stats(self) -> Stats:
         self._counts.running = len(self._running)
         self._counts.waiting = len(self._waiting)
-        self._counts.blocks_used = sum(
-            -(-(len(c.work.token_ids) + c.given) // self._model.block_size) for c in self._running
+        self._counts.pinned = sum(map(len, self._leases.values()))
+        self._counts.reserved = sum(map(len, self._reservations.values()))
+        self._counts.blocks_used = (
+            self._counts.pinned
+            + self._counts.reserved
+            + sum(-(-(len(c.work.token_ids) + c.drawn) // self._model.block_size) for c in self._running)
         )
         return self._counts

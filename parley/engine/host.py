@@ -23,24 +23,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parley import wire
-from parley.types import (
+from parley.engine.messages import (
     Cancel,
     Changed,
+    Conclude,
     Fatal,
     FromEngine,
     LoadAdapter,
     Outputs,
     Progress,
     Ready,
+    Reserve,
+    Reserved,
     Reset,
-    Settings,
     Shutdown,
     Submit,
     ToEngine,
     UnloadAdapter,
     Wiped,
-    Work,
 )
+from parley.types import Settings, Work
 
 if TYPE_CHECKING:
     from parley.core.loop import Loop
@@ -135,6 +137,8 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
                 loop.add(message.work)
             elif isinstance(message, Cancel):
                 loop.cancel(message.id, message.index)
+            elif isinstance(message, Conclude):
+                loop.conclude(message.id, message.reason)
             elif isinstance(message, Reset):
                 send(Wiped(message.id, loop.reset(running=message.running)))
             elif isinstance(message, LoadAdapter):
@@ -142,6 +146,8 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
             elif isinstance(message, UnloadAdapter):
                 known = loop.shelf.remove(message.name)
                 send(Changed(message.id, "" if known else "There is no adapter of this name."))
+            elif isinstance(message, Reserve):
+                send(Reserved(message.id, error="The engine cannot take pages from others yet."))
             elif callable(message):
                 message()
             elif isinstance(message, Shutdown):

@@ -7,8 +7,15 @@ import queue
 import threading
 
 from parley.engine.host import Inbox
+from parley.engine.messages import (
+    Fatal,
+    FromEngine,
+    Ready,
+    Shutdown,
+    ToEngine,
+)
 from parley.engine.protocol import Engine
-from parley.types import Changed, Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine, Wiped
+from parley.types import Settings
 
 
 class LocalEngine(Engine):
@@ -53,13 +60,9 @@ class LocalEngine(Engine):
         if self.state == "closed":
             return
         match message:
-            case Outputs():
-                self._deliver(message)
-            case Wiped() | Changed():
-                self._answered(message)
-            case Progress():
-                self.progress = message
             case Ready(info):
                 self._serve(info)
             case Fatal(reason):
                 self._give_up(reason)
+            case _:
+                super()._receive(message)

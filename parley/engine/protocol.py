@@ -16,22 +16,27 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Literal
 
-from parley.types import (
+from parley.engine.messages import (
     Cancel,
     Changed,
+    Conclude,
+    Filled,
+    Free,
+    FromEngine,
+    Landed,
     LoadAdapter,
-    ModelInfo,
-    Output,
     Outputs,
     Progress,
+    Release,
+    Reserve,
+    Reserved,
     Reset,
-    Stats,
     Submit,
     ToEngine,
     UnloadAdapter,
     Wiped,
-    Work,
 )
+from parley.types import ModelInfo, Output, Stats, Work
 
 State = Literal["idle", "loading", "ready", "restarting", "failed", "closed"]
 
@@ -44,11 +49,16 @@ Take = Callable[[list[Output]], bool]
 
 
 class Stream:
-    """The outputs of one work, in order. Reading drains whatever has arrived since the last read."""
+    """The outputs of one work, in order. Reading drains whatever has arrived since the last read.
+
+    ``filled``, of a work with a lease, is called with the numbers of more whole pages as they are computed, before the
+    outputs of their step. It is to be set in the turn of the event loop that submits the work.
+    """
 
     def __init__(self, engine: Engine, work: Work):
         self.id = work.id
         self.open = set(range(work.n))  # choices whose last output has not been seen
+        self.filled: Callable[[list[int]], None] | None = None
         self._engine = engine
         self._pending: list[Output] = []
         self._waiter: asyncio.Future[bool] | None = None
@@ -93,6 +103,11 @@ class Stream:
         self._pending = [output for output in self._pending if output.index not in gone]
         self._engine.cancelled(self, -1 if not self.open else index)
         self._wake()
+
+    def conclude(self, reason: Literal["length", "cancel"]) -> None:
+        """Have a search give what it has found by now, as its last outputs."""
+        if self.open:
+            self._engine.concluded(self, reason)
 
     def _push(self, output: Output) -> None:
         """An output has come; ``_wake`` follows."""
@@ -172,8 +187,12 @@ class Engine(ABC):
         """A stream was cancelled (called by the stream itself)."""
         if index < 0:
             self._streams.pop(stream.id, None)
+        self._tell(Cancel(stream.id, index))
+
+    def concluded(self, stream: Stream, reason: Literal["length", "cancel"]) -> None:
+        """A stream was concluded (called by the stream itself)."""
         if self.state == "ready":
-            self._send(Cancel(stream.id, index))
+            self._send(Conclude(stream.id, reason))
 
     async def reset(self, *, running: bool = False) -> bool:
         """Forget all cached prefixes; ``running`` works are put back for it. Whether it was done.
@@ -190,6 +209,32 @@ class Engine(ABC):
     async def unload_adapter(self, name: str) -> str:
         """Know an adapter no longer: why it was not done, empty if it was."""
         return self._why(await self._ask(lambda id: UnloadAdapter(id, name)))
+
+    async def reserve(
+        self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
+    ) -> Reserved:
+        """Pages for the whole pages of these tokens that the prefix cache lacks, as ``messages.Reserve`` says.
+
+        Whatever comes of it, ``free`` must follow.
+        """
+        answer = await self._ask(lambda id: Reserve(id, key, token_ids, salt, adapter, digest))
+        return answer if isinstance(answer, Reserved) else Reserved(-1, error=self._why(answer))
+
+    def landed(self, key: str, count: int) -> None:
+        """The first ``count`` of the pages reserved under ``key`` have their content."""
+        self._tell(Landed(key, count))
+
+    def free(self, key: str) -> None:
+        """Give back what is reserved under ``key``, into which nobody writes any more."""
+        self._tell(Free(key))
+
+    def release(self, id: str) -> None:
+        """Nobody reads the pages of work ``id`` any more, which had a lease. It may run or have ended."""
+        self._tell(Release(id))
+
+    def _tell(self, message: ToEngine) -> None:
+        if self.state == "ready":  # else there is nothing that was held
+            self._send(message)
 
     def _why(self, answer: Any) -> str:
         return answer.error if isinstance(answer, Changed) else self.failure or "The engine is not ready."
@@ -236,6 +281,18 @@ class Engine(ABC):
             self._loaded.set_exception(EngineFailed("The engine was closed while it was loading."))
         self._fail_all(reason)
 
+    def _receive(self, message: FromEngine) -> None:
+        """A message has come. Those of the engine's life are its kind's affair."""
+        match message:
+            case Outputs():
+                self._deliver(message)
+            case Filled():
+                self._filled(message)
+            case Wiped() | Changed() | Reserved():
+                self._answered(message)
+            case Progress():
+                self.progress = message
+
     def _deliver(self, message: Outputs) -> None:
         self.stats = message.stats
         self.watch(message.stats)
@@ -256,7 +313,12 @@ class Engine(ABC):
         for stream in streams:
             stream._wake()
 
-    def _answered(self, message: Wiped | Changed) -> None:
+    def _filled(self, message: Filled) -> None:
+        stream = self._streams.get(message.id)
+        if stream is not None and stream.filled is not None:
+            stream.filled(message.pages)
+
+    def _answered(self, message: Wiped | Changed | Reserved) -> None:
         answer = self._questions.get(message.id)
         if answer is not None and not answer.done():
             answer.set_result(message)

@@ -18,8 +18,16 @@ import time
 import msgspec
 
 from parley import wire
+from parley.engine.messages import (
+    Fatal,
+    FromEngine,
+    Progress,
+    Ready,
+    Shutdown,
+    ToEngine,
+)
 from parley.engine.protocol import Engine, EngineFailed
-from parley.types import Changed, Fatal, FromEngine, Outputs, Progress, Ready, Settings, Shutdown, ToEngine, Wiped
+from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
 
@@ -121,18 +129,14 @@ class RemoteEngine(Engine):
         try:
             while (message := await wire.read(reader, decoder)) is not None:
                 match message:
-                    case Outputs():
-                        self._deliver(message)
-                    case Wiped() | Changed():
-                        self._answered(message)
-                    case Progress():
-                        self.progress = message
                     case Ready(info):
                         if self.state == "restarting":
                             log.warning("%s: The engine is ready again.", self.name)
                         self._serve(info)
                     case Fatal(reason):
                         fatal = reason
+                    case _:
+                        self._receive(message)
         except (OSError, wire.BrokenFrame, msgspec.DecodeError) as error:
             log.debug("engine stream: %s", error)
         return fatal

@@ -17,16 +17,12 @@ most likely token. It remains that exp(x) must not depend on where in a tensor x
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from parley import native
+from parley.native.torch_vocabulary import SCALE, portions, weigh
 
-SCALE = 2.0**40  # a vocabulary of up to 2^22 tokens sums without overflow
-NOTHING = -64.0  # what is below weighs nothing either; the exponential of -inf takes several times longer
 WIDTH = 256  # candidates looked at first
-CELLS = 1 << 18  # logits weighed at once: bounds memory, and stays in the cache
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -47,18 +43,6 @@ def uniform(seed: int, position: int) -> float:
     """
     state = mix((seed + GOLDEN) & MASK) + (position + 1) * GOLDEN
     return (mix(state & MASK) >> 11) * 2.0**-53
-
-
-def portions(logits: torch.Tensor) -> Iterator[slice]:
-    """The rows of logits [R, V] in portions of about CELLS numbers."""
-    count = max(1, CELLS // logits.shape[1])
-    for first in range(0, len(logits), count):
-        yield slice(first, first + count)
-
-
-def weigh(x: torch.Tensor) -> torch.Tensor:
-    """Integer weights of shifted logits x <= 0: float32 -> int64, at most 2^40."""
-    return x.clamp(min=NOTHING).exp_().mul_(SCALE).long()
 
 
 def draw(logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, u: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import llguidance
 import numpy as np
@@ -25,6 +25,7 @@ import torch
 from parley import native
 from parley.core.sequence import Sequence
 from parley.model.thought import Thought
+from parley.text.bounds import FOLLOWING
 from parley.text.tokenizer import Tokenizer
 from parley.types import Work
 
@@ -32,15 +33,6 @@ log = logging.getLogger("parley.engine")
 
 End = Literal["form", "mark"]
 
-# Of what llguidance counts, per token: its lexer does some 14,000 steps of fuel and its parser 20,000 items in a
-# millisecond, so a token of the worst grammar costs 10 ms. A lexer state takes 1 to 2 kB.
-LIMITS: dict[str, Any] = {
-    "max_items_in_row": 20_000,  # what may follow at one place: an object's properties, each of them some items
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
-    "verbose_errors": False,
-}
 KEPT = 64  # grammars kept to be copied: the choices of a request, and requests that follow one another, share one
 
 FEW = 1024  # bytes of a mask with any tokens, up to which these are listed
@@ -71,7 +63,7 @@ class Grammars:
             model = self._models.get(grammar)
         if model is None:
             # Others may go on meanwhile; at worst two read the same.
-            limits = llguidance.LLParserLimits(**LIMITS)
+            limits = llguidance.LLParserLimits(**FOLLOWING)
             model = llguidance.LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
             if model.is_error():
                 raise ValueError(model.get_error())

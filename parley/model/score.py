@@ -7,7 +7,7 @@ import math
 import torch
 
 from parley import native
-from parley.model.draw import SCALE, portions, weigh
+from parley.native.torch_vocabulary import SCALE
 from parley.types import Score
 
 LIKELY = 32  # the rank of a token is first looked for among so many
@@ -18,25 +18,16 @@ def score(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[Sc
     """Score token ``token_ids[i]`` under row i, with the ``count`` most likely tokens: float32 [N, V] -> N scores.
 
     Natural logarithm of the softmax of the logits as they are. Equal logits are listed by id. The normaliser is a sum
-    of integers (see ``draw``), so a score does not depend on what else is scored beside it.
+    of integers (``native.totals``), so a score does not depend on what else is scored beside it.
     """
-    scores: list[Score] = []
-    for rows in portions(logits):
-        scores += _score(logits[rows], token_ids[rows], count)
-    return scores
-
-
-def _score(logits: torch.Tensor, token_ids: list[int], count: int) -> list[Score]:
     best = native.top_k(logits, min(max(LIKELY, count + SPARE), logits.shape[1]))
-    peaks = best[0][:, :1]
-    totals = weigh(logits - peaks).sum(-1)
+    norms = _normalisers(logits, best[0][:, 0])
     chosen = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = _ranks(logits, chosen, best[0])
-    rows = zip(peaks[:, 0].tolist(), totals.tolist(), chosen[:, 0].tolist(), ranks, strict=True)
+    rows = zip(norms, chosen[:, 0].tolist(), ranks, strict=True)
     lists = zip(*_listed(logits, count, *best), strict=True) if count else [([], [])] * len(token_ids)
     scores = []
-    for (peak, total, logit, rank), (ids, values) in zip(rows, lists, strict=True):
-        norm = peak + math.log(total / SCALE)
+    for (norm, logit, rank), (ids, values) in zip(rows, lists, strict=True):
         scores.append(Score(logit - norm, rank, ids, [value - norm for value in values]))
     return scores
 
@@ -51,11 +42,12 @@ def _ranks(logits: torch.Tensor, chosen: torch.Tensor, best: torch.Tensor) -> li
 
 def normaliser(logits: torch.Tensor) -> list[float]:
     """The logarithm of the sum of exponentials of each row: float32 [N, V] -> N numbers."""
-    peaks = logits.amax(-1, keepdim=True)
-    totals: list[int] = []
-    for rows in portions(logits):
-        totals += weigh(logits[rows] - peaks[rows]).sum(-1).tolist()
-    return [peak + math.log(total / SCALE) for peak, total in zip(peaks[:, 0].tolist(), totals, strict=True)]
+    return _normalisers(logits, native.argmax(logits)[0])
+
+
+def _normalisers(logits: torch.Tensor, peaks: torch.Tensor) -> list[float]:
+    sums = native.totals(logits, peaks).tolist()
+    return [peak + math.log(total / SCALE) for peak, total in zip(peaks.tolist(), sums, strict=True)]
 
 
 def alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], count: int) -> list[Score]:

@@ -78,6 +78,7 @@ __all__ = [
     "stack",
     "strike",
     "top_k",
+    "totals",
     "widen",
     "write",
 ]
@@ -274,6 +275,10 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return _vocabulary(logits).top_k(logits, count)
+
+
+def totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+    return _vocabulary(logits).totals(logits, peaks)
 
 
 def strike(logits: torch.Tensor, bits: np.ndarray) -> None:

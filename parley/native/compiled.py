@@ -34,6 +34,7 @@ ARGUMENTS = {
     "write": [P, P, P, P, N, N, N, N, N, N],
     "argmax": [P, P, P, N, N, N],
     "top_k": [P, P, P, N, N, N, N],
+    "totals": [P, P, P, N, N, N],
     "strike": [P, P, N],
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
@@ -280,6 +281,13 @@ class Kernels:
         threads = torch.get_num_threads()
         self._c.top_k(logits.data_ptr(), values.data_ptr(), ids.data_ptr(), rows, vocab, count, threads)
         return values, ids
+
+    def totals(self, logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+        logits, peaks, (rows, vocab) = logits.contiguous(), peaks.contiguous(), logits.shape
+        sums = torch.empty(rows, dtype=torch.int64)
+        threads = torch.get_num_threads()
+        self._c.totals(logits.data_ptr(), peaks.data_ptr(), sums.data_ptr(), rows, vocab, threads)
+        return sums
 
     def strike(self, logits: torch.Tensor, bits: np.ndarray) -> None:
         assert logits.is_contiguous() and bits.flags.c_contiguous

@@ -1,11 +1,21 @@
-"""The largest logits of rows in torch operators: through the maxima of blocks, for a whole vocabulary is long."""
+"""The largest logits of rows, and what all of a row weigh, in torch operators.
+
+A whole vocabulary is long: the largest are found through the maxima of blocks, and rows are weighed in portions. A
+weight is floor(2^40 * exp(x)), with x the distance to the row's largest logit: sums of integers are exact in any order.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 BLOCK = 32  # the largest value of each block of this many tokens tells where to look for the best tokens
+
+SCALE = 2.0**40  # a vocabulary of up to 2^22 tokens sums without overflow
+NOTHING = -64.0  # what is below weighs nothing either; the exponential of -inf takes several times longer
+CELLS = 1 << 18  # logits weighed at once: bounds memory, and stays in the cache
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,6 +44,24 @@ def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
     values, index = inside.topk(count)
     ids = chosen.gather(1, index // BLOCK) * BLOCK + index % BLOCK
     return values, ids
+
+
+def totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+    """The sum of a row's weights: float32 [R, V] and the largest logits, finite numbers [R] -> int64 [R]."""
+    sums = [weigh(logits[rows] - peaks[rows, None]).sum(-1) for rows in portions(logits)]
+    return torch.cat(sums) if sums else torch.zeros(0, dtype=torch.int64, device=logits.device)
+
+
+def weigh(x: torch.Tensor) -> torch.Tensor:
+    """Integer weights of shifted logits x <= 0: float32 -> int64, at most 2^40."""
+    return x.clamp(min=NOTHING).exp_().mul_(SCALE).long()
+
+
+def portions(logits: torch.Tensor) -> Iterator[slice]:
+    """The rows of logits [R, V] in portions of about CELLS numbers."""
+    count = max(1, CELLS // logits.shape[1])
+    for first in range(0, len(logits), count):
+        yield slice(first, first + count)
 
 
 def strike(logits: torch.Tensor, bits: np.ndarray) -> None:

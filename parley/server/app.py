@@ -1,104 +1,54 @@
-"""The ASGI application: which API is mounted where, who may enter, and how errors leave.
+"""The ASGI application: who may enter, what answers, and how errors leave.
 
 Every request passes ``App.__call__``: limits of its head, origin, key, router. Whatever is raised on the way becomes
-the answer that the API's clients know. An API is added by a line in ``SURFACES``; where several have the same path, the
-body tells which is meant.
+the answer that the API's clients know. Which API is mounted where is in ``surfaces``; where several have the same path,
+the body tells which is meant.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from parley.dialects import databricks, mindie, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
 from parley.server.model import off_loop
-from parley.server.operations import HANDLERS, OPEN, OPERATIONS, PROBES
+from parley.server.operations import HANDLERS, PROBES
+from parley.server.port import crossed
 from parley.server.respond import ClientGone, Exchange
 from parley.server.service import Service
+from parley.server.surfaces import OPEN, OWN, Surface, changes, members, table, universal, wording
 
 log = logging.getLogger("parley.server")
 
-
-@dataclass(frozen=True)
-class Surface:
-    """An API below a path. All that have the empty prefix share the root, which speaks every API."""
-
-    prefix: str
-    dialect: Dialect
-
-
-SURFACES = (
-    Surface("", openai.DIALECT),
-    Surface("", vllm.DIALECT),
-    Surface("", tgi.DIALECT),
-    Surface("/openai", openai.DIALECT),
-    Surface("", triton.DIALECT),
-    Surface("/tgi", tgi.STRICT),
-    Surface("/tgi-0.9.4", tgi.OLD),
-    Surface("/triton", triton.STRICT),
-    Surface("", databricks.DIALECT),
-    Surface("/databricks", databricks.STRICT),
-    Surface("/vllm", vllm.STRICT),
-    Surface("/vllm-0.6.3", vllm.OLD),
-    Surface("", mindie.DIALECT),
-    Surface("/mindie", mindie.STRICT),
-    Surface("/mindie-old", mindie.OLD),
-)
-
-OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
-# APIs that may have a port; some are only ever there, for who reaches them may end the server.
-PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
-ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix} | PLANES
 EXCHANGE = "parley.exchange"
-
-
-def universal(strict: bool = False, tgi_compat: str = "3") -> tuple[Surface, ...]:
-    """What a server's own port answers: every surface.
-
-    ``strict``: those at the root in the manner of their prefix. ``tgi_compat``: TGI at the root in that version.
-    """
-    manner = dict(ALONE) if strict else {}
-    if tgi_compat != "3":
-        manner["tgi"] = ALONE[f"tgi-{tgi_compat}"]
-    surfaces = (
-        surface if surface.prefix else Surface("", manner.get(surface.dialect.name, surface.dialect))
-        for surface in SURFACES
-    )
-    return (OWN, *surfaces)
-
-
-def alone(*names: str, apis: Mapping[str, Dialect] = ALONE) -> tuple[Surface, ...]:
-    """What a port answers that APIs have for themselves: they at the root, and behind them the server's own paths."""
-    return (*(Surface("", apis[name]) for name in names), OWN)
 
 
 class Endpoint:
     """What answers one route."""
 
-    def __init__(self, service: Service, route: Route, dialect: Dialect):
+    def __init__(self, service: Service, route: Route, dialect: Dialect, keys: Keys):
         self.service = service
         self.route = route
         self.dialect = dialect
+        self.admins = keys if changes(route) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
+        if self.admins is not None:
+            self.admins.check_admin(exchange.headers)
         exchange.note.probe = self.route.kind in PROBES
         await HANDLERS[self.route.kind](self.service, self.route, exchange)
 
@@ -121,37 +71,11 @@ class Fork:
         await next(claiming, self.default)(scope, receive, send)
 
 
-def members(body: bytes) -> set[str]:
-    """The names of a body's members that are not null, looked at no deeper; none if it is no JSON object."""
-    try:
-        values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return set()
-    return {name for name, value in values.items() if bytes(value) != b"null"}
-
-
-def table(surfaces: Sequence[Surface]) -> dict[tuple[str, str], list[tuple[Route, Surface]]]:
-    """Every method and path with what answers there: the first that is listed, and others that claim bodies."""
-    places: dict[tuple[str, str], list[tuple[Route, Surface]]] = {}
-    for surface in surfaces:
-        for route in surface.dialect.routes:
-            for path in _paths(surface.prefix, route.path):
-                place = places.setdefault((route.method, path), [])
-                if not place or route.claims:
-                    place.append((route, surface))
-    return places
-
-
-def _paths(prefix: str, path: str) -> tuple[str, ...]:
-    """Below a prefix the root has no slash of its own: a base URL is written with and without one."""
-    return (prefix, prefix + path) if prefix and path == "/" else (prefix + path,)
-
-
-def endpoints(service: Service, surfaces: Sequence[Surface]) -> dict[tuple[str, str], Endpoint | Fork]:
+def endpoints(service: Service, surfaces: Sequence[Surface], keys: Keys) -> dict[tuple[str, str], Endpoint | Fork]:
     """Every route of these surfaces by method and path."""
     made: dict[tuple[str, str], Endpoint | Fork] = {}
     for place, answering in table(surfaces).items():
-        ends = [Endpoint(service, route, surface.dialect) for route, surface in answering]
+        ends = [Endpoint(service, route, surface.dialect, keys) for route, surface in answering]
         made[place] = ends[0] if len(ends) == 1 else Fork(ends)
     return made
 
@@ -163,8 +87,8 @@ class App:
         options = service.options
         self.service = service
         self.surfaces = [surface for surface in surfaces if surface is not OWN]
-        self.endpoints = endpoints(service, surfaces)
-        self._keys = Keys(options.api_keys)
+        self._keys = Keys(options.api_keys, options.admin_keys)
+        self.endpoints = endpoints(service, surfaces, self._keys)
         self._gate = Gate(host, options.hosts, options.cors, self._keys)
         self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
         self._open = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind in OPEN}
@@ -220,15 +144,10 @@ class App:
 
     def _dialect(self, path: str) -> Dialect:
         """The API that words what is wrong with a request before its route is found."""
-        if path in self._owners:
-            return self._owners[path]
-        roots = [(surface.prefix, surface.dialect) for surface in self.surfaces]
-        roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in self.surfaces]
-        fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
-        return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]
+        return self._owners[path] if path in self._owners else wording(self.surfaces, path)
 
     async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
-        if exchange.status:  # too late for an answer: a cut connection is at least no false end
+        if exchange.begun:  # too late for an answer: a cut connection is at least no false end
             exchange.abort()
             return
         try:
@@ -241,12 +160,7 @@ def build(service: Service, surfaces: Sequence[Surface] = (), host: str = "") ->
     """The application of one port, by default the server's own; with CORS around it if any origin is allowed."""
     options = service.options
     app = App(service, surfaces or universal(options.strict, options.tgi_compat), host or options.host)
-    origins = service.options.cors
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["X-Request-Id"]
-    )
+    return crossed(app, options.cors)
 
 
 async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:

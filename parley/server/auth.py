@@ -29,10 +29,17 @@ def is_loopback(host: str) -> bool:
 
 
 class Keys:
-    """The keys that let a client in. Without any, everybody is let in."""
+    """The keys that let a client in. Without any, everybody is let in.
 
-    def __init__(self, keys: Iterable[str]):
+    ``admins``: those with which alone the server is changed, and clients are let in as with others. Without any,
+    whoever is let in may do that.
+    """
+
+    def __init__(self, keys: Iterable[str], admins: Iterable[str] = ()):
         self._digests = [_digest(key.encode()) for key in keys]
+        self._admins = [_digest(key.encode()) for key in admins]
+        if self._digests:
+            self._digests += self._admins
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -56,6 +63,19 @@ class Keys:
         if not tenant:
             raise Unauthorized(f"Incorrect API key provided: {mask(key)}.")
         return str(tenant)
+
+    def check_admin(self, headers: dict[bytes, bytes]) -> None:
+        """Whether the server may be changed. Raises Unauthorized without a key, Forbidden with another one."""
+        if not self._admins:
+            return
+        key = presented(headers)
+        if not key:
+            raise Unauthorized("This needs an admin key. Send it in the header 'Authorization: Bearer KEY'.", code="")
+        digest, found = _digest(key), False
+        for candidate in self._admins:
+            found |= hmac.compare_digest(digest, candidate)
+        if not found:
+            raise Forbidden("This API key may not change the server; it needs one of --admin-key-file.")
 
 
 def presented(headers: dict[bytes, bytes]) -> bytes:

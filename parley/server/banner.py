@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 
 from parley import __version__
 from parley.dialects.dialect import Dialect
+from parley.engine.messages import Progress
 from parley.server.auth import is_loopback
 from parley.server.options import Offer, ServerOptions
-from parley.types import ModelInfo, Progress
+from parley.types import ModelInfo
 
 
 def say(text: str) -> None:

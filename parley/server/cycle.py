@@ -9,12 +9,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 CYCLE = "parley.cycle"  # scope: the request's cycle
+
+
+class Outlet(Protocol):
+    """Where an exchange writes: a connection's cycle, or what stands for one. As the methods of ``Cycle`` say."""
+
+    response_started: bool
+    whole: bool
+
+    @property
+    def blocked(self) -> bool: ...
+
+    def abort(self) -> None: ...
+
+    def watch(self, departed: Callable[[], None]) -> bool: ...
+
+    def unwatch(self, departed: Callable[[], None]) -> None: ...
+
+    async def send(self, message: Message) -> None: ...
+
+    def part(self, data: bytes, *, last: bool = False) -> None: ...
 
 
 class Cycle:

@@ -23,14 +23,6 @@ from parley.types import Chat, Text
 
 Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 
-# Paths of the server itself, the same whatever APIs it speaks.
-OPERATIONS = (
-    Route("GET", "/health", "health"),
-    Route("GET", "/health/live", "live"),
-    Route("GET", "/health/ready", "ready"),
-    Route("GET", "/metrics", "metrics"),
-)
-OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load"})
 
 
@@ -131,7 +123,7 @@ async def halt(service: Service, route: Route, exchange: Exchange) -> None:
     wish: Halt = route.read(await exchange.body(), head(model, exchange))
     generation = model.labelled(wish.label)
     if generation is not None:
-        generation.stop()
+        generation.halt(wish.label)
     await _tell(exchange, wish.done if generation is not None else wish.unknown)
 
 

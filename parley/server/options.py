@@ -61,6 +61,7 @@ class ServerOptions:
     tgi_compat: str = "3"  # the version of TGI on that port
     endpoints: str | None = None  # the file in which endpoints are kept; none: until the server ends
     api_keys: tuple[str, ...] = ()  # without keys every client is let in
+    admin_keys: tuple[str, ...] = ()  # with which alone the server is changed; without any, with every key
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may go on after SIGTERM
     notes: tuple[str, ...] = ()  # to be said in the log at the start

@@ -39,7 +39,7 @@ class Port:
 
     def __init__(self, service: Service):
         self._service = service
-        self._keys = Keys(service.options.api_keys)
+        self._keys = Keys(service.options.api_keys, service.options.admin_keys)
 
     async def start(self, places: Sequence[tuple[str, int]]) -> list[str]:
         """Listen at these hosts and ports; 0 takes a free one. Returns what clients write. Raises OSError."""

@@ -8,40 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from ssl import SSLContext
 from typing import TYPE_CHECKING, NamedTuple
 
-import uvicorn
 import uvloop
-from starlette.types import ASGIApp
 
 from parley import hub
+from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
 from parley.server import banner, logs
-from parley.server.app import ALONE, OWN, Surface, alone, build, universal
+from parley.server.app import build
 from parley.server.endpoints import BadFile
-from parley.server.limits import Protocol
 from parley.server.model import Model, share
 from parley.server.options import Listen, Offer, ServerOptions, Tls
+from parley.server.port import Server, http, keep_standard_streams, listen, settle
 from parley.server.service import Service
+from parley.server.surfaces import ALONE, OWN, Surface, alone, universal
 from parley.server.tls import BadTls, context
 from parley.text import BadTokenizer
-from parley.types import Progress
 
 if TYPE_CHECKING:
     from parley.server.rpc import Port
 
 log = logging.getLogger("parley.server")
 
-BACKLOG = 2048
 LAST_WORDS = 0.5  # seconds for the last events after a second signal
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILURES = (EngineFailed, BadTokenizer)
@@ -76,14 +73,6 @@ def run(offers: Sequence[Offer], options: ServerOptions) -> int:
         return runner.run(instance.live())
 
 
-def settle() -> None:
-    """Spare requests the search for garbage in what is there by now, and stays; and most of it in what they make
-    themselves, which goes without when they end."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
 class Place(NamedTuple):
     """Where the server is to listen, what answers there, and how it is encrypted."""
 
@@ -107,48 +96,6 @@ def places(options: ServerOptions) -> list[Place]:
         for first, *others in together.values()
     ]
     return made
-
-
-def keep_standard_streams() -> None:
-    """Open what was closed of descriptors 0 to 2: a socket would take the number, and a client would get the log."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts from now on; ``::`` stands for IPv4 as well. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
-
-
-def http(options: ServerOptions, app: ASGIApp, tls: SSLContext | None = None) -> uvicorn.Config:
-    """How uvicorn is to serve the application."""
-    return uvicorn.Config(
-        app,
-        interface="asgi3",
-        http=Protocol.bound(options),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=int(options.keep_alive),
-        timeout_graceful_shutdown=2,
-        ssl_context_factory=None if tls is None else lambda config, usual: tls,
-    )
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own idea of signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Instance:

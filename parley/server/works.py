@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 
 import msgspec
 
 from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, excerpt
 from parley.server import beams, vector
-from parley.server.chance import draw
 from parley.server.model import Model, off_loop
 from parley.text import Prepared
 from parley.text.grammar import WORKERS
@@ -52,7 +52,7 @@ def _work(
 ) -> Work:
     language, vocabulary = model.language, model.info.vocab_size
     sampling, stop, want, budget = request.sampling, request.stop, request.want, request.thinking_budget
-    seed = sampling.seed if sampling.seed is not None else int.from_bytes(draw()) >> 65
+    seed = sampling.seed if sampling.seed is not None else _drawn(f"{request.id} {number}")
     ranked = 0 if request.best_of is not None else None  # the engine's own log-probabilities are needed for that
     return Work(
         id=f"{request.id}-{number}",
@@ -75,6 +75,11 @@ def _work(
         beam=request.beam,
         adapter=request.adapter or "",
     )
+
+
+def _drawn(source: str) -> int:
+    """A seed of 63 bits: by chance, as ids are, but the same wherever the same request is computed."""
+    return int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) >> 1
 
 
 def _listed(wanted: int | None, vocabulary: int) -> int:

@@ -43,6 +43,11 @@ def callable_tools(chat: Chat) -> list[Tool]:
     return [tool for tool in chat.tools if not names or _name(tool) in names]
 
 
+def unbound(chat: Chat) -> bool:
+    """Whether an answer of which no form is asked may be any text, although there are tools."""
+    return chat.choice != "required" and not chat.allowed and not any(map(_strict, callable_tools(chat)))
+
+
 def readable(markup: Markup, chat: Chat) -> Markup:
     """How the answer is marked: without calls where there may be none, with the generic form where there must be."""
     if not callable_tools(chat):
@@ -76,7 +81,7 @@ def compose(
         return _around(f"start: {content}", form) if form is not None and markup.channels else form
     required = chat.choice == "required"
     free = form is None and not required
-    if free and not chat.allowed and not any(map(_strict, tools)):
+    if free and unbound(chat):
         return None
     tools = [_bound(tool, _name(tool) in loose or (free and not _strict(tool))) for tool in tools]
     parallel = chat.parallel and chat.only is None

@@ -48,7 +48,8 @@ class Choice:
         self._details = details or want.costs or want.logprobs is not None
         self._alternatives = want.logprobs or 0
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = reader(markup, prepared.thinking, prepared.tools) if markup else None
+        ids = markup.ids(f"{request.id} {index}")
+        self._regions = reader(markup, prepared.thinking, prepared.tools, ids) if markup else None
         self._single = prepared.single
         self._called = False  # the one call is complete: nothing more is said
         keep = tokenizer.special_within(markup.marks) if markup else ()

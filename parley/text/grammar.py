@@ -31,6 +31,7 @@ from parley.errors import Invalid
 from parley.types import Grammar
 
 from . import schema as schemas
+from .bounds import READING
 from .lark import Lark, quoted
 from .refused import Refused
 from .tags import TEXT, Writer
@@ -41,17 +42,6 @@ SIZE_GBNF = 32 << 10  # read by Python, which takes longer
 BUDGET = 0.5  # seconds of processor time
 STEP = 0.03  # of them for the first mask: a batch may have to wait so long for one
 KEPT = 16 << 20  # bytes of grammars, each with what it is known by
-
-# Far more than the schemas of real tools take. Fuel is spent at some 50,000 a millisecond.
-LIMITS: dict[str, Any] = {
-    "max_items_in_row": 20_000,
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
-    "max_grammar_size": 250_000,
-    "verbose_errors": False,
-}
 
 USUAL = r" |\n[ \t]{0,32}"  # between JSON's marks: enough to be read by people, and nothing to get lost in
 
@@ -98,11 +88,7 @@ class Compiler:
 
     def find(self, grammar: Grammar) -> str | None:
         """What was compiled before, None if it was not or is forgotten. Raises Invalid if it was refused."""
-        with self._lock:
-            key = _key(grammar)
-            made = self._made.get(key)
-            if made is not None:
-                self._made.move_to_end(key)
+        made = self.recall(_key(grammar))
         if isinstance(made, Refused):
             raise _wrong(grammar, made)
         return made
@@ -121,17 +107,28 @@ class Compiler:
             made = Refused(DEEP)
         except UnicodeEncodeError:
             made = Refused("it holds half of a surrogate pair")
-        with self._lock:
-            size = len(key) + len(str(made))
-            if key not in self._made:
-                self._made[key] = made
-                self._kept += size
-            while self._kept > KEPT:
-                _, old = self._made.popitem(last=False)
-                self._kept -= len(key) + len(str(old))
+        self.keep(key, made)
         if isinstance(made, Refused):
             raise _wrong(grammar, made)
         return made
+
+    def recall(self, key: bytes) -> str | Refused | None:
+        """What is kept under a digest."""
+        with self._lock:
+            made = self._made.get(key)
+            if made is not None:
+                self._made.move_to_end(key)
+            return made
+
+    def keep(self, key: bytes, made: str | Refused) -> None:
+        """Keep it until others need the room."""
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = made
+                self._kept += len(key) + len(str(made))
+            while self._kept > KEPT:
+                old, gone = self._made.popitem(last=False)
+                self._kept -= len(old) + len(str(gone))
 
     def get(self, grammar: Grammar) -> str:
         """What was compiled before, or is now."""
@@ -161,7 +158,7 @@ class Compiler:
         text = self._write(grammar)
         if len(text) > SIZE:
             raise Refused(f"it has {len(text)} characters, and at most {SIZE} are allowed")
-        limits = llguidance.LLParserLimits(**LIMITS)
+        limits = llguidance.LLParserLimits(**READING)
         matcher = llguidance.LLMatcher(self._letters(), text, log_level=0, limits=limits)
         if not matcher.is_error():
             began = time.thread_time()

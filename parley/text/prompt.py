@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -140,13 +141,20 @@ class Language:
         return self.template.render(msgspec.structs.replace(chat, options=options))
 
     def found(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
-        """What ``compile`` gives, if that takes no time; None if it does."""
+        """What ``compile`` gives, if that takes no time; None if it does.
+
+        To write the grammar of a hundred tools does, so it is known by what it is made of.
+        """
+        if isinstance(prompt, Chat) and prompt.tools:
+            if grammar is None and answer.unbound(prompt):
+                return ""
+            key = _key(prompt, grammar)
+            made = None if key is None else self.grammars.recall(key)
+            return made if isinstance(made, str) else None
         form = self._form(prompt, grammar)
         if form is None:
             return ""
         try:
-            if _forced(prompt) and grammar is not None and self.grammars.find(grammar) is None:
-                return None
             return self.grammars.find(form)
         except Invalid:  # there may be a way around it
             return None
@@ -156,6 +164,12 @@ class Language:
 
         Takes up to seconds: for ``grammar.WORKERS``. Raises Invalid.
         """
+        made = self._compile(prompt, grammar)
+        if isinstance(prompt, Chat) and prompt.tools and (key := _key(prompt, grammar)) is not None:
+            self.grammars.keep(key, made)
+        return made
+
+    def _compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
         form = self._form(prompt, grammar)
         if form is None:
             return ""
@@ -255,6 +269,15 @@ class Language:
 def _forced(prompt: Prompt) -> bool:
     """Whether the answer has to be calls, whatever form is asked for."""
     return isinstance(prompt, Chat) and prompt.choice == "required"
+
+
+def _key(chat: Chat, grammar: Grammar | None) -> bytes | None:
+    """A digest of all that the grammar of an answer which may call is made of; None where that cannot be written."""
+    try:
+        made = msgspec.json.encode([chat.tools, chat.choice, chat.only, chat.allowed, chat.parallel, grammar])
+    except (RecursionError, UnicodeEncodeError, TypeError):
+        return None
+    return sha256(b"answer" + made).digest()
 
 
 def _turn(prompt: Text) -> Chat:

@@ -186,10 +186,6 @@ class Tokenizer:
         """The token as the vocabulary writes it (``Ġthe``, ``▁the``), None for an id that no token has."""
         return self.backend.id_to_token(id) if 0 <= id < self.vocab_size else None
 
-    def token_id(self, token: str) -> int | None:
-        """Id of a token as the vocabulary writes it."""
-        return self.backend.token_to_id(token)
-
     def is_special(self, id: int) -> bool:
         """Whether the token is a mark of the model rather than text."""
         return id in self.special_ids

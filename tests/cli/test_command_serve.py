@@ -36,11 +36,14 @@ def test_every_option_of_the_server_arrives(tmp_path):
     keys.write_text("# ours\n  second  \n\nthird\n")
     flags = "--host ::1 --port 1 --name a --name b,c --api-key first --max-queue 2 --drain 1m --body-limit 1MiB"
     more = "--cors-origin * --allow-host h --ping 10s --tokenizer-info --in-process --quiet --log-format json"
-    made = options(*flags.split(), *more.split(), "--api-key-file", str(keys))
+    (tmp_path / "chiefs").write_text("chief\n")
+    more += f" --api-key-file {keys} --admin-key-file {tmp_path / 'chiefs'}"
+    made = options(*flags.split(), *more.split())
     assert made == ServerOptions(
         host="::1",
         port=1,
         api_keys=("first", "second", "third"),
+        admin_keys=("chief",),
         max_queue=2,
         drain=60.0,
         body_limit=1 << 20,

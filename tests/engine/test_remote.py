@@ -13,9 +13,10 @@ import pytest
 from models import write_model
 
 from parley.engine import remote
+from parley.engine.messages import Outputs
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
-from parley.types import Output, Outputs, Sampling, Settings, Work
+from parley.types import Output, Sampling, Settings, Work
 
 GREEDY = Sampling(temperature=0.0)
 

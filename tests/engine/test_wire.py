@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley import wire
-from parley.types import Cancel, FromEngine, Output, Outputs, Sampling, Score, Stats, Submit, ToEngine, Work
+from parley.engine.messages import Cancel, FromEngine, Outputs, Submit, ToEngine
+from parley.types import Output, Sampling, Score, Stats, Work
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 floats = st.floats(allow_nan=False, allow_infinity=False)

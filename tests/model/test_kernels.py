@@ -168,6 +168,29 @@ def test_what_is_not_a_number_is_the_largest_logit(vocab):
     assert {3, vocab - 1} <= set(ids[1].tolist()) and ids[2, 0] == 4
 
 
+@pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099, 70_001])
+@pytest.mark.parametrize("kind", ["noise", "flat", "steep", "holes"])
+def test_what_a_row_weighs(vocab, kind):
+    logits = noise(9, vocab, dtype=torch.float32) * {"steep": 1000.0, "flat": 0.0}.get(kind, 4.0) - 3.0
+    if kind == "holes":
+        logits[:, 1::2] = float("-inf")
+    peaks = logits.amax(-1)
+    sums = native.totals(logits, peaks)
+    exact = (logits.double() - peaks.double()[:, None]).exp().sum(-1) * 2.0**40
+    assert ((sums - exact).abs() <= exact * 1e-6 + vocab).all()  # at most a whole one less for each number
+    if kind == "flat":
+        assert (sums == vocab << 40).all()
+    alone = [native.totals(logits[[row]], peaks[[row]]) for row in range(9)]
+    assert torch.equal(torch.cat(alone), sums)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(native.totals(logits, peaks), sums)
+    finally:
+        torch.set_num_threads(before)
+    assert len(native.totals(logits[:0], peaks[:0])) == 0
+
+
 @pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099])
 def test_what_is_struck_out_cannot_come(vocab):
     logits = noise(3, vocab, dtype=torch.float32)

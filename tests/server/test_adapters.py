@@ -10,10 +10,10 @@ from served import Served
 
 from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
-from parley.server.app import alone
 from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.service import Service
+from parley.server.surfaces import alone
 from parley.types import Settings, Work
 
 BASE, ADAPTED = 300, 301  # the token that is said all the time, without an adapter and with one

@@ -21,7 +21,7 @@ from test_examples import members
 from parley import hub
 from parley.dialects import mindie
 from parley.dialects.mindie.rules import Rules
-from parley.server.app import OWN, Surface
+from parley.server.surfaces import OWN, Surface
 
 STRICT, OLD = Rules("strict", vllm=False), Rules("strict-old", vllm=False)
 LAST = '"best_of": 1, "n": 1, "logprobs": false, "top_logprobs":null }'

@@ -13,7 +13,7 @@ from parley.dialects import mindie
 from parley.dialects.dialect import Card, Facts, Head, Vitals
 from parley.dialects.mindie import upkeep
 from parley.dialects.mindie.rules import Rules
-from parley.server.app import ALONE, alone, table, universal
+from parley.server.surfaces import ALONE, alone, table, universal
 from parley.types import ModelInfo, Stats
 
 PLANES = alone("mindie-management", "mindie-metrics", "mindie")

@@ -10,7 +10,7 @@ from served import Answer, Served
 
 from parley.dialects.mindie import service
 from parley.dialects.mindie.rules import Rules
-from parley.server.app import ALONE, Surface
+from parley.server.surfaces import ALONE, Surface
 
 INPUTS = "My name is Olivier and I"
 LONG = {"text_input": "a b", "parameters": {"max_new_tokens": 3000}}

@@ -8,7 +8,8 @@ from served import HELLO, Served, concrete
 
 from parley import __version__
 from parley.engine.protocol import EngineFailed
-from parley.server.app import App, universal
+from parley.server.app import App
+from parley.server.surfaces import alone, universal
 
 KEY = "sk-right-key-0123456789"
 
@@ -94,6 +95,43 @@ async def test_a_refused_key_does_not_make_the_server_read_the_body(serve):
     await connection.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n")
     assert (await connection.head())[0] == 401
     connection.close()
+
+
+CHANGES = [
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/api/2.0/serving-endpoints"),
+    ("DELETE", "/api/2.0/serving-endpoints/e"),
+]
+
+
+@pytest.mark.parametrize("place", CHANGES, ids=str)
+async def test_only_admins_change_the_server(serve, place):
+    served = await serve(api_keys=(KEY,), admin_keys=("chief", "deputy"), lora_root="/")
+    assert (await served.call(*place)).status == 401
+    refused = await served.call(*place, {}, {"x-api-key": KEY})
+    assert refused.status == 403 and b"--admin-key-file" in refused.body
+    for key in ("chief", "deputy"):
+        assert (await served.call(*place, {}, {"x-api-key": key})).status not in (401, 403)
+        assert (await served.get("/v1/models", **{"x-api-key": key})).status == 200
+
+
+async def test_with_admin_keys_alone_others_need_none(serve):
+    served = await serve(admin_keys=("chief",))
+    assert (await served.post("/v1/chat/completions", HELLO)).status == 200
+    assert (await served.get("/api/2.0/serving-endpoints")).status == 200
+    assert (await served.post("/reset_prefix_cache")).status == 401
+    assert (await served.post("/reset_prefix_cache", **{"x-api-key": KEY})).status == 403
+    assert (await served.post("/reset_prefix_cache", **{"x-api-key": "chief"})).status == 200
+
+
+async def test_orders_and_the_end_are_for_admins(serve):
+    served = await serve(api_keys=(KEY,), admin_keys=("chief",), surfaces=alone("mindie-management"))
+    for method, path in (("POST", "/v1/engine-server/fault-handling-command"), ("GET", "/stopService")):
+        answer = await served.call(method, path, None, {"x-api-key": KEY})
+        assert answer.status == 403 and "--admin-key-file" in answer.json["error"], path
+    assert (await served.get("/health", **{"x-api-key": KEY})).status == 200 and not served.service.draining
 
 
 async def test_a_missing_key_is_told_from_a_wrong_one(serve):

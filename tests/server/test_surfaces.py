@@ -1,6 +1,6 @@
 """What answers where: the shared port, the prefixes, and the manner in which each API is there."""
 
-from parley.server.app import ALONE, OWN, SURFACES, alone, table, universal
+from parley.server.surfaces import ALONE, OWN, SURFACES, alone, table, universal
 
 
 def answering(surfaces, method, path):

@@ -45,7 +45,7 @@ def allows(language: Language):
 
     def allowed(chat: Chat, text: str, form: Grammar | None = None, language: Language = language) -> bool:
         grammar = language.compile(chat, form)
-        assert language.found(chat, form) in (grammar, None)
+        assert language.found(chat, form) == grammar
         if not grammar:
             return True
         matcher = LLMatcher(vocabulary, grammar)
@@ -113,6 +113,27 @@ def test_a_form_that_has_no_say_is_checked_all_the_same(language):
         with pytest.raises(Invalid, match="unclosed") as caught:
             language.compile(forced, wrong)
         assert caught.value.field == wrong.field
+
+
+def test_what_is_known_is_known_by_all_that_makes_a_difference(language):
+    """Every part of a request that the grammar depends on, one at a time."""
+    form = Grammar("regex", "[a-z]+", field="one")
+    tools = tool("f"), tool("g")
+    alike = [
+        (ask(*tools, choice="required"), None),
+        (ask(*tools, choice="required", only="f"), None),
+        (ask(*tools, choice="required", allowed=["f"]), None),
+        (ask(*tools, choice="required", parallel=False), None),
+        (ask(*tools[:1], choice="required"), None),
+        (ask(tool("f", strict=True), tools[1]), None),
+        (ask(*tools), form),
+        (ask(*tools), Grammar("regex", "[a-z]+", field="another")),
+        (ask(*tools), None),
+    ]
+    fresh = Language(language.tokenizer, language.template)
+    assert [fresh.found(*each) for each in alike] == [None] * 8 + [""]  # any text: nothing to prepare
+    made = [fresh.compile(*each) for each in alike]
+    assert [fresh.found(*each) for each in alike] == made and len(set(made)) == 7
 
 
 def test_calls_and_a_form_that_begin_alike(allows, language):

@@ -120,7 +120,7 @@ def test_any_division_into_outputs_gives_the_same_answer(
 ) -> None:
     tokenizer = KINDS[kind]()
     ids = encode(text, tokenizer)
-    eos = tokenizer.token_id("</s>")
+    eos = tokenizer.backend.token_to_id("</s>")
     assert eos is not None
     ids = [*ids, eos] if ended else [*ids, *encode("x", tokenizer)]
     options: dict[str, Any] = {
@@ -145,7 +145,7 @@ def test_any_division_into_outputs_gives_the_same_answer(
 
 def test_parts_and_calls() -> None:
     text = '<think>\nhm\n</think>\n\nOk.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    eos = byte_level().token_id("</s>")
+    eos = byte_level().backend.token_to_id("</s>")
     result = answer([*encode(text), eos or 0], finish="stop", stop_id=eos)
     assert result.text == {"content": "Ok.", "reasoning": "hm", "tool": ""}
     assert result.calls == [["f", '{"a": 1}']]

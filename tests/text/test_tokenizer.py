@@ -81,7 +81,7 @@ def test_marks_around_a_text_are_those_of_the_file(flags: dict[str, bool], tmp_p
 )
 def test_end_tokens(files: dict[str, Any], expected: set[int | str], tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, byte_level(), **files))
-    assert tokenizer.eos_ids == {tokenizer.token_id(id) if isinstance(id, str) else id for id in expected}
+    assert tokenizer.eos_ids == {tokenizer.backend.token_to_id(id) if isinstance(id, str) else id for id in expected}
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
@@ -126,14 +126,13 @@ def test_single_tokens() -> None:
     euro = tokenizer.encode("€", special=False)
     assert b"".join(map(tokenizer.token_bytes, euro)) == "€".encode()
     assert all(tokenizer.whole_text(id) is None for id in euro if len(tokenizer.token_bytes(id)) == 1)
-    end = tokenizer.token_id("<|im_end|>")
+    end = tokenizer.backend.token_to_id("<|im_end|>")
     assert end is not None
     assert tokenizer.whole_text(end) == "<|im_end|>" and tokenizer.is_special(end)
-    think = tokenizer.token_id("<think>")
+    think = tokenizer.backend.token_to_id("<think>")
     assert think is not None and not tokenizer.is_special(think)
     for missing in (-1, tokenizer.vocab_size, 2**40):
         assert tokenizer.token_str(missing) is None and tokenizer.token_bytes(missing) == b""
-    assert tokenizer.token_id("no such token") is None
     assert byte_fallback().token_bytes(byte_fallback().encode("Paris", special=False)[0]).startswith(b" ")
     pieces = [word_piece().whole_text(id) for id in word_piece().encode("unbelievable", special=False)]
     assert "".join(pieces) == " unbelievable"

@@ -1,5 +1,5 @@
 // The largest logits of rows, and where they are: one pass over the vocabulary, then a look at the few places in question.
-// And striking out those that may not come.
+// Also the sums that make probabilities of them, and striking out those that may not come.
 //
 // What is not a number counts as the largest, as torch has it. A row is searched by one thread, by itself.
 #include <algorithm>
@@ -33,6 +33,42 @@ template <long COUNT> float peak(const float* x, Vec& strange) {
       strange += larger(fill(-FLT_MAX), v) * 0.f;  // what cannot come is -inf, which is in order
     }
   return largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
+}
+
+constexpr float NOTHING = -28;        // what is below weighs nothing: e^-28 is less than 2^-40
+constexpr long PORTION = 64 * LANES;  // numbers whose weights are summed in 32 bits
+constexpr long PART = 16 * PORTION;   // of a row: what a thread sums at a time
+
+// Weights floor(2^40 e^(x - peak)) of numbers that are not above `peak`, added up as high * 2^24 + low.
+struct Weights {
+  Ints high = {}, low = {};
+
+  void add(Vec x, float peak) {
+    x -= peak;
+    Vec weight = exp(x < NOTHING ? fill(NOTHING) : x) * 65536.f;
+    Ints whole = __builtin_convertvector(weight, Ints);
+    weight = (weight - __builtin_convertvector(whole, Vec)) * 16777216.f;  // the fraction has no more bits than these
+    high += whole, low += __builtin_convertvector(weight, Ints);
+  }
+
+  int64_t total() const {
+    int64_t total = 0;
+    for (int j = 0; j < LANES; j++) total += (int64_t)high[j] * (1 << 24) + low[j];
+    return total;
+  }
+};
+
+// The sum over at most PORTION numbers.
+int64_t weigh(const float* x, long count, float peak) {
+  Weights weights;
+  long i = 0;
+  for (; i + LANES <= count; i += LANES) weights.add(read<Vec>(x + i), peak);
+  if (i < count) {
+    float rest[LANES];
+    for (long j = 0; j < LANES; j++) rest[j] = i + j < count ? x[i + j] : -INFINITY;
+    weights.add(read<Vec>(rest), peak);
+  }
+  return weights.total();
 }
 
 // The largest of every COUNT numbers of a row, what is not a number as if it were infinite.
@@ -103,6 +139,23 @@ void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, in
         ids[m * count + i] = found[i].second;
         values[m * count + i] = row[found[i].second];
       }
+    }
+  });
+}
+
+// totals [M]: the weights of each row of x [M, N] summed, floor(2^40 e^(x - peak)) each: peaks [M] are finite, and the
+// largest numbers of their rows. Sums of integers are the same in any order, so threads may share a row.
+void totals(const float* x, const float* peaks, int64_t* totals, int64_t M, int64_t N, int64_t threads) {
+  long parts = (N + PART - 1) / PART;
+  std::fill(totals, totals + M, 0);
+  together(M * N < SMALL ? 1 : threads, [=] {
+#pragma omp for
+    for (long task = 0; task < M * parts; task++) {
+      long m = task / parts, first = task % parts * PART, end = std::min(N, first + PART);
+      int64_t total = 0;
+      for (long i = first; i < end; i += PORTION) total += weigh(x + m * N + i, std::min(PORTION, end - i), peaks[m]);
+#pragma omp atomic
+      totals[m] += total;
     }
   });
 }

@@ -1,0 +1,239 @@
+"""Choosing instances for requests: who waits, in which order they are served, who is refused, and what each holds.
+
+What a request holds of its instances is released exactly once, P's part at its first token and all of it at its end,
+whatever happens in between. Who is chosen is a policy's affair; HTTP is its caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+from parley.cluster.load import Charge
+from parley.cluster.pace import ewma
+from parley.cluster.policy import Pair, Wanted, demand, policy
+from parley.cluster.table import Instance, News, Table
+from parley.cluster.tally import Tally
+
+NOT_READY = "MindIE-MS Coordinator is not ready"
+TOO_MANY = "Too many requests"
+NOBODY = "Scheduler proc req failed"
+LATE = "Request schedule timeout"
+
+
+class Refused(Exception):
+    """A request is not taken: an HTTP status, its documented text, and when to come back, in seconds, if that helps."""
+
+    def __init__(self, status: int, text: str, retry_after: float | None = None):
+        super().__init__(text)
+        self.status, self.text = status, text
+        self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
+
+
+class Chosen:
+    """The instances of one attempt at a request. It is told of ``first``, ``token`` and ``end`` as they happen; each
+    may be called at any time and any number of times. As a context it ends by itself."""
+
+    __slots__ = ("_began", "_cached", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
+                 "ok", "p", "separate", "tokens")  # fmt: skip
+
+    def __init__(self, choice: Choice, pair: Pair, wanted: Wanted):
+        now = choice.table.clock()
+        self.p, self.d = pair.p, pair.d
+        self.separate = pair.p is not pair.d
+        self.length = wanted.length
+        self.tokens = 0
+        self.ok: bool | None = None  # None until it has ended
+        choice.open += 1
+        choice.tally.chosen(self.separate)
+        self._choice = choice
+        self._cached = self.p.cached(wanted.marks, now)
+        asked = demand(wanted, self.p, self._cached)
+        self._fresh = self.p.prefill.tokens + asked.tokens  # tokens to be computed until its first
+        other = demand(wanted, self.d, self.d.cached(wanted.marks, now))
+        self._charges: list[Charge] = [self.p.prefill.charge(asked, self.separate), self.d.decode.charge(other)]
+        self._began, self._first, self._second, self._last = now, 0.0, 0.0, 0.0
+        for each in {self.p.id: self.p, self.d.id: self.d}.values():
+            each.note(wanted.marks, now)
+
+    def __enter__(self) -> Chosen:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self.end(kind is None)
+
+    def first(self) -> None:
+        """P has answered with its first token."""
+        if self._first or self.ok is not None:
+            return
+        now = self._choice.table.clock()
+        self._first = self._last = now
+        self.tokens += 1
+        self._charges[0].release()
+        self.p.prefill.pace.observe(self._fresh, now - self._began)
+        self._choice.tally.first(now - self._began)
+        self._choice.wake()
+
+    def token(self, count: int = 1) -> None:
+        """More tokens have come."""
+        if not self._first:
+            self.first()
+        now = self._last = self._choice.table.clock()
+        self.tokens += count
+        if not self._second and self.separate:
+            side = self.d.decode
+            gap = now - self._first
+            side.pace.observe(self._charges[1].demand.tokens, max(0.0, gap - side.cadence))
+            self._choice.tally.moved(gap)
+        self._second = self._second or now
+
+    def end(self, ok: bool = True) -> None:
+        """It is over, well or not."""
+        if self.ok is not None:
+            return
+        self.ok = ok
+        self._choice.open -= 1
+        for charge in self._charges:
+            charge.release()
+        each = None
+        if self.tokens > 2 and self._last > self._second:
+            each = (self._last - self._second) / (self.tokens - 2)
+            self.d.decode.cadence = ewma(self.d.decode.cadence, each)
+        first = self._first - self._began if self._first else None
+        self._choice.tally.end(ok, first, each, self.length, self.tokens)
+        self._choice.wake()
+
+
+class _Waiting:
+    """A request that nobody has room for, in the order of its coming."""
+
+    __slots__ = ("future", "number", "wanted")
+
+    def __init__(self, number: int, wanted: Wanted, future: asyncio.Future[Chosen]):
+        self.number, self.wanted, self.future = number, wanted, future
+
+
+ORDER: dict[int, Callable[[_Waiting], tuple[int, int]]] = {
+    1: lambda each: (0, each.number),
+    2: lambda each: (each.wanted.length, each.number),
+    3: lambda each: (-each.wanted.length, each.number),
+}
+
+
+class Choice:
+    """Chooses for one cluster."""
+
+    def __init__(self, table: Table, tally: Tally | None = None):
+        self.table = table
+        self.options = table.options
+        self.tally = tally or Tally(self.options.slo_ttft, self.options.slo_tpot)
+        self._policy = policy(self.options)
+        self._queue: list[_Waiting] = []
+        self.open = 0  # requests that were given to instances and have not ended
+        self._number = 0
+        self._woken = False
+        table.watchers.append(self._changed)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    async def choose(self, wanted: Wanted) -> Chosen:
+        """Instances for a request, as soon as there is room. Raises Refused.
+
+        Who is cancelled while waiting holds nothing. One that was chosen is to be told of its end.
+        """
+        self.tally.asked(wanted.attempt)
+        if not wanted.attempt and not self.possible():
+            raise self._refused(503, NOT_READY)
+        chosen = None if self._queue else self._try(wanted)
+        if chosen is not None:
+            return chosen
+        if len(self._queue) >= self.options.max_schedule_count:
+            raise self._refused(429, TOO_MANY, 1.0)
+        return await self._wait(wanted)
+
+    async def _wait(self, wanted: Wanted) -> Chosen:
+        self._number += 1
+        loop = asyncio.get_running_loop()
+        each = _Waiting(self._number, wanted, loop.create_future())
+        self._queue.append(each)
+        self._queue.sort(key=ORDER[self.options.reordering_type])
+        self.wake()
+        patience = self.options.recovery_timeout if wanted.attempt else self.options.schedule_timeout
+        late = wanted.deadline is not None and wanted.deadline < patience
+        try:
+            async with asyncio.timeout(wanted.deadline if late else patience):
+                try:
+                    return await each.future
+                except asyncio.CancelledError:
+                    if each.future.done() and not each.future.cancelled() and each.future.exception() is None:
+                        each.future.result().end(False)
+                    raise
+        except TimeoutError:
+            raise (self._refused(429, TOO_MANY, 1.0) if late else self._refused(408, LATE)) from None
+        finally:
+            if each in self._queue:
+                self._queue.remove(each)
+
+    def possible(self) -> bool:
+        """Can requests be served at all?"""
+        return self.table.ready() or (self.options.fallback and any(each.extended for each in self.table.usable()))
+
+    def _try(self, wanted: Wanted) -> Chosen | None:
+        """Raises Refused; None if there is no room now."""
+        usable = self._able(wanted)
+        pair = self._policy.pick(wanted, usable, self.table.clock())
+        if pair is None and wanted.avoid:  # who failed it once is better than nobody
+            pair = self._policy.pick(wanted, self._able(wanted, avoid=False), self.table.clock())
+        if pair is None:
+            if self.possible() and not usable:
+                raise self._refused(500, NOBODY)
+            return None
+        deadlines = [each for each in (wanted.deadline, self.options.slo_ttft) if each is not None]
+        if deadlines and pair.first is not None:
+            least = min(deadlines)
+            own = pair.first - pair.wait
+            if pair.wait > (least - own if own <= least else least):
+                raise self._refused(429, TOO_MANY, pair.first - least)
+        return Chosen(self, pair, wanted)
+
+    def _able(self, wanted: Wanted, avoid: bool = True) -> list[Instance]:
+        """Usable instances that have the model. Where nobody has it, any of them may say so to the client."""
+        usable = self.table.usable()
+        if wanted.model and any(wanted.model in each.models for each in self.table):
+            usable = [each for each in usable if wanted.model in each.models]
+        return [each for each in usable if each.id not in wanted.avoid] if avoid else usable
+
+    def _refused(self, status: int, text: str, after: float | None = None) -> Refused:
+        self.tally.refused(status)
+        return Refused(status, text, after)
+
+    def _changed(self, instance: Instance, news: News) -> None:
+        self.wake()
+
+    def wake(self) -> None:
+        """Something has become free, or somebody is there again: see who can go on, once in this round of the loop."""
+        if self._queue and not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._serve)
+
+    def _serve(self) -> None:
+        self._woken = False
+        full: set[str] = set()  # models for which the first that waits finds no room: nobody overtakes it
+        for each in tuple(self._queue):
+            if each.future.done() or each.wanted.model in full:
+                continue
+            try:
+                chosen = self._try(each.wanted)
+            except Refused as refused:
+                each.future.set_exception(refused)
+                self._queue.remove(each)
+                continue
+            if chosen is None:
+                full.add(each.wanted.model)
+            else:
+                each.future.set_result(chosen)
+                self._queue.remove(each)

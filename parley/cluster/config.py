@@ -1,0 +1,260 @@
+"""The coordinator's file: its keys, their ranges and defaults, and how one is read.
+
+A key is one line of a class below; reading, errors and documentation are made from it. Knows no instance and opens no
+port.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from parley.kinds import Kind, choice, duration, integer, number, pattern, size, switch, text
+from parley.options import ConfigError, nearest
+
+ROLES = ("mixed", "prefill", "decode", "flex")
+URL = pattern(r"https?://(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#\[\]@]+)(:\d{1,5})?/?", "URL", "of the form http://HOST:PORT")
+PORT = integer(0, 65_535)
+SECONDS = number(0.001, 86_400)
+T = TypeVar("T")
+
+
+def entry(kind: Kind, default: Any, help: str, *, many: bool = False) -> Any:
+    """One key of the file. ``many``: its value is a list of what ``kind`` reads, or text with commas in between."""
+    return field(default=default, metadata={"kind": kind, "help": help, "many": many})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """``[[instances]]``: an instance that is there from the beginning."""
+
+    url: str = entry(URL, "", "Where it serves.")
+    role: str = entry(choice(*ROLES), "mixed", "What it does, until it says otherwise itself.")
+    id: int | None = entry(integer(0, 2**63 - 1), None, "Its number; without one, its place in the list from 1 on.")
+    management: str | None = entry(URL, None, "Where it answers /v1/status and takes roles; at its url if not said.")
+    peer: str | None = entry(text("IP;PORT"), None, "Where it takes hand-overs; if not said, what it tells of itself.")
+    group: int = entry(integer(0), 0, "P and D are only put together within a group.")
+    slots: int | None = entry(integer(1, 5000), None, "Requests that it computes at a time, if it does not tell.")
+    blocks: int | None = entry(integer(1), None, "Blocks of its KV cache, if it does not tell.")
+    p_percentage: int = entry(integer(0, 100), 50, "Of a flex instance: the share of prefill.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """``[tls]``: encryption towards clients (certificate, key) and towards instances (ca, and the same as client)."""
+
+    certificate: str | None = entry(text("FILE"), None, "Certificate in PEM format; with it the ports are encrypted.")
+    key: str | None = entry(text("FILE"), None, "Its key.")
+    password: str | None = entry(text("FILE"), None, "File with the key's password.")
+    ca: str | None = entry(text("FILE"), None, "Authority that instances' certificates must be of.")
+    clients: str | None = entry(
+        text("FILE"), None, "Authority that clients' certificates must be of, if they need one."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """All that a coordinator is told at its start. Times in seconds, ``body_limit`` in bytes."""
+
+    # ports
+    host: str = entry(text("ADDRESS"), "127.0.0.1", "Address of all ports that have none of their own.")
+    predict_port: int = entry(PORT, 1025, "For inference; 0: any free one.")
+    management_host: str | None = entry(text("ADDRESS"), None, "Address of the management port.")
+    management_port: int | None = entry(PORT, 1026, "For instances, tasks and alarms.")
+    metrics_host: str | None = entry(text("ADDRESS"), None, "Address of the metrics port.")
+    metrics_port: int | None = entry(PORT, 1028, "For sums over all instances, in Prometheus' format.")
+    status_host: str | None = entry(text("ADDRESS"), None, "Address of the status port.")
+    status_port: int | None = entry(PORT, 1029, "For probes and the live page.")
+    # limits
+    max_requests: int = entry(integer(1, 90_000), 10_000, "Open requests, and connections of clients.")
+    single_node_max_requests: int = entry(integer(1, 90_000), 1000, "Open requests of one instance.")
+    body_limit: int = entry(size(1 << 10), 32 << 20, "Largest body; in MindIE a whole number of MB from 1 to 20.")
+    http_timeout_seconds: float = entry(SECONDS, 600.0, "For a client's request to arrive, and between two writes.")
+    keep_alive_seconds: float = entry(SECONDS, 180.0, "How long an idle connection is kept.")
+    max_retry: int = entry(integer(0, 100), 5, "How often a request is tried again after an instance failed.")
+    schedule_timeout: float = entry(SECONDS, 600.0, "How long a request may wait to be given to instances.")
+    recovery_timeout: float = entry(SECONDS, 30.0, "How long one that lost its instance may wait for another.")
+    first_token_timeout: float = entry(SECONDS, 600.0, "From there to the first token.")
+    infer_timeout: float = entry(SECONDS, 600.0, "For a request as a whole.")
+    tokenizer_timeout: float = entry(SECONDS, 300.0, "For an instance to count a request's tokens.")
+    string_token_rate: float = entry(number(0.01, 1000), 4.02, "Characters of a token, by which lengths are judged.")
+    max_schedule_count: int = entry(integer(1, 90_000), 10_000, "Requests that may wait to be given to instances.")
+    max_res_num: int = entry(integer(1, 5000), 5000, "Instances.")
+    # choosing
+    deploy_mode: str = entry(
+        choice("auto", "pd_separate", "pd_disaggregation", "pd_disaggregation_single_container", "single_node"),
+        "auto",
+        "What makes the cluster ready: a P and a D, one mixed instance (single_node), or either (auto).",
+    )
+    scheduler_type: str = entry(choice("digs_scheduler", "default_scheduler"), "digs_scheduler",
+                              "By load, or in turn (default_scheduler).")  # fmt: skip
+    algorithm_type: str = entry(choice("predicted", "load_balance", "cache_affinity"), "predicted",
+                              "Where the first token is predicted soonest; or one of MindIE's two.")  # fmt: skip
+    separate: str = entry(
+        choice("auto", "always", "never"), "auto", "Whether a request's prefill and decode are apart."
+    )
+    fallback: bool = entry(switch(), False, "With instances of one role only, have them run requests whole.")
+    cache_size: int = entry(integer(1, 1_000_000), 100, "cache_affinity: histories that are remembered.")
+    slots_thresh: float = entry(number(0, 1), 0.05, "cache_affinity: share of slots that must be free.")
+    block_thresh: float = entry(number(0, 1), 0.05, "cache_affinity: share of blocks that must be free.")
+    reordering_type: int = entry(integer(1, 3), 1, "Order of waiting: 1 arrival, 2 shortest first, 3 longest first.")
+    select_type: int = entry(integer(1, 2), 1, "1: instances have no limit; 2: as their resources allow.")
+    res_limit_rate: float = entry(number(0.01, 100), 1.1, "select_type 2: how far resources are over-committed.")
+    load_cost_values: tuple[float, ...] = entry(number(-1e9, 1e9), (1.0, 0.0), "Weights of P's load.", many=True)
+    load_cost_coefficient: tuple[float, ...] = entry(
+        number(-1e9, 1e9), (0.0, 0.22, 1024.0, 24.0, 6.0, 0.0, 1.0, 0.0, 1.0), "Weights of D's load.", many=True
+    )
+    slo_ttft: float | None = entry(
+        SECONDS, None, "Seconds to the first token; predicted to take longer, it is refused."
+    )
+    slo_tpot: float | None = entry(SECONDS, None, "Seconds for each further token, by which goodput is counted.")
+    # instances
+    heartbeat: float = entry(number(0.05, 60), 1.0, "Seconds between two looks at an instance.")
+    misses: int = entry(integer(1, 100), 5, "Looks without an answer after which it is lost.")
+    fault_seconds: float = entry(number(0, 86_400), 120.0, "How long an instance that broke its link is not chosen.")
+    vanish_seconds: float = entry(number(1, 1e6), 7200.0, "After which a lost instance is forgotten, if it was found.")
+    secret: str | None = entry(
+        text("SECRET"), None, "The cluster's secret, which instances and clients of hand-overs share."
+    )
+    secret_file: str | None = entry(text("FILE"), None, "File that holds it.")
+    # controller
+    auto_ratio: bool = entry(switch(), False, "Change roles so that P and D keep up with each other.")
+    ratio_period: float = entry(duration(), 300.0, "Time that a better ratio must have been wanted before a change.")
+    default_p_rate: int = entry(integer(0, 4096), 0, "With default_d_rate: a fixed P : D ratio.")
+    default_d_rate: int = entry(integer(0, 4096), 0, "The other side of it.")
+    tasks_end_wait_seconds: float = entry(SECONDS, 300.0, "How long a role change waits for running requests.")
+    # tables
+    instances: tuple[Place, ...] = ()
+    tls: Tls = Tls()
+
+    def __repr__(self) -> str:
+        return f"Options({len(self.instances)} instances)"  # never the secret
+
+
+class Row(NamedTuple):
+    """A key as documentation shows it."""
+
+    key: str
+    default: str
+    range: str
+    help: str
+
+
+def load(path: str) -> Options:
+    """What a file says. Raises ConfigError, which names file, key, value and range."""
+    try:
+        content = tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"The file {path} is not valid TOML: {error}.") from None
+    return read(content, path, Path(path).parent)
+
+
+def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Options:
+    """What a file's content says; files that it names are below ``folder``. Raises ConfigError."""
+    plain = dict(content)
+    tables = plain.pop("instances", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{source}: instances is not a list of tables; write [[instances]] above each.")
+    places = []
+    for at, table in enumerate(tables, 1):
+        where = f"{source}: instances[{at}]"
+        place = Place(**_values(Place, table, where))
+        if not place.url:
+            raise ConfigError(f"{where}: url is missing.")
+        places.append(place if place.id is not None else _numbered(place, at))
+    for name in ("id", "url"):
+        seen: set[Any] = set()
+        for place in places:
+            value = getattr(place, name)
+            if value in seen:
+                raise ConfigError(f"{source}: two instances have the {name} {value!r}.")
+            seen.add(value)
+    tls = plain.pop("tls", {})
+    if not isinstance(tls, dict):
+        raise ConfigError(f"{source}: tls is not a table; write [tls] above its keys.")
+    made = _values(Options, plain, source)
+    files = {name: str(folder / value) for name, value in _values(Tls, tls, f"{source}: tls").items() if value}
+    if ("certificate" in files) != ("key" in files):
+        raise ConfigError(f"{source}: tls: certificate and key go together.")
+    if file := made.get("secret_file"):
+        if made.get("secret"):
+            raise ConfigError(f"{source}: secret and secret_file: only one of the two can be given.")
+        try:
+            made["secret"] = (folder / file).read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: secret_file: {file} cannot be read ({type(error).__name__}).") from None
+        if not made["secret"]:
+            raise ConfigError(f"{source}: secret_file: {file} is empty.")
+    return _checked(Options(**made, instances=tuple(places), tls=Tls(**files)), source)
+
+
+def rows(kind: type[Options] | type[Place] | type[Tls] = Options) -> Iterator[Row]:
+    """All keys, for documentation."""
+    for each in fields(kind):
+        if each.metadata:
+            wanted, shown = each.metadata["kind"], each.default
+            if isinstance(shown, tuple):
+                shown = ", ".join(map(wanted.show, shown))
+            default = "" if shown in (None, "") else shown if isinstance(shown, str) else wanted.show(shown)
+            yield Row(each.name, default, _range(wanted), each.metadata["help"])
+
+
+def _range(kind: Kind) -> str:
+    """What a kind reads, as it says itself when it is given something else."""
+    try:
+        kind.read(object())
+    except ValueError as wanted:
+        return str(wanted)
+    raise AssertionError("a kind reads anything")
+
+
+def _values(kind: Any, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    known: dict[str, Field[Any]] = {each.name: each for each in fields(kind) if each.metadata}
+    found: dict[str, Any] = {}
+    for written, raw in table.items():
+        name = re.sub("-", "_", written)
+        if name not in known:
+            raise ConfigError(f"{where}: unknown key {written}.{nearest(name, list(known))}")
+        if name in found:
+            raise ConfigError(f"{where}: {name} is given twice.")
+        how = known[name].metadata
+        if how["many"]:
+            parts = raw if isinstance(raw, list) else raw.split(",") if isinstance(raw, str) else [raw]
+            found[name] = tuple(_one(how["kind"], part, f"{where}: {name}") for part in parts)
+        else:
+            found[name] = _one(how["kind"], raw, f"{where}: {name}")
+    return found
+
+
+def _one(kind: Kind, raw: Any, where: str) -> Any:
+    try:
+        return kind.read(raw)
+    except ValueError as wanted:
+        shown = "the value" if where.endswith("secret") else repr(raw if not isinstance(raw, str) else raw[:60])
+        raise ConfigError(f"{where}: {shown} is not {wanted}.") from None
+
+
+def _numbered(place: Place, number: int) -> Place:
+    return Place(**{each.name: getattr(place, each.name) for each in fields(Place)} | {"id": number})
+
+
+def _checked(options: Options, source: str) -> Options:
+    """What concerns several keys. Raises ConfigError."""
+    for name, count in (("load_cost_values", 2), ("load_cost_coefficient", 9)):
+        if len(getattr(options, name)) != count:
+            raise ConfigError(f"{source}: {name}: {len(getattr(options, name))} numbers are not {count}.")
+    if options.load_cost_coefficient[3] < 1 or options.load_cost_coefficient[4] < 0:
+        raise ConfigError(f"{source}: load_cost_coefficient: the fourth number is not at least 1, or the fifth not 0.")
+    if (options.default_p_rate == 0) != (options.default_d_rate == 0):
+        raise ConfigError(f"{source}: default_p_rate and default_d_rate go together: both 0, or neither.")
+    if options.algorithm_type == "cache_affinity" and any(place.role != "mixed" for place in options.instances):
+        raise ConfigError(f"{source}: algorithm_type cache_affinity is for instances of role mixed only.")
+    if len(options.instances) > options.max_res_num:
+        raise ConfigError(f"{source}: {len(options.instances)} instances are more than max_res_num.")
+    return options

@@ -1,0 +1,298 @@
+"""The instances of a cluster: what each is, what it last said of itself, and whether requests may go to it.
+
+They come from the configuration, from a controller's list or from its own controller; what is done with them is chosen
+elsewhere. Who needs to know when one comes, goes, is lost or was restarted watches the table. Opens no connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from parley.cluster.config import Options, Place
+from parley.cluster.load import Side
+from parley.cluster.prefix import REPORTED, Mark
+
+State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
+News = Literal["joined", "ready", "lost", "faulty", "restarted", "left"]
+PROOFS = 3  # answers in a row after which a faulty instance is taken to be well
+FRESH = 10.0  # seconds in which what was sent to an instance must show in its report
+
+
+@dataclass(eq=False)
+class Instance:
+    """One server. ``slots``, ``blocks``: what it has in all; ``avail_…``: of that free, as it says itself.
+
+    ``management``: where it is asked for its status. ``extended``: it is parley, and runs any request whole as well.
+    ``attached``: its results can be received; who receives them says so. ``peers``: the only ones that it is linked
+    with, if it tells. ``found``: its origin; those of a controller's list are as that says and are not asked.
+    """
+
+    id: int
+    url: str
+    role: str = "mixed"
+    group: int = 0
+    management: str = ""
+    peer: str = ""
+    found: Literal["file", "list", "controller"] = "file"
+    slots: int = 200
+    blocks: int = 1024
+    block_size: int = 16
+    p_percentage: int = 50
+    max_seq_len: int = 0
+    models: frozenset[str] = frozenset()
+    layout: str = ""
+    epoch: str = ""
+    peers: frozenset[int] = frozenset()
+    extended: bool = False
+    attached: bool = True
+    offline: bool = False
+    switching: bool = False
+    seen: bool = False  # it has answered at all
+    misses: int = 0  # looks without an answer, in a row
+    answered: float = 0.0  # when it last did
+    lost: bool = False
+    faulty_until: float = 0.0
+    fault: str = ""  # why it was called faulty last
+    proofs: int = 0  # answers in a row since then
+    avail_slots: int | None = None
+    avail_blocks: int | None = None
+    waiting: int = 0
+    running: int = 0
+    swapped: int = 0
+    pinned: int = 0
+    reserved: int = 0
+    prefill_rate: float = 0.0  # tokens per second
+    decode_rate: float = 0.0
+    transfers: dict[str, float] = field(default_factory=dict)  # what it counts of them
+    hashes: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.url = self.url.rstrip("/")
+        self.management = (self.management or self.url).rstrip("/")
+        self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
+        self.tasks = 0  # requests that are here
+        self.sent: dict[int, float] = {}  # hashes that were sent here and when, oldest first
+
+    @property
+    def used(self) -> int:
+        """Blocks that are in use, as it says."""
+        return 0 if self.avail_blocks is None else max(0, self.blocks - self.avail_blocks)
+
+    def state(self, now: float) -> State:
+        if self.lost:
+            return "lost"
+        if now < self.faulty_until:
+            return "faulty"
+        if self.offline:
+            return "offline"
+        if not self.seen:
+            return "joining"
+        return "switching" if self.switching or self.role not in ("mixed", "prefill", "decode", "flex") else "ready"
+
+    def usable(self, now: float) -> bool:
+        """May new requests go to it?"""
+        return self.attached and self.state(now) == "ready"
+
+    def linked(self, other: Instance) -> bool:
+        """Can the one prefill for the other?"""
+        if other is self:
+            return True
+        if self.group != other.group or (self.layout and other.layout and self.layout != other.layout):
+            return False
+        told = self.peers or other.peers
+        return not told or other.id in self.peers or self.id in other.peers
+
+    def cached(self, marks: Iterable[Mark], now: float) -> int:
+        """How many of a prompt's first tokens it has computed lately: what it told, or was sent since."""
+        best = 0
+        for mark in marks:
+            sent = self.sent.get(mark.hash)
+            if mark.hash in self.hashes or (sent is not None and (not self.hashes or now - sent < FRESH)):
+                best = mark.tokens
+            elif mark.tokens > best:
+                break
+        return best
+
+    def note(self, marks: Iterable[Mark], now: float) -> None:
+        """A prompt is being sent here."""
+        for mark in marks:
+            self.sent.pop(mark.hash, None)
+            self.sent[mark.hash] = now
+        while len(self.sent) > REPORTED:
+            del self.sent[next(iter(self.sent))]
+
+
+Watcher = Callable[[Instance, News], None]
+
+
+class Table:
+    """All instances, by id. ``clock`` gives seconds that only grow."""
+
+    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic):
+        self.options = options
+        self.clock = clock
+        self.instances: dict[int, Instance] = {}
+        self.watchers: list[Watcher] = []
+        self.listed = False  # a controller's list has come
+        for place in options.instances:
+            self.add(placed(place))
+
+    def __iter__(self) -> Iterator[Instance]:
+        return iter(list(self.instances.values()))
+
+    def __len__(self) -> int:
+        return len(self.instances)
+
+    def get(self, id: int) -> Instance | None:
+        return self.instances.get(id)
+
+    def usable(self) -> list[Instance]:
+        now = self.clock()
+        return [each for each in self.instances.values() if each.usable(now)]
+
+    def add(self, instance: Instance) -> Instance:
+        """Have it, in place of one with its id, whose requests are lost to it."""
+        self.remove(instance.id)
+        self.instances[instance.id] = instance
+        self.tell(instance, "joined")
+        return instance
+
+    def remove(self, id: int) -> None:
+        instance = self.instances.pop(id, None)
+        if instance is not None:
+            self.tell(instance, "left")
+
+    def tell(self, instance: Instance, news: News) -> None:
+        for watcher in tuple(self.watchers):
+            watcher(instance, news)
+
+    def fault(self, instance: Instance, reason: str = "") -> None:
+        """It broke its link or could not be reached: it is not chosen for a while.
+
+        One that is asked for its status is back as soon as it answered some times in a row, or was restarted.
+        """
+        instance.faulty_until = self.clock() + self.options.fault_seconds
+        instance.proofs, instance.fault = 0, reason
+        self.tell(instance, "faulty")
+
+    def withhold(self, instance: Instance, offline: bool) -> None:
+        """Give it no new requests, or again some."""
+        before, instance.offline = instance.offline, offline
+        if before and not offline:
+            self.tell(instance, "ready")
+
+    def lose(self, instance: Instance) -> None:
+        """It is known not to be there, before it missed as many looks as that takes otherwise."""
+        instance.misses = max(instance.misses, self.options.misses - 1)
+        self.missed(instance)
+
+    def attach(self, instance: Instance, attached: bool) -> None:
+        """Whether its results can be received."""
+        before, instance.attached = instance.attached, attached
+        if attached and not before:
+            self.tell(instance, "ready")
+
+    def missed(self, instance: Instance) -> None:
+        """It did not answer a look."""
+        instance.misses += 1
+        instance.proofs = 0
+        if instance.misses >= self.options.misses and not instance.lost and instance.seen:
+            instance.lost = True
+            self.tell(instance, "lost")
+
+    def heard(self, instance: Instance, epoch: str = "") -> None:
+        """It answered. Another ``epoch`` than before: it was restarted in between, and knows none of its requests."""
+        now = self.clock()
+        before = instance.usable(now)
+        instance.misses, instance.answered, instance.seen = 0, now, True
+        restarted = bool(instance.epoch and epoch and epoch != instance.epoch)
+        instance.epoch = epoch or instance.epoch
+        instance.lost = False
+        instance.proofs += 1
+        if instance.found != "list" and instance.proofs >= PROOFS:
+            instance.faulty_until = 0.0
+        if restarted:
+            instance.faulty_until = 0.0
+            instance.hashes, instance.sent = frozenset(), {}
+            self.tell(instance, "restarted")
+        if not before and instance.usable(now):
+            self.tell(instance, "ready")
+
+    def status(self, instance: Instance, said: dict[str, Any]) -> None:
+        """Take in what /v1/status answered. What is of another type than it should be is left as it was."""
+        service, resource = _table(said, "service"), _table(said, "resource")
+        own = _table(said, "parley")
+        instance.extended = bool(own)
+        role = own.get("role") or service.get("currentRole")
+        if isinstance(role, str):
+            instance.role = role
+        instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
+        share = service.get("p_percentage")
+        if isinstance(share, int) and 0 <= share <= 100:
+            instance.p_percentage = share
+        for name, key in (("avail_slots", "availSlotsNum"), ("avail_blocks", "availBlockNum"),
+                          ("waiting", "waitingRequestNum"), ("running", "runningRequestNum"),
+                          ("swapped", "swappedRequestNum")):  # fmt: skip
+            _take(instance, name, resource.get(key))
+        if total := resource.get("totalNpuBlockNums"):
+            _take(instance, "blocks", total)
+        for name in ("pinned", "reserved", "waiting", "running", "slots", "block_size", "max_seq_len"):
+            _take(instance, name, own.get(name))
+        for name in ("prefill_rate", "decode_rate"):
+            value = own.get(name)
+            if isinstance(value, int | float) and value >= 0:
+                setattr(instance, name, float(value))
+        for name in ("peer", "layout"):
+            if isinstance(value := own.get(name), str):
+                setattr(instance, name, value)
+        if isinstance(models := own.get("models"), list):
+            instance.models = frozenset(name for name in models if isinstance(name, str))
+        if isinstance(hashes := own.get("prefix_hash"), list):
+            instance.hashes = frozenset(hash for hash in hashes[:REPORTED] if isinstance(hash, int))
+        transfers = _table(own, "transfers")
+        instance.transfers = {name: value for name, value in transfers.items() if isinstance(value, int | float)}
+        self.heard(instance, own.get("epoch") if isinstance(own.get("epoch"), str) else "")  # type: ignore[arg-type]
+
+    def ready(self, model: str = "") -> bool:
+        """Is there a P and a linked D, or one that does both? ``model``: that have it."""
+        usable = [each for each in self.usable() if not model or model in each.models or not each.models]
+        mode = self.options.deploy_mode
+        if mode in ("auto", "single_node") and any(each.role == "mixed" for each in usable):
+            return True
+        if mode == "single_node":
+            return False
+        ps = [each for each in usable if each.role != "mixed" and each.prefill.share > 0]
+        ds = [each for each in usable if each.role != "mixed" and each.decode.share > 0]
+        return any(p.linked(d) for p in ps for d in ds)
+
+
+def placed(place: Place) -> Instance:
+    """An instance of the configuration."""
+    instance = Instance(
+        place.id or 0,
+        place.url,
+        place.role,
+        place.group,
+        place.management or "",
+        place.peer or "",
+        p_percentage=place.p_percentage,
+    )
+    instance.slots, instance.blocks = place.slots or instance.slots, place.blocks or instance.blocks
+    return instance
+
+
+def _table(said: dict[str, Any], name: str) -> dict[str, Any]:
+    value = said.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _take(instance: Instance, name: str, value: Any) -> None:
+    if _count(value):
+        setattr(instance, name, value)
