@@ -335,6 +335,47 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "role",
+        choice("mixed", "prefill", "decode", "flex"),
+        "What the server does in a cluster: mixed answers any client; others what a coordinator sends, prefill "
+        "beginning requests and decode going on with them. The role API can change it.",
+        "mixed",
+        section="cluster",
+        variable=True,
+    ),
+    Option(
+        "peer-port",
+        integer(0, 65_535, "PORT"),
+        "Port where other instances hand requests over, for roles other than mixed; 0 takes a free one.",
+        1121,
+        section="cluster",
+        variable=True,
+    ),
+    Option(
+        "p-percentage",
+        integer(0, 100),
+        "How much of a flex instance is for prefill: coordinators divide its places by it.",
+        50,
+        section="cluster",
+        variable=True,
+    ),
+    Option(
+        "cluster-secret",
+        text("SECRET"),
+        "What instances and coordinators of a cluster know each other by.",
+        section="cluster",
+        unset="nobody is asked for it",
+        variable=True,
+        secret=True,
+    ),
+    Option(
+        "cluster-secret-file",
+        text("FILE"),
+        "File whose first line is that secret.",
+        section="cluster",
+        variable=True,
+    ),
+    Option(
         "mindie-config",
         text("FILE"),
         "MindIE's config.json: its three planes are listened on as it says, with its models, limits and certificates. "
@@ -405,4 +446,5 @@ def settings(config: Mapping[str, Any], folder: str) -> Settings:
         max_rank=config["max-lora-rank"],
         speculate=config["speculate"],
         speculate_tokens=config["speculate-tokens"],
+        shared=config["role"] != "mixed",
     )

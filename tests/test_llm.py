@@ -42,6 +42,21 @@ def test_many_prompts_and_choices_are_as_each_alone(llm):
     assert llm.generate([]) == []
 
 
+def test_a_prediction_changes_nothing_but_what_usage_says_of_it(llm):
+    wish = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True, "n": 2}
+    plain = llm.chat(TALK, **wish)
+    assert plain.usage.accepted_tokens == plain.usage.rejected_tokens == 0
+    for content in (plain.text, [{"type": "text", "text": plain.text}], "the lazy dog", ""):
+        given = llm.chat(TALK, prediction={"type": "content", "content": content}, **wish)
+        assert [each.text for each in given.completions] == [each.text for each in plain.completions]
+        usage = given.usage
+        predicted = llm._model.language.tokenizer.encode(content if isinstance(content, str) else plain.text, False)
+        assert usage.accepted_tokens + usage.rejected_tokens == 2 * len(predicted)
+    for wrong in ({"content": 5}, {"type": "other", "content": "a"}, {"type": "content"}, "text"):
+        with pytest.raises(ParleyError, match="prediction"):
+            llm.chat(TALK, prediction=wrong)
+
+
 def test_vectors_come_in_order_and_are_as_each_alone(llm):
     texts = ["the quick brown fox", "jumps", "the quick brown fox"]
     first, second, third = llm.embed(texts)

@@ -69,18 +69,25 @@ class Options:
     metrics_port: int | None = entry(PORT, 1028, "For sums over all instances, in Prometheus' format.")
     status_host: str | None = entry(text("ADDRESS"), None, "Address of the status port.")
     status_port: int | None = entry(PORT, 1029, "For probes and the live page.")
+    cors_origin: tuple[str, ...] = entry(
+        text("ORIGIN"), (), "Origins whose pages browsers may let call the inference port; * for all.", many=True
+    )
+    allow_host: tuple[str, ...] = entry(
+        text("NAME"), (), "Further Host names that are let in where the address is a loopback one.", many=True
+    )
+    strict: bool = entry(switch(), False, "Refuse in MindIE's words on every API's paths, not only on MindIE's.")
     # limits
     max_requests: int = entry(integer(1, 90_000), 10_000, "Open requests, and connections of clients.")
     single_node_max_requests: int = entry(integer(1, 90_000), 1000, "Open requests of one instance.")
     body_limit: int = entry(size(1 << 10), 32 << 20, "Largest body; in MindIE a whole number of MB from 1 to 20.")
     http_timeout_seconds: float = entry(SECONDS, 600.0, "For a client's request to arrive, and between two writes.")
     keep_alive_seconds: float = entry(SECONDS, 180.0, "How long an idle connection is kept.")
+    memory_limit: int = entry(size(1 << 20), 2 << 30, "Bodies that are held at once; what comes beyond is refused.")
     max_retry: int = entry(integer(0, 100), 5, "How often a request is tried again after an instance failed.")
     schedule_timeout: float = entry(SECONDS, 600.0, "How long a request may wait to be given to instances.")
     recovery_timeout: float = entry(SECONDS, 30.0, "How long one that lost its instance may wait for another.")
     first_token_timeout: float = entry(SECONDS, 600.0, "From there to the first token.")
     infer_timeout: float = entry(SECONDS, 600.0, "For a request as a whole.")
-    tokenizer_timeout: float = entry(SECONDS, 300.0, "For an instance to count a request's tokens.")
     string_token_rate: float = entry(number(0.01, 1000), 4.02, "Characters of a token, by which lengths are judged.")
     max_schedule_count: int = entry(integer(1, 90_000), 10_000, "Requests that may wait to be given to instances.")
     max_res_num: int = entry(integer(1, 5000), 5000, "Instances.")

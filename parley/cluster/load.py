@@ -35,6 +35,7 @@ class Side:
         self.lengths: list[int] = []  # ascending
         self.pace = Line()  # prefill: seconds to a first token over tokens ahead of it; decode: of a hand-over
         self.cadence = 0.0  # decode: seconds of a token
+        self._asked = self._since = 0.0  # seconds of work that came since then
 
     @property
     def tasks(self) -> int:
@@ -51,6 +52,15 @@ class Side:
             return part if self.job == "prefill" else 1.0 - part
         return 0.0
 
+    def busy(self, now: float) -> float:
+        """Work that came since this was asked last, as a share of that time: above 1 it is more than can be done.
+
+        What a request takes is judged by its tokens and the measured pace.
+        """
+        asked, self._asked = self._asked, 0.0
+        seconds, self._since = now - self._since, now
+        return asked / seconds if seconds > 0 else 0.0
+
     def room(self, demand: Demand, rate: float) -> bool:
         """Would the demand fit besides what is here, with resources over-committed by ``rate``?"""
         most = self.share * rate
@@ -64,6 +74,7 @@ class Side:
         self.slots += demand.slots
         self.blocks += demand.blocks
         self.tokens += demand.tokens
+        self._asked += demand.tokens * self.pace.fit()[1]
         insort(self.lengths, demand.length)
         self.instance.tasks += task
         return Charge(self, demand, task)

@@ -16,7 +16,7 @@ from parley.cluster.load import Side
 from parley.cluster.prefix import REPORTED, Mark
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
-News = Literal["joined", "ready", "lost", "faulty", "restarted", "left"]
+News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
 PROOFS = 3  # answers in a row after which a faulty instance is taken to be well
 FRESH = 10.0  # seconds in which what was sent to an instance must show in its report
 
@@ -27,7 +27,8 @@ class Instance:
 
     ``management``: where it is asked for its status. ``extended``: it is parley, and runs any request whole as well.
     ``attached``: its results can be received; who receives them says so. ``peers``: the only ones that it is linked
-    with, if it tells. ``found``: its origin; those of a controller's list are as that says and are not asked.
+    with, if it tells. ``meant``: the role that it had first, by whoever named it. ``found``: its origin; those of a
+    controller's list are as that says and are not asked.
     """
 
     id: int
@@ -72,6 +73,7 @@ class Instance:
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         self.management = (self.management or self.url).rstrip("/")
+        self.meant = self.role
         self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
         self.tasks = 0  # requests that are here
         self.sent: dict[int, float] = {}  # hashes that were sent here and when, oldest first
@@ -226,10 +228,12 @@ class Table:
         service, resource = _table(said, "service"), _table(said, "resource")
         own = _table(said, "parley")
         instance.extended = bool(own)
+        before = instance.role
         role = own.get("role") or service.get("currentRole")
         if isinstance(role, str):
             instance.role = role
-        instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
+        unready = own.get("ready") is False  # it still loads, or not any more serves
+        instance.switching = unready or service.get("roleStatus", "RoleReady") != "RoleReady"
         share = service.get("p_percentage")
         if isinstance(share, int) and 0 <= share <= 100:
             instance.p_percentage = share
@@ -254,7 +258,10 @@ class Table:
             instance.hashes = frozenset(hash for hash in hashes[:REPORTED] if isinstance(hash, int))
         transfers = _table(own, "transfers")
         instance.transfers = {name: value for name, value in transfers.items() if isinstance(value, int | float)}
-        self.heard(instance, own.get("epoch") if isinstance(own.get("epoch"), str) else "")  # type: ignore[arg-type]
+        epoch = own.get("epoch")
+        self.heard(instance, epoch if isinstance(epoch, str) else "")
+        if instance.role != before:
+            self.tell(instance, "changed")
 
     def ready(self, model: str = "") -> bool:
         """Is there a P and a linked D, or one that does both? ``model``: that have it."""

@@ -96,8 +96,8 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
     deploy, schedule = backend.inside("ModelDeployConfig"), backend.inside("ScheduleConfig")
     model = _model(deploy)
 
-    if server.get("inferMode", one("standard", "dmi"), "standard") == "dmi":
-        raise server.wrong("inferMode", '"dmi", which separates prefill from decoding, is not available here')
+    apart = server.get("inferMode", one("standard", "dmi"), "standard") == "dmi"
+    peer = server.get("interCommPort", PORT, 1121)
     token_timeout = server.get("tokenTimeout", whole(1, MAX_TOKEN_TIMEOUT), 600)
     timeout = server.get("e2eTimeout", whole(1, MAX_TIMEOUT), 600)
     if unlimited:
@@ -123,6 +123,8 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
         "drain": float(timeout),
         "fake-engine": instance == "StandardMock",
     }
+    if apart:
+        options |= {"role": "none", "peer-port": peer}
     if modules := deploy.get("LoraModules", adapters, []):
         options["lora"] = [(called, str(root / path)) for called, path in modules]
     if places := deploy.get("maxLoras", whole(0, 4096), 0):

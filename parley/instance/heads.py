@@ -37,7 +37,7 @@ class Refused(Exception):
 
     def __init__(self, status: int, text: str):
         super().__init__(text)
-        kinds = {401: "Unauthorized", 503: "Service Unavailable"}
+        kinds = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
         self.answer: Answer = answer(status, text, kinds.get(status, "Bad Request"))
 
 

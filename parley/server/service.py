@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from parley import __version__
 from parley.dialects.dialect import Facts
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
+from parley.instance.node import Node
 from parley.server.endpoints import Endpoints
 from parley.server.model import Model
 from parley.server.options import ServerOptions
@@ -38,6 +39,7 @@ class Service:
         self.adapting = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.draining = False
         self.stop: Callable[[], None] = lambda: None  # ends the server
+        self.node = Node(self)
         for model in models:
             self._enlist(model)
 
@@ -47,6 +49,7 @@ class Service:
         if taken:
             raise ValueError(f"The name {taken[0]} is that of another model already.")
         self.models.append(model)
+        self.node.follow(model)
 
     @property
     def main(self) -> Model:
@@ -176,4 +179,5 @@ class Service:
     async def close(self) -> None:
         """End all engines, and let another server have the file of endpoints."""
         self.endpoints.close()
+        await self.node.close()
         await asyncio.gather(*(model.close() for model in self.models))

@@ -31,7 +31,7 @@ async def works(model: Model, request: Request, tenant: str) -> list[tuple[Prepa
     vector.check(request, model.info)
     beams.settle(request, model.settings.max_batch)
     _check_ids(request, model.info)
-    size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
+    size = sum(map(_size, request.prompts)) + 64 * len(request.banned) + len(request.prediction)
     grammars = await _grammars(model, request)
     prompts = await off_loop(size, partial(_prompts, model, request))
     return [
@@ -74,6 +74,7 @@ def _work(
         tenant=tenant,
         beam=request.beam,
         adapter=request.adapter or "",
+        prediction=prepared.predicted.token_ids if prepared.predicted is not None else [],
     )
 
 
@@ -106,12 +107,15 @@ def _prompts(model: Model, request: Request) -> list[tuple[Prepared, int]]:
     """Each prompt in tokens, and how many may be generated behind it. Raises BadRequest."""
     language, limit, longest = model.language, model.info.max_model_len, model.options.max_prompt
     made = []
+    predicted = language.predict(request.prediction, limit)
     for prompt in request.prompts:
         # where a prompt is cut anyway, none is hopelessly long
         most = limit if request.overflow == "refuse" else None
         prepared = language.prepare(prompt, most, request.truncate, pooling=request.pooling)
         if longest is not None or request.overflow != "refuse":
             prepared = _shortened(request, prepared, min(longest or limit, limit - 1))
+        if predicted is not None:
+            prepared = replace(prepared, predicted=predicted)
         made.append((prepared, _room(model, request, prepared.token_ids)))
     _check_lists(request, model.info, made)
     if request.banned:

@@ -14,6 +14,7 @@ from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reas
 from .channels import Channels, reader
 from .detokenizer import Detokenizer
 from .markup import PLAIN
+from .predicted import Follower
 from .prompt import Prepared
 from .regions import Region, Regions
 from .repeats import Repeats
@@ -57,8 +58,9 @@ class Choice:
         if stops is None and request.stop.strings:
             stops = Stops(request.stop.strings)
         self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
-        unread = self._regions is None and self._scanner is None
+        unread = self._regions is None and self._scanner is None and prepared.predicted is None
         self._repeats = Repeats(request.stop.repetition) if request.stop.repetition is not None else None
+        self._follower = Follower(prepared.predicted) if prepared.predicted is not None else None
         self._interval = want.interval
         self._told = -want.interval  # tokens whose events were given
         special = self._details or self._repeats is not None or request.best_of is not None or want.interval > 1
@@ -116,6 +118,8 @@ class Choice:
 
     def _add(self, id: int, score: Score | None, cost: Cost | None, silent: bool) -> None:
         self.usage.completion_tokens += 1
+        if self._follower is not None:
+            self._follower.push(id)
         if score is not None:
             self.likelihood += score.logprob
         if self._details:
@@ -161,6 +165,8 @@ class Choice:
 
     def _end(self, reason: Reason, stop: str | int | None) -> list[Event]:
         self.ended = True
+        if self._follower is not None:
+            self.usage.accepted_tokens, self.usage.rejected_tokens = self._follower.accepted, self._follower.rejected
         if self._scanner is None:
             self._say(self._text.flush())
         elif self._scanner.matched is None:

@@ -14,7 +14,7 @@ from parley.dialects import parameters
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import extras, shared
-from parley.dialects.openai.messages import conversation
+from parley.dialects.openai.messages import conversation, prediction
 from parley.dialects.openai.shared import RULES, Rules
 from parley.errors import ParleyError
 from parley.types import Accepted, CallDelta, Chat, Delta, Done, Event, Request, Scored, Token, Usage, Want
@@ -77,6 +77,7 @@ class ChatReply(Reply):
             timeout=more.seconds,
             partial=more.seconds is not None,
             thinking_budget=more.budget,
+            prediction=prediction(body),
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
         self._reasons = body.boolean("include_reasoning", True)
