@@ -180,7 +180,7 @@ class Keeper:
     def _adjust(self) -> None:
         """Make actors that are missing, and remove the newest of those that are too many."""
         if COORDINATOR not in self._actors:
-            options = {"host": HOST, "predict_port": PORT, **self._plan.coordinator}
+            options = {"host": HOST, "predict_port": PORT, **self._plan.coordinator, "secret": self._secret}
             ports = ["management_port", "metrics_port", "status_port"]
             hosts = ["management_host", "metrics_host", "status_host"]
             self._add(COORDINATOR, "", ["coordinator"], options, hosts, ports, self._plan.needs)
@@ -368,6 +368,12 @@ def ready(keeper: Any) -> bool:
 def address(keeper: Any) -> str:
     """Where clients find it."""
     return ray.get(keeper.address.remote())
+
+
+def page(keeper: Any) -> str:
+    """Where its coordinator's live page is."""
+    (coordinator,) = (each for each in look(keeper)[0] if each.name == COORDINATOR)
+    return coordinator.url("status_port")
 
 
 def scale(keeper: Any, group: str, count: int) -> str:

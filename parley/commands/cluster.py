@@ -70,6 +70,7 @@ def _up(config: Config) -> int:
             place.down(keeper)
             return 1
         print(f"ready in {time.monotonic() - began:.1f} s: {url}", flush=True)
+        print(f"what goes on: {place.page(keeper)}", flush=True)
         if not ours:
             print(f"`parley cluster down {wanted.name}` ends it", flush=True)
             return 0
@@ -150,7 +151,7 @@ def _behind(config: Config) -> int:
             ended = child.poll() is not None
             for line in lines:
                 print(line, end="", flush=True)
-                if line.startswith("ready in"):
+                if line.startswith("what goes on"):
                     print(f"it goes on in the background; its log is {log.name}")
                     return 0
             if ended:

@@ -6,6 +6,7 @@ kernel but namespaces: no netem. The place in which the test runs is a host as w
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import heapq
 import multiprocessing
@@ -69,7 +70,7 @@ class Hosts:
         return ["ip", "netns", "exec", self._names[number]] if number else []
 
     def disturb(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
-        """On each way between two hosts, this part of the packets is lost, and the others come so many seconds later."""
+        """Between two hosts, each way, this part of the packets is lost; the others come so many seconds later."""
         self._say(("disturb", loss, delay))
 
     def cut(self, number: int) -> None:
@@ -135,7 +136,5 @@ def _switch(ports: list[int], control: Connection) -> None:
         now = time.monotonic()
         while late and late[0][0] <= now:
             _, _, to, packet = heapq.heappop(late)
-            try:
+            with contextlib.suppress(OSError):  # its queue is full, or its device is down: lost
                 os.write(ports[to], packet)
-            except (BlockingIOError, OSError):
-                pass  # its queue is full, or its device is down: lost
