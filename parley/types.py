@@ -143,6 +143,7 @@ class Want(msgspec.Struct, frozen=True):
     """
 
     logprobs: int | None = None
+    named: list[int] = []  # tokens whose log-probabilities are told in place of the likeliest
     prompt_logprobs: int | None = None
     echo: bool = False
     usage: bool = False  # a usage record in the stream
@@ -345,6 +346,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
     ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. Not without the prefix cache.
     ``prediction``: tokens of which its outputs may well be made: they are guesses (drafts) and change no result.
+    ``named``: scores of its output list these tokens, in this order, in place of the likeliest. Not with ``beam``.
     """
 
     id: str
@@ -369,6 +371,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     given: list[list[int]] = []
     lease: bool = False
     prediction: list[int] = []
+    named: list[int] = []
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
