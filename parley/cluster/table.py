@@ -16,7 +16,7 @@ from parley.cluster.load import Side
 from parley.cluster.prefix import REPORTED, Mark
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
-News = Literal["joined", "ready", "lost", "faulty", "restarted", "left"]
+News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
 PROOFS = 3  # answers in a row after which a faulty instance is taken to be well
 FRESH = 10.0  # seconds in which what was sent to an instance must show in its report
 
@@ -25,9 +25,11 @@ FRESH = 10.0  # seconds in which what was sent to an instance must show in its r
 class Instance:
     """One server. ``slots``, ``blocks``: what it has in all; ``avail_…``: of that free, as it says itself.
 
-    ``management``: where it is asked for its status. ``extended``: it is parley, and runs any request whole as well.
-    ``attached``: its results can be received; who receives them says so. ``peers``: the only ones that it is linked
-    with, if it tells. ``found``: its origin; those of a controller's list are as that says and are not asked.
+    ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers
+    that, if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be
+    received; who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the
+    role that it had first, whoever named it. ``found``: its origin; those of a controller's list are as that says and
+    are not asked.
     """
 
     id: int
@@ -35,7 +37,9 @@ class Instance:
     role: str = "mixed"
     group: int = 0
     management: str = ""
+    metrics: str = ""
     peer: str = ""
+    grpc: str = ""
     found: Literal["file", "list", "controller"] = "file"
     slots: int = 200
     blocks: int = 1024
@@ -50,6 +54,7 @@ class Instance:
     attached: bool = True
     offline: bool = False
     switching: bool = False
+    loaded: bool = True  # it takes requests, as it says: it is neither loading nor about to end
     seen: bool = False  # it has answered at all
     misses: int = 0  # looks without an answer, in a row
     answered: float = 0.0  # when it last did
@@ -72,6 +77,8 @@ class Instance:
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         self.management = (self.management or self.url).rstrip("/")
+        self.metrics = (self.metrics or self.management).rstrip("/")
+        self.meant = self.role
         self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
         self.tasks = 0  # requests that are here
         self.sent: dict[int, float] = {}  # hashes that were sent here and when, oldest first
@@ -88,7 +95,7 @@ class Instance:
             return "faulty"
         if self.offline:
             return "offline"
-        if not self.seen:
+        if not self.seen or not self.loaded:
             return "joining"
         return "switching" if self.switching or self.role not in ("mixed", "prefill", "decode", "flex") else "ready"
 
@@ -226,10 +233,12 @@ class Table:
         service, resource = _table(said, "service"), _table(said, "resource")
         own = _table(said, "parley")
         instance.extended = bool(own)
+        before = instance.role
         role = own.get("role") or service.get("currentRole")
         if isinstance(role, str):
             instance.role = role
         instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
+        instance.loaded = own.get("ready", True) is not False
         share = service.get("p_percentage")
         if isinstance(share, int) and 0 <= share <= 100:
             instance.p_percentage = share
@@ -254,7 +263,10 @@ class Table:
             instance.hashes = frozenset(hash for hash in hashes[:REPORTED] if isinstance(hash, int))
         transfers = _table(own, "transfers")
         instance.transfers = {name: value for name, value in transfers.items() if isinstance(value, int | float)}
-        self.heard(instance, own.get("epoch") if isinstance(own.get("epoch"), str) else "")  # type: ignore[arg-type]
+        epoch = own.get("epoch")
+        self.heard(instance, epoch if isinstance(epoch, str) else "")
+        if instance.role != before:
+            self.tell(instance, "changed")
 
     def ready(self, model: str = "") -> bool:
         """Is there a P and a linked D, or one that does both? ``model``: that have it."""
@@ -277,7 +289,9 @@ def placed(place: Place) -> Instance:
         place.role,
         place.group,
         place.management or "",
+        place.metrics or "",
         place.peer or "",
+        grpc=place.grpc or "",
         p_percentage=place.p_percentage,
     )
     instance.slots, instance.blocks = place.slots or instance.slots, place.blocks or instance.blocks

@@ -23,7 +23,7 @@ from parley.core.blocks import BlockPool, extend, root
 from parley.core.finish import allowance, verdict
 from parley.core.fork import branch
 from parley.core.intake import Intake, Prepare, at_once, refusal
-from parley.core.lookup import Lookup
+from parley.core.lookup import Lookup, Predicted
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Runner, Sampled, Sequence, Status, Step
@@ -63,12 +63,14 @@ class Loop:
         self.context = runner.max_model_len
         self.scheduler: Scheduler | Whole
         self.speculation: Speculation | None = None
+        self._speculates = False  # for all, or only for works that say what is expected
         if runner.blocks:
             # A sequence that is alone can always go on: no context is longer than the pool.
             self.context = min(self.context, runner.blocks * BLOCK_SIZE)
             proposer = Lookup() if settings.speculate == "ngram" else runner.proposer
-            if proposer is not None:
-                self.speculation = Speculation(proposer, settings.speculate_tokens, runner.vocab_size)
+            guesses = proposer if isinstance(proposer, Lookup) else Predicted(proposer)
+            self.speculation = Speculation(guesses, settings.speculate_tokens, runner.vocab_size)
+            self._speculates = proposer is not None
             self.scheduler = Scheduler(
                 self.pool,
                 pace,
@@ -76,7 +78,7 @@ class Loop:
                 self._admit,
                 self._release,
                 settings.prefix_cache,
-                self.speculation,
+                self.speculation if self._speculates else None,
             )
         else:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
@@ -87,6 +89,7 @@ class Loop:
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
         self._searches: dict[str, Search] = {}  # works whose choices are searched for
         self._broken: list[Search] = []  # of which a sequence could not be admitted
+        self._predicted: set[str] = set()  # works that say what is expected of them
         self._outputs: list[Output] = []
         self._changed = False  # something happened that no emit has told of
         self._arrivals = 0
@@ -241,6 +244,9 @@ class Loop:
             self._searches[work.id] = Search(work, list(choices.values()))
         elif choices:
             self._open[work.id] = choices
+            if work.prediction:
+                self._predicted.add(work.id)
+                self._guess()
         self._prompt_tokens += len(work.token_ids)
         self._changed = True
         for index in set(range(work.n)) - wanted:
@@ -261,7 +267,7 @@ class Loop:
         prompt = sum(row.count for row in step.rows if row.count > 1)
         self._last = (step.tokens, prompt, len(step.rows), seconds)
         self._pace.observe(seconds)
-        if self.speculation is not None and not prompt:
+        if self.speculation is not None and (self._speculates or self._predicted) and not prompt:
             self.speculation.observe(step, seconds)
         return results
 
@@ -389,6 +395,14 @@ class Loop:
         if not choices:
             del self._open[sequence.id]
             self.intake.end(sequence.id)
+            if sequence.work.prediction:
+                self._predicted.discard(sequence.id)
+                self._guess()
+
+    def _guess(self) -> None:
+        """Let the scheduler ask for guesses while there is anything to guess by."""
+        if isinstance(self.scheduler, Scheduler):
+            self.scheduler.speculation = self.speculation if self._speculates or self._predicted else None
 
     def _admit(self, sequence: Sequence) -> bool:
         if not sequence.preemptions:

@@ -37,7 +37,7 @@ class Refused(Exception):
 
     def __init__(self, status: int, text: str):
         super().__init__(text)
-        kinds = {401: "Unauthorized", 503: "Service Unavailable"}
+        kinds = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
         self.answer: Answer = answer(status, text, kinds.get(status, "Bad Request"))
 
 
@@ -65,6 +65,12 @@ class Order:
 def extended(headers: Mapping[bytes, bytes]) -> bool:
     """Is this from a coordinator of parley's own?"""
     return b"parley-results" in headers
+
+
+def preface(headers: Mapping[bytes, bytes]) -> int:
+    """How many bytes there are before the client's body. What is wrong with the header is said by ``read``."""
+    given = headers.get(b"parley-given", b"0").decode("latin-1") if extended(headers) else "0"
+    return int(given) if NUMBER.fullmatch(given) else 0
 
 
 def trusted(headers: Mapping[bytes, bytes], secret: str) -> bool:

@@ -374,6 +374,14 @@ class Results:
         """Where the results of a request go. Raises InUse."""
         return self.client(client).open(id)
 
+    async def serve(self, client: str, sink: Sink, epoch: str = "", number: int | None = None) -> None:
+        """Make a connection the client's, and send over it what there is until it is not any more.
+
+        ``number``: see ``Client.attach``.
+        """
+        line, first = self.client(client).attach(sink, epoch, number)
+        await line.run(first)
+
     def pause(self, client: str, id: str, on: bool) -> bool:
         """Hold the results of one request back, or no longer. Is there such a request?"""
         known = self.clients.get(client)

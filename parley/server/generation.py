@@ -265,7 +265,8 @@ class Generation:
         request, tokenizer = self._request, self._model.language.tokenizer
         first = number * request.n
         drafted = [
-            Choice(request, first + k, tokenizer, prepared, stops, details=request.want.ids) for k in range(work.n)
+            Choice(request, first + k, tokenizer, prepared, stops, details=request.want.ids)
+            for k in range(request.made)
         ]
         choices = drafted if request.pooling is None else [Pooled(number, len(work.token_ids))]
         due = request.want.prompt_logprobs is not None
@@ -338,6 +339,8 @@ class Generation:
         self._left -= 1
         self.usage.completion_tokens += done.usage.completion_tokens
         self.usage.reasoning_tokens += done.usage.reasoning_tokens
+        self.usage.accepted_tokens += done.usage.accepted_tokens
+        self.usage.rejected_tokens += done.usage.rejected_tokens
         if done.index % self._request.n == 0:  # the engine's first choice; the others find its prompt in the cache
             self.usage.cached_tokens += branch.choices[0].usage.cached_tokens
         self._tally.end(done.reason)
