@@ -1,14 +1,17 @@
-"""Writes docs/configuration.md from the table of options: ``python docs/reference.py`` (or ``make docs``)."""
+"""Writes docs/configuration.md and docs/cluster.md from the tables of options: ``python docs/reference.py`` (or
+``make docs``)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from parley.cluster.config import Options, Place, Tls, rows
 from parley.config import SERVE
 from parley.options import Option
 
 ESCAPED = r"\|"  # a bar inside a cell
 PAGE = Path(__file__).with_name("configuration.md")
+CLUSTER = Path(__file__).with_name("cluster.md")
 
 INTRODUCTION = """\
 # Configuration of `parley serve`
@@ -46,6 +49,30 @@ api-key-file = "/etc/parley/keys"
 ```
 """
 
+FILE = """\
+# The file of `parley coordinator`
+
+<!-- Made by docs/reference.py from parley/cluster/config.py; change it there. -->
+
+TOML, given by `--config FILE`. Names and ranges are MindIE's where it has the key. Unknown keys and values out of range
+end the start with a sentence that names key, value and range; hyphens are as good as underscores. Files that it names
+are looked for beside it. What choosing does with the keys is in [choosing.md](choosing.md).
+
+```toml
+predict_port = 8000
+slo_ttft = 2.0
+secret_file = "cluster.secret"
+
+[[instances]]
+url = "http://10.0.0.1:8000"
+role = "prefill"
+
+[[instances]]
+url = "http://10.0.0.2:8000"
+role = "decode"
+```
+"""
+
 
 def table(section: str, options: list[Option]) -> str:
     """One section as a Markdown table."""
@@ -69,5 +96,15 @@ def page() -> str:
     return INTRODUCTION + "\n".join(tables) + "\n"
 
 
+def cluster() -> str:
+    """The whole page of the coordinator's file."""
+    parts = [FILE]
+    for name, kind in (("Keys", Options), ("[[instances]]", Place), ("[tls]", Tls)):
+        parts += [f"\n## {name}\n\n| Key | Default | Is | What it does |\n|---|---|---|---|\n"]
+        parts += [f"| `{row.key}` | {row.default} | {row.range} | {row.help} |\n" for row in rows(kind)]
+    return "".join(parts)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
+    CLUSTER.write_text(cluster(), "utf-8")

@@ -71,6 +71,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "guided_decoding": [{"json": {}}],
     "grammar": [{"type": "json", "value": {"properties": {}}}],
     "value": [{"schema": {"properties": {}}}],
+    "prediction": [{"type": "content", "content": "a"}, {"content": [{"type": "text", "text": "a"}]}],
     "stream_options": [{"include_usage": True}],
     "documents": [[{"title": "t"}]],
     "parameters": [{}, {"max_new_tokens": 1}],
@@ -175,6 +176,7 @@ def ending(route: Route, body: dict[str, Any]) -> str:
     """How a reader ends: taken, unavailable, wrong."""
     known = {
         "generate": (HEAD,),
+        "embed": (HEAD,),
         "halt": (HEAD,),
         "adapter": (HEAD,),
         "ask": (HEAD, FACTS),
@@ -188,7 +190,7 @@ def ending(route: Route, body: dict[str, Any]) -> str:
         return "unavailable"
     except ParleyError:
         return "wrong"
-    if isinstance(read, Answer) and route.kind == "generate":
+    if isinstance(read, Answer) and route.kind in ("generate", "embed"):
         return "unavailable" if b"not available" in read.body or b"not supported" in read.body else "wrong"
     return "taken"
 

@@ -18,6 +18,7 @@ from parley.options import ConfigError, explain, nearest, resolve
 
 COMMANDS = {
     "serve": "answer requests for a model over HTTP",
+    "coordinator": "let several servers answer as one, prefill and decode apart",
     "chat": "talk to a model in the terminal",
     "bench": "measure a server's latency and throughput",
     "doctor": "check this machine, the installation and a model",

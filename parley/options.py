@@ -211,11 +211,12 @@ def resolve(
 ) -> Config:
     """Every option's value from the highest source that has it: flag, environment, file, default.
 
-    The file is the one that the option ``config`` names, if the table has it. Variables that begin with ``PARLEY_`` and
-    are neither in the table nor among ``others`` give a warning. Raises ConfigError.
+    The file is the one that the option ``config`` names, if the table has it as a variable one. Variables that begin
+    with ``PARLEY_`` and are neither in the table nor among ``others`` give a warning. Raises ConfigError.
     """
     flags, variables = read_flags(table, arguments), read_environment(table, environment)
-    file, _ = flags.get("config") or variables.get("config") or (None, "")
+    layered = any(option.name == "config" and option.variable for option in table)
+    file, _ = (layered and (flags.get("config") or variables.get("config"))) or (None, "")
     layers = [flags, variables, read_file(table, file) if file else {}]
     values = {}
     for option in table:

@@ -143,6 +143,7 @@ class Want(msgspec.Struct, frozen=True):
     """
 
     logprobs: int | None = None
+    named: list[int] = []  # tokens whose log-probabilities are told in place of the likeliest
     prompt_logprobs: int | None = None
     echo: bool = False
     usage: bool = False  # a usage record in the stream
@@ -202,6 +203,20 @@ class Either(msgspec.Struct, frozen=True, tag=True):
     pieces: list[Piece]
 
 
+class Repeat(msgspec.Struct, frozen=True, tag=True):
+    """A piece, ``least`` to ``most`` times; None: any number of times."""
+
+    piece: Piece
+    least: int = 0
+    most: int | None = None
+
+
+class Exactly(msgspec.Struct, frozen=True, tag=True):
+    """One token, by its id or as the vocabulary writes it; marks as their text."""
+
+    token: int | str
+
+
 class Grammar(msgspec.Struct, frozen=True):
     """The form that an answer has to have. One that came to its end has it, one that was cut off is a beginning of one.
 
@@ -220,7 +235,9 @@ class Grammar(msgspec.Struct, frozen=True):
     field: str = "response_format"
 
 
-Piece = AnyText | Tag | Tags | TagList | Sequence | Either | Grammar  # of an answer; a grammar not of kind "around"
+Piece = (  # of an answer; a grammar not of kind "around"
+    AnyText | Tag | Tags | TagList | Sequence | Either | Repeat | Exactly | Grammar
+)
 
 
 class Beam(msgspec.Struct, frozen=True):
@@ -281,6 +298,7 @@ class Request(msgspec.Struct, kw_only=True):
     priority: int = 0  # lower numbers are served sooner
     overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
+    prediction: str = ""  # what the client thinks will be written: makes nothing but speed
     sole: str = ""  # one of them that no other open request to the model may have
 
     @property
@@ -328,6 +346,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
     ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. It is to be released when there are
     outputs of all choices, if not before: others wait for that. Not without the prefix cache, and not of a search.
+    ``prediction``: tokens of which its outputs may well be made: they are guesses (drafts) and change no result.
+    ``named``: scores of its output list these tokens, in this order, in place of the likeliest. Not with ``beam``.
     """
 
     id: str
@@ -351,6 +371,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     adapter: str = ""
     given: list[list[int]] = []
     lease: bool = False
+    prediction: list[int] = []
+    named: list[int] = []
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
@@ -553,6 +575,8 @@ class Usage(msgspec.Struct):
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    accepted_tokens: int = 0  # of the request's prediction, those that the answer has
+    rejected_tokens: int = 0  # and those that it does not have
 
 
 class Accepted(msgspec.Struct):

@@ -31,11 +31,11 @@ def frame(message: Any) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def length(header: bytes) -> int:
-    """Body length announced by a header. Raises BrokenFrame when it is beyond MAX_FRAME."""
+def length(header: bytes, limit: int = MAX_FRAME) -> int:
+    """Body length announced by a header. Raises BrokenFrame when it is beyond the limit."""
     (size,) = HEADER.unpack(header)
-    if size > MAX_FRAME:
-        raise BrokenFrame(f"frame of {size} bytes exceeds the limit of {MAX_FRAME}")
+    if size > limit:
+        raise BrokenFrame(f"frame of {size} bytes exceeds the limit of {limit}")
     return size
 
 
@@ -62,8 +62,13 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-async def read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
-    """The next message of an asyncio stream, or None at a clean end of file. Raises BrokenFrame, OSError."""
+async def read(
+    reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any], limit: int = MAX_FRAME
+) -> Any | None:
+    """The next message of an asyncio stream, or None at a clean end of file. Raises BrokenFrame, OSError.
+
+    ``limit``: bytes that a message may have.
+    """
     try:
         header = await reader.readexactly(HEADER.size)
     except asyncio.IncompleteReadError as end:
@@ -71,6 +76,6 @@ async def read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[An
             return None
         raise BrokenFrame("the stream ended inside a frame") from end
     try:
-        return decoder.decode(await reader.readexactly(length(header)))
+        return decoder.decode(await reader.readexactly(length(header, limit)))
     except asyncio.IncompleteReadError as end:
         raise BrokenFrame("the stream ended inside a frame") from end

@@ -42,6 +42,37 @@ def test_many_prompts_and_choices_are_as_each_alone(llm):
     assert llm.generate([]) == []
 
 
+def test_a_prediction_changes_nothing_but_what_usage_says_of_it(llm):
+    wish = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True, "n": 2}
+    plain = llm.chat(TALK, **wish)
+    assert plain.usage.accepted_tokens == plain.usage.rejected_tokens == 0
+    for content in (plain.text, [{"type": "text", "text": plain.text}], "the lazy dog", ""):
+        given = llm.chat(TALK, prediction={"type": "content", "content": content}, **wish)
+        assert [each.text for each in given.completions] == [each.text for each in plain.completions]
+        usage = given.usage
+        predicted = llm._model.language.tokenizer.encode(content if isinstance(content, str) else plain.text, False)
+        assert usage.accepted_tokens + usage.rejected_tokens == 2 * len(predicted)
+    for wrong in ({"content": 5}, {"type": "other", "content": "a"}, {"type": "content"}, "text"):
+        with pytest.raises(ParleyError, match="prediction"):
+            llm.chat(TALK, prediction=wrong)
+
+
+def test_scores_of_tokens_that_are_named(llm):
+    wish = {"max_tokens": 6, "temperature": 0.9, "seed": 4, "ignore_eos": True}
+    every = llm.generate("the quick brown", logprobs=-1, **wish).completions[0]
+    named = llm.generate("the quick brown", logprobs=2, logprob_token_ids=[300, 5, every.tokens[1].id], **wish)
+    assert named.completions[0].text == every.text
+    for token, whole in zip(named.completions[0].tokens, every.tokens, strict=True):
+        ids = list(dict.fromkeys([token.id, 300, 5, every.tokens[1].id]))
+        known = {each.id: each.logprob for each in whole.top} | {token.id: whole.logprob}
+        assert [(each.id, each.logprob) for each in token.top] == [(id, known[id]) for id in ids]
+        assert (token.id, token.logprob, token.rank) == (whole.id, whole.logprob, whole.rank)
+    with pytest.raises(ParleyError, match="vocabulary"):
+        llm.generate("a", logprobs=1, logprob_token_ids=[10**6])
+    with pytest.raises(ParleyError, match=r"logprob_token_ids.*use_beam_search"):
+        llm.generate("a", logprobs=1, logprob_token_ids=[5], use_beam_search=True, n=2)
+
+
 def test_vectors_come_in_order_and_are_as_each_alone(llm):
     texts = ["the quick brown fox", "jumps", "the quick brown fox"]
     first, second, third = llm.embed(texts)

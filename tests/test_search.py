@@ -1,5 +1,6 @@
 """Beam search as clients see it: with stops, grammars, streams and logprobs; refused where it has no meaning."""
 
+import asyncio
 import json
 
 import models
@@ -98,6 +99,28 @@ def test_what_has_no_meaning_or_room_is_refused_by_name(llm, members, named):
         llm.generate("a " * 400, **WIDE | members)
     assert caught.value.status == 400 and all(name in caught.value.message for name in named)
     assert llm._model.held == 0
+
+
+def test_when_its_time_is_over_the_best_is_given_of_what_was_found(llm):
+    long = {"use_beam_search": True, "best_of": 4, "n": 2, "max_tokens": 900, "ignore_eos": True}
+    reply = CompletionReply(decode(json.dumps({"prompt": PROMPT} | long).encode()), Head("1", 0, "", 1 << 20))
+
+    async def collect():
+        before, events = llm._model.engine.stats.steps, []
+        async with llm._generation(reply.request) as generation:
+            while llm._model.engine.stats.steps < before + 9:
+                await asyncio.sleep(0.001)
+            generation.stop("length")
+            while made := await generation.next():
+                events += made
+        return events
+
+    events = llm._wait(collect())
+    ended = [event for event in events if isinstance(event, Done)]
+    assert [event.reason for event in ended] == ["length"] * 2
+    length = ended[0].usage.completion_tokens
+    whole = llm.generate(PROMPT, **long | {"max_tokens": length}).completions
+    assert length > 5 and [event.text for event in events if isinstance(event, Delta)] == [w.text for w in whole]
 
 
 def test_beams_that_nobody_waits_for_leave_nothing(llm):

@@ -67,11 +67,11 @@ class Turns(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct):
-    """``length`` in tokens, as far as characters tell; ``hashes`` shortest first; ``messages`` as they are written."""
+    """``length`` in tokens, as far as characters tell; ``marks`` shortest first; ``messages`` as they are written."""
 
     model: str = ""
     length: int = 0
-    hashes: Sequence[Mark] = ()
+    marks: Sequence[Mark] = ()
     messages: bytes = b""
 
     def turns(self) -> Turns | None:

@@ -16,7 +16,8 @@ from parley.cluster.load import Side
 from parley.cluster.prefix import REPORTED, Mark
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
-News = Literal["joined", "ready", "lost", "faulty", "restarted", "left"]
+News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
+PROOFS = 3  # answers in a row after which a faulty instance is taken to be well
 FRESH = 10.0  # seconds in which what was sent to an instance must show in its report
 
 
@@ -24,9 +25,11 @@ FRESH = 10.0  # seconds in which what was sent to an instance must show in its r
 class Instance:
     """One server. ``slots``, ``blocks``: what it has in all; ``avail_…``: of that free, as it says itself.
 
-    ``management``: where it is asked for its status. ``extended``: it is parley, and runs any request whole as well.
-    ``attached``: its results can be received; who receives them says so. ``peers``: the only ones that it is linked
-    with, if it tells. ``found``: its origin; those of a controller's list are as that says and are not asked.
+    ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers
+    that, if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be
+    received; who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the
+    role that it had first, whoever named it. ``found``: its origin; those of a controller's list are as that says and
+    are not asked.
     """
 
     id: int
@@ -34,7 +37,9 @@ class Instance:
     role: str = "mixed"
     group: int = 0
     management: str = ""
+    metrics: str = ""
     peer: str = ""
+    grpc: str = ""
     found: Literal["file", "list", "controller"] = "file"
     slots: int = 200
     blocks: int = 1024
@@ -49,11 +54,14 @@ class Instance:
     attached: bool = True
     offline: bool = False
     switching: bool = False
+    loaded: bool = True  # it takes requests, as it says: it is neither loading nor about to end
     seen: bool = False  # it has answered at all
     misses: int = 0  # looks without an answer, in a row
     answered: float = 0.0  # when it last did
     lost: bool = False
     faulty_until: float = 0.0
+    fault: str = ""  # why it was called faulty last
+    proofs: int = 0  # answers in a row since then
     avail_slots: int | None = None
     avail_blocks: int | None = None
     waiting: int = 0
@@ -69,6 +77,8 @@ class Instance:
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         self.management = (self.management or self.url).rstrip("/")
+        self.metrics = (self.metrics or self.management).rstrip("/")
+        self.meant = self.role
         self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
         self.tasks = 0  # requests that are here
         self.sent: dict[int, float] = {}  # hashes that were sent here and when, oldest first
@@ -85,7 +95,7 @@ class Instance:
             return "faulty"
         if self.offline:
             return "offline"
-        if not self.seen:
+        if not self.seen or not self.loaded:
             return "joining"
         return "switching" if self.switching or self.role not in ("mixed", "prefill", "decode", "flex") else "ready"
 
@@ -134,7 +144,6 @@ class Table:
         self.instances: dict[int, Instance] = {}
         self.watchers: list[Watcher] = []
         self.listed = False  # a controller's list has come
-        self.faults: list[tuple[float, int, str]] = []
         for place in options.instances:
             self.add(placed(place))
 
@@ -168,10 +177,24 @@ class Table:
             watcher(instance, news)
 
     def fault(self, instance: Instance, reason: str = "") -> None:
-        """It broke its link or does not answer where others do: it is not chosen for a while, or until it restarts."""
+        """It broke its link or could not be reached: it is not chosen for a while.
+
+        One that is asked for its status is back as soon as it answered some times in a row, or was restarted.
+        """
         instance.faulty_until = self.clock() + self.options.fault_seconds
-        self.faults = [*self.faults[-99:], (time.time(), instance.id, reason)]
+        instance.proofs, instance.fault = 0, reason
         self.tell(instance, "faulty")
+
+    def withhold(self, instance: Instance, offline: bool) -> None:
+        """Give it no new requests, or again some."""
+        before, instance.offline = instance.offline, offline
+        if before and not offline:
+            self.tell(instance, "ready")
+
+    def lose(self, instance: Instance) -> None:
+        """It is known not to be there, before it missed as many looks as that takes otherwise."""
+        instance.misses = max(instance.misses, self.options.misses - 1)
+        self.missed(instance)
 
     def attach(self, instance: Instance, attached: bool) -> None:
         """Whether its results can be received."""
@@ -182,6 +205,7 @@ class Table:
     def missed(self, instance: Instance) -> None:
         """It did not answer a look."""
         instance.misses += 1
+        instance.proofs = 0
         if instance.misses >= self.options.misses and not instance.lost and instance.seen:
             instance.lost = True
             self.tell(instance, "lost")
@@ -194,6 +218,9 @@ class Table:
         restarted = bool(instance.epoch and epoch and epoch != instance.epoch)
         instance.epoch = epoch or instance.epoch
         instance.lost = False
+        instance.proofs += 1
+        if instance.found != "list" and instance.proofs >= PROOFS:
+            instance.faulty_until = 0.0
         if restarted:
             instance.faulty_until = 0.0
             instance.hashes, instance.sent = frozenset(), {}
@@ -206,10 +233,12 @@ class Table:
         service, resource = _table(said, "service"), _table(said, "resource")
         own = _table(said, "parley")
         instance.extended = bool(own)
+        before = instance.role
         role = own.get("role") or service.get("currentRole")
         if isinstance(role, str):
             instance.role = role
         instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
+        instance.loaded = own.get("ready", True) is not False
         share = service.get("p_percentage")
         if isinstance(share, int) and 0 <= share <= 100:
             instance.p_percentage = share
@@ -234,7 +263,10 @@ class Table:
             instance.hashes = frozenset(hash for hash in hashes[:REPORTED] if isinstance(hash, int))
         transfers = _table(own, "transfers")
         instance.transfers = {name: value for name, value in transfers.items() if isinstance(value, int | float)}
-        self.heard(instance, own.get("epoch") if isinstance(own.get("epoch"), str) else "")  # type: ignore[arg-type]
+        epoch = own.get("epoch")
+        self.heard(instance, epoch if isinstance(epoch, str) else "")
+        if instance.role != before:
+            self.tell(instance, "changed")
 
     def ready(self, model: str = "") -> bool:
         """Is there a P and a linked D, or one that does both? ``model``: that have it."""
@@ -257,7 +289,9 @@ def placed(place: Place) -> Instance:
         place.role,
         place.group,
         place.management or "",
+        place.metrics or "",
         place.peer or "",
+        grpc=place.grpc or "",
         p_percentage=place.p_percentage,
     )
     instance.slots, instance.blocks = place.slots or instance.slots, place.blocks or instance.blocks

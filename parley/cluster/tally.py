@@ -19,6 +19,7 @@ class Tally:
         self.transfer = Distribution(own=MOVED)
         self.ended = Count("ok", "failed")
         self.refusals = Count()
+        self.choices = Count("separate", "whole")
         self.requests = self.retries = self.good = 0
         self.input = self.output = 0.0  # mean lengths in tokens
         self.output_tokens = 0
@@ -26,6 +27,14 @@ class Tally:
     def asked(self, attempt: int) -> None:
         self.requests += attempt == 0
         self.retries += attempt > 0
+
+    @property
+    def goodput(self) -> float:
+        """Of the attempts that ended, those that were good."""
+        return self.good / self.ended.total if self.ended.total else 0.0
+
+    def chosen(self, separate: bool) -> None:
+        self.choices.add(value="separate" if separate else "whole")
 
     def refused(self, status: int) -> None:
         self.refusals.add(value=str(status))

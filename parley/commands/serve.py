@@ -14,7 +14,7 @@ from parley.kinds import Named
 from parley.options import Config, ConfigError, nearest, show
 
 if TYPE_CHECKING:
-    from parley.server.options import Listen, Offer, ServerOptions
+    from parley.server.options import Listen, Offer, ServerOptions, Tls
 
 OPTIONS = SERVE
 GRPC = "grpc"  # what --listen calls it
@@ -88,6 +88,11 @@ def server_options(config: Config) -> ServerOptions:
         ping_interval=config["ping"],
         lora_root=config["lora-root"],
         tokenizer_info=config["tokenizer-info"],
+        role=config["role"],
+        peer_port=config["peer-port"] if config["role"] != "mixed" else None,
+        p_percentage=config["p-percentage"],
+        cluster_secret=secret_of(config),
+        peer_tls=peer_tls_of(config),
         engine="scripted" if config["fake-engine"] else "thread" if config["in-process"] else "process",
         access_log=not config["quiet"],
         log_format=config["log-format"],
@@ -116,6 +121,29 @@ def grpc_of(config: Config) -> tuple[Listen, ...]:
     if ports and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
         raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
     return tuple(ports)
+
+
+def secret_of(config: Config) -> str:
+    """The cluster's secret, empty if there is none. Raises ConfigError."""
+    if config["cluster-secret"] and config["cluster-secret-file"]:
+        raise ConfigError("--cluster-secret and --cluster-secret-file are both given; one is enough.")
+    secret = config["cluster-secret"] or (keys_of(config["cluster-secret-file"], "cluster-secret-file") or [""])[0]
+    if not secret.isascii() or not secret.isprintable():
+        raise ConfigError("--cluster-secret: it has to be of printable ASCII, for it travels in headers.")
+    return secret
+
+
+def peer_tls_of(config: Config) -> Tls | None:
+    """How what instances hand over is encrypted. Raises ConfigError."""
+    from parley.server.options import Tls
+
+    files = [config[name] for name in ("cluster-cert", "cluster-key", "cluster-ca")]
+    if not any(files):
+        return None
+    if not all(files):
+        raise ConfigError("--cluster-cert, --cluster-key and --cluster-ca go together.")
+    certificate, key, authority = map(Path, files)
+    return Tls(certificate, key, clients=(authority,))
 
 
 def keys_of(file: str | None, option: str = "api-key-file") -> list[str]:

@@ -115,6 +115,17 @@ class Search:
         self.over = not moves or not self._worthwhile(moves[0].total, length)
         return [] if self.over else moves
 
+    def conclude(self, reason: Finish) -> None:
+        """End the search here: beams count as outputs that have come to their end, if they have any tokens."""
+        for beam in self.beams:
+            if length := beam.sequence.generated:
+                ids = beam.sequence.tokens[self.root.prompt_len :]
+                value = beam.total / length**self._wish.length_penalty
+                self.found.append(Found(ids, value, beam.scores, reason, None))
+        best = sorted(self.found, key=lambda found: -found.value)[: self._wish.width]
+        self.found = best or [Found([], 0.0, [], reason, None)]
+        self.over = True
+
     def outputs(self) -> list[Output]:
         """What the choices that are still wanted are given. Where fewer outputs exist, they come again from the first.
 
@@ -127,7 +138,8 @@ class Search:
             output.cached_tokens, output.waited = root.cached, root.waited
             output.preemptions = sum(member.preemptions for member in self.members)
             if index == 0:
-                output.prompt_scores = root.prompt_scores or None
+                whole = len(root.prompt_scores) == root.prompt_len  # else it ended while its prompt was read
+                output.prompt_scores = root.prompt_scores if whole else None
             if self.work.costs:
                 output.costs = self.costs[: len(found.token_ids)]
             made.append(output)

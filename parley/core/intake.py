@@ -98,13 +98,16 @@ class Intake:
         else:
             prepared()
 
-    def cancel(self, id: str, index: int = -1) -> None:
-        """One choice of a work that waits is not wanted any more, or (-1) none is. Unknown: ignored."""
-        if id in self._wanted:
-            self._wanted[id] -= {index} if index >= 0 else self._wanted[id]
+    def cancel(self, id: str, index: int = -1) -> set[int]:
+        """One choice of a work that waits is not wanted any more, or (-1) none is. Which were; unknown: none."""
+        wanted = self._wanted.get(id, set())
+        gone = wanted & {index} if index >= 0 else wanted
+        if gone:
+            self._wanted[id] = wanted - gone
             if not self._wanted[id]:
                 del self._wanted[id]
                 self._shelf.cancel(id)
+        return gone
 
     def end(self, id: str) -> None:
         """A work that had begun has ended: others may have its adapter's place."""

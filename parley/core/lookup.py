@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 
 from parley.core.sequence import Sequence
+from parley.core.speculation import Proposer
 
 TABLE = 1 << 14  # heads of chains
 TRIES = 16  # places looked at
@@ -27,16 +28,41 @@ class Lookup:
         self._indices: dict[Sequence, Index] = {}
 
     def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
-        found = []
-        for sequence, length in asked:
-            index = self._indices.get(sequence)
-            if index is None:
-                index = self._indices[sequence] = Index(sequence.tokens)
-            found.append(index.guess(length))
-        return found
+        return [self._index(sequence).guess(length) for sequence, length in asked]
+
+    def _index(self, sequence: Sequence) -> Index:
+        prediction = sequence.work.prediction
+        index = self._indices.get(sequence)
+        if index is None:
+            tokens = sequence.tokens
+            if prediction:  # as if it stood between the prompt and what was written
+                tokens = [*tokens[: sequence.prompt_len], *prediction, *tokens[sequence.prompt_len :]]
+            index = self._indices[sequence] = Index(tokens)
+        elif prediction:
+            index.extend(sequence.tokens[len(index) - len(prediction) :])
+        return index
 
     def forget(self, sequence: Sequence) -> None:
         self._indices.pop(sequence, None)
+
+
+class Predicted:
+    """A proposer for sequences whose works say what is expected; others are the affair of ``other``, or nobody's."""
+
+    def __init__(self, other: Proposer | None):
+        self._lookup = Lookup()
+        self._other = other
+
+    def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+        rest = [each for each in asked if not each[0].work.prediction]
+        guesses = iter(self._other.propose(rest) if self._other is not None and rest else [[]] * len(rest))
+        expected = iter(self._lookup.propose([each for each in asked if each[0].work.prediction]))
+        return [next(expected if sequence.work.prediction else guesses) for sequence, _ in asked]
+
+    def forget(self, sequence: Sequence) -> None:
+        self._lookup.forget(sequence)
+        if self._other is not None:
+            self._other.forget(sequence)
 
 
 class Index:
@@ -46,6 +72,12 @@ class Index:
         self._tokens = tokens
         self._heads = array("i", [-1]) * TABLE  # hash of a pair -> place of its second token, the latest
         self._before = array("i", [-1])  # that place -> the place before it with this hash
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: list[int]) -> None:
+        self._tokens += tokens
 
     def guess(self, length: int) -> list[int]:
         """Up to so many tokens that followed where the last ones stood before."""

@@ -24,7 +24,7 @@ from parley.core.finish import allowance, verdict
 from parley.core.fork import branch
 from parley.core.holds import Holds
 from parley.core.intake import Intake, Prepare, at_once, refusal
-from parley.core.lookup import Lookup
+from parley.core.lookup import Lookup, Predicted
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Runner, Sampled, Sequence, Status, Step
@@ -70,12 +70,14 @@ class Loop:
         self.holds = Holds(self.pool, self.shelf, names, runner.vocab_size, filled or (lambda id, pages: None))
         self.scheduler: Scheduler | Whole
         self.speculation: Speculation | None = None
+        self._speculates = False  # for all, or only for works that say what is expected
         if runner.blocks:
             # A sequence that is alone can always go on: no context is longer than the pool.
             self.context = min(self.context, runner.blocks * BLOCK_SIZE)
             proposer = Lookup() if settings.speculate == "ngram" else runner.proposer
-            if proposer is not None:
-                self.speculation = Speculation(proposer, settings.speculate_tokens, runner.vocab_size)
+            guesses = proposer if isinstance(proposer, Lookup) else Predicted(proposer)
+            self.speculation = Speculation(guesses, settings.speculate_tokens, runner.vocab_size)
+            self._speculates = proposer is not None
             self.scheduler = Scheduler(
                 self.pool,
                 pace,
@@ -83,7 +85,7 @@ class Loop:
                 self._admit,
                 self._release,
                 settings.prefix_cache,
-                self.speculation,
+                self.speculation if self._speculates else None,
                 self.holds.fits,
                 self.holds.revoke,
             )
@@ -96,6 +98,7 @@ class Loop:
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
         self._searches: dict[str, Search] = {}  # works whose choices are searched for
         self._broken: list[Search] = []  # of which a sequence could not be admitted
+        self._predicted: set[str] = set()  # works that say what is expected of them
         self._outputs: list[Output] = []
         self._changed = False  # something happened that no emit has told of
         self._stuck = False  # whoever is next waits for pages that are held for other instances
@@ -139,6 +142,16 @@ class Loop:
                 self._changed = True
         # Refusals wait for the next step in this list; nothing else ever does.
         self._outputs = [o for o in self._outputs if o.id != id or (index >= 0 and o.index != index)]
+
+    def conclude(self, id: str, reason: Finish) -> None:
+        """A search gives what it has found by now; what goes on ends for this ``reason``. Others: ignored."""
+        search = self._searches.get(id)
+        if search is not None:
+            search.conclude(reason)
+            self._give(search)
+        elif wanted := self.intake.cancel(id):
+            self._outputs += [Output(id, index, finish=reason) for index in sorted(wanted)]
+        self._changed = True
 
     def reset(self, *, running: bool = False) -> bool:
         """Forget all cached prefixes, as ``Reset`` says. Whether it was done: not while pages are held for others."""
@@ -253,6 +266,9 @@ class Loop:
             self._searches[work.id] = Search(work, list(choices.values()))
         elif choices:
             self._open[work.id] = choices
+            if work.prediction:
+                self._predicted.add(work.id)
+                self._guess()
         if work.lease and self._caching and not width:
             self._lease(choices, wanted)
         self._prompt_tokens += len(work.token_ids)
@@ -294,7 +310,7 @@ class Loop:
         prompt = sum(row.count for row in step.rows if row.count > 1)
         self._last = (step.tokens, prompt, len(step.rows), seconds)
         self._pace.observe(seconds)
-        if self.speculation is not None and not prompt:
+        if self.speculation is not None and (self._speculates or self._predicted) and not prompt:
             self.speculation.observe(step, seconds)
         return results
 
@@ -382,6 +398,10 @@ class Loop:
                 log.exception("beams could not fork")
                 self._abort(search, FAILED)
             return
+        self._give(search)
+
+    def _give(self, search: Search) -> None:
+        """What a search that is over has found."""
         outputs = search.outputs()
         self._generated_tokens += sum(len(output.token_ids) for output in outputs)
         self._outputs += outputs
@@ -424,6 +444,14 @@ class Loop:
         if not choices:
             del self._open[sequence.id]
             self.intake.end(sequence.id)
+            if sequence.work.prediction:
+                self._predicted.discard(sequence.id)
+                self._guess()
+
+    def _guess(self) -> None:
+        """Let the scheduler ask for guesses while there is anything to guess by."""
+        if isinstance(self.scheduler, Scheduler):
+            self.scheduler.speculation = self.speculation if self._speculates or self._predicted else None
 
     def _admit(self, sequence: Sequence) -> bool:
         if not sequence.preemptions:

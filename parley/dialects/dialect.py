@@ -301,6 +301,7 @@ class About:
 
 Kind = Literal[
     "generate",  # read(body, Head) -> Reply, or the Answer if the body itself decides how its refusal looks
+    "embed",  # the same, for vectors alone
     "tokenize",  # read(body) -> Tokenize; write(Tokenized) -> bytes
     "detokenize",  # read(body) -> Detokenize; write(str) -> bytes
     "models",  # write(list[Card]) -> bytes
@@ -322,6 +323,11 @@ Kind = Literal[
     "order",  # hold requests back, or take them again: read(body, Head, Facts) -> Told
     "stop",  # end the server: read(Head) -> bool (at once); write(bool: the first time?) -> Answer
     "metrics",
+    # of an instance of a cluster
+    "dresult",  # results of requests that a coordinator had it take over
+    "flow",  # some of these are to wait
+    "role",  # take the role that the path names
+    "status",  # role and resources
 ]
 
 

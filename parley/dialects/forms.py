@@ -12,14 +12,16 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from parley.dialects.fields import Fields
+from parley.dialects.parameters import MAX_ID
 from parley.errors import Invalid, Unsupported
-from parley.types import AnyText, Either, Grammar, Piece, Sequence, Tag, TagList, Tags
+from parley.types import AnyText, Either, Exactly, Grammar, Piece, Repeat, Sequence, Tag, TagList, Tags
 
 Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OBJECT = {"type": "object"}  # any at all
 MAX_CHOICES = 4096
 MAX_ENDS = MAX_EXCLUDES = 16
+MAX_TIMES = 4096
 MAX_DEPTH = 32  # of pieces in one another
 MAX_CHARACTERS = 1 << 20  # of a regular expression or grammar, or of all choices together
 GBNF = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)  # how a rule of one begins; Lark's have a colon
@@ -153,7 +155,32 @@ def _piece(shape: Fields, field: str, depth: int) -> Piece:
             if not tags:
                 raise shape.empty("tags", "array")
             return TagList(tags, _text(shape, "separator"), **more)
+        case "optional" | "star" | "plus" | "repeat":
+            return _repeat(shape, kind, field, depth)
+        case "token":
+            token = shape.raw("token")
+            return Exactly(_text(shape, "token") if isinstance(token, str) else _number(shape, "token", MAX_ID))
     raise _unavailable(shape, "type", f"a format of type '{kind[:60]}'")
+
+
+def _repeat(shape: Fields, kind: str, field: str, depth: int) -> Repeat:
+    content = shape.object("content")
+    if content is None:
+        raise shape.missing("content")
+    piece = _piece(content, field, depth + 1)
+    if kind != "repeat":
+        return Repeat(piece, int(kind == "plus"), 1 if kind == "optional" else None)
+    least, most = _number(shape, "min", MAX_TIMES), _number(shape, "max", MAX_TIMES, -1)
+    if 0 <= most < least:
+        raise shape.fail("max", f"must be -1 or at least 'min', but got {most}.")
+    return Repeat(piece, least, None if most < 0 else most)
+
+
+def _number(fields: Fields, name: str, high: int, low: int = 0) -> int:
+    number = fields.integer(name, None, low, high)
+    if number is None:
+        raise fields.missing(name)
+    return number
 
 
 def _tag(tag: Fields, field: str, depth: int) -> Tag:

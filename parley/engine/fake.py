@@ -17,6 +17,7 @@ from time import perf_counter
 from parley.engine.messages import (
     Cancel,
     Changed,
+    Conclude,
     Filled,
     Free,
     LoadAdapter,
@@ -128,6 +129,11 @@ class FakeEngine(Engine):
         elif isinstance(message, Cancel):
             for queue in (self._waiting, self._running):
                 queue[:] = [c for c in queue if c.work.id != message.id or message.index not in (-1, c.index)]
+        elif isinstance(message, Conclude):
+            ended = [c for c in self._waiting + self._running if c.work.id == message.id]
+            self._send(Cancel(message.id))
+            last = [Output(message.id, choice.index, finish=message.reason) for choice in ended]
+            self._deliver(Outputs(last, self._stats()))
         elif isinstance(message, Reset):
             self._answered(Wiped(message.id, message.running or not self._running))
         elif isinstance(message, LoadAdapter):
@@ -225,7 +231,7 @@ class FakeEngine(Engine):
             work.id,
             choice.index,
             ids,
-            scores=[self._score(token, work.logprobs) for token in ids] if work.logprobs >= 0 else None,
+            scores=[self._score(token, work.logprobs, work.named) for token in ids] if work.logprobs >= 0 else None,
             finish=finish,
             stop_id=stop_id,
             prompt_scores=[None, *(self._score(t, work.prompt_logprobs) for t in work.token_ids[1:])]
@@ -250,10 +256,10 @@ class FakeEngine(Engine):
         before, choice.since = choice.since, perf_counter()
         return Cost(rows, choice.since - before, 0.0)
 
-    def _score(self, token: int, top: int) -> Score:
+    def _score(self, token: int, top: int, named: list[int] | None = None) -> Score:
         """Made-up but plausible numbers: the token itself is the most likely, its successors follow."""
-        ids = [(token + k) % self._model.vocab_size for k in range(top)]
-        return Score(-0.5, 1, ids, [-0.5 - k for k in range(top)])
+        ids = named or [(token + k) % self._model.vocab_size for k in range(top)]
+        return Score(-0.5, 1, ids, [-0.5 - k for k in range(len(ids))])
 
     def _stats(self) -> Stats:
         self._counts.running = len(self._running)

@@ -26,6 +26,7 @@ from parley import wire
 from parley.engine.messages import (
     Cancel,
     Changed,
+    Conclude,
     Fatal,
     Filled,
     Free,
@@ -148,6 +149,8 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
                 loop.add(message.work)
             elif isinstance(message, Cancel):
                 loop.cancel(message.id, message.index)
+            elif isinstance(message, Conclude):
+                loop.conclude(message.id, message.reason)
             elif isinstance(message, Reset):
                 send(Wiped(message.id, loop.reset(running=message.running)))
             elif isinstance(message, LoadAdapter):

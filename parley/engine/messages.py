@@ -6,6 +6,8 @@ Questions have a number, ``id``, and are answered by a message with the same one
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from parley.types import ModelInfo, Output, Stats, Work
@@ -20,6 +22,16 @@ class Cancel(msgspec.Struct, tag="cancel", array_like=True):
 
     id: str
     index: int = -1
+
+
+class Conclude(msgspec.Struct, tag="conclude", array_like=True):
+    """A search is to give the best of what it has found by now: its beams end where they are, with ``reason``.
+
+    One that has not begun gives outputs without tokens. Others that have begun, and unknown ids, are ignored.
+    """
+
+    id: str
+    reason: Literal["length", "cancel"] = "length"
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
@@ -93,7 +105,9 @@ class Release(msgspec.Struct, tag="release", array_like=True):
     id: str
 
 
-ToEngine = Submit | Cancel | Reset | LoadAdapter | UnloadAdapter | Reserve | Landed | Free | Release | Shutdown
+ToEngine = (
+    Submit | Cancel | Conclude | Reset | LoadAdapter | UnloadAdapter | Reserve | Landed | Free | Release | Shutdown
+)
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from parley.engine.messages import (
     Cancel,
     Changed,
+    Conclude,
     Filled,
     Free,
     FromEngine,
@@ -103,6 +104,11 @@ class Stream:
         self._engine.cancelled(self, -1 if not self.open else index)
         self._wake()
 
+    def conclude(self, reason: Literal["length", "cancel"]) -> None:
+        """Have a search give what it has found by now, as its last outputs."""
+        if self.open:
+            self._engine.concluded(self, reason)
+
     def _push(self, output: Output) -> None:
         """An output has come; ``_wake`` follows."""
         if output.index not in self.open:
@@ -141,6 +147,9 @@ class Engine(ABC):
         self.info: ModelInfo | None = None
         self.stats = Stats()
         self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
+        self.began: Callable[[ModelInfo], None] = lambda info: (
+            None
+        )  # when the model is loaded, for the first time or again
         self.failure = ""
         self._streams: dict[str, Stream] = {}
         self._touched: list[Stream] = []  # have got outputs, of which nobody has been told
@@ -182,6 +191,11 @@ class Engine(ABC):
         if index < 0:
             self._streams.pop(stream.id, None)
         self._tell(Cancel(stream.id, index))
+
+    def concluded(self, stream: Stream, reason: Literal["length", "cancel"]) -> None:
+        """A stream was concluded (called by the stream itself)."""
+        if self.state == "ready":
+            self._send(Conclude(stream.id, reason))
 
     async def reset(self, *, running: bool = False) -> bool:
         """Forget all cached prefixes; ``running`` works are put back for it. Whether it was done.
@@ -254,6 +268,7 @@ class Engine(ABC):
     def _serve(self, info: ModelInfo) -> None:
         """The model is loaded, for the first time or again."""
         self.info, self.state, self.failure = info, "ready", ""
+        self.began(info)
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(info)
 

@@ -2,8 +2,9 @@
 
 A ``Form`` is one sequence's place in its grammar. As soon as a token is drawn it moves on, and a thread begins the mask
 of the next one; the network has a whole step to run before that is needed. llguidance does the work, in Rust and
-without the interpreter's lock. The API process has checked the grammar (``text/grammar.py``) and how much it takes, so
-what fails here fails one choice.
+without the interpreter's lock. On few cores what is done beside the network is taken from it: a *lazy* form can be
+asked about single tokens, which takes a microsecond, and has a mask made only when that is wanted. The API process has
+checked the grammar (``text/grammar.py``) and how much it takes, so what fails here fails one choice.
 
 Knows sequences and the vocabulary's spelling; nothing of logits but which of them are struck out.
 """
@@ -14,7 +15,9 @@ import logging
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -53,9 +56,9 @@ class Grammars:
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self.pool = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar")
 
-    def begin(self, sequence: Sequence) -> Form:
-        """Its place in its grammar, behind what it has written already."""
-        return Form(self, sequence)
+    def begin(self, sequence: Sequence, *, greedy: bool = False, lazy: bool = False) -> Form:
+        """Its place in its grammar, behind what it has written already. ``greedy``: nothing but ``best`` is wanted."""
+        return Form(self, sequence, greedy, lazy)
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
         """A matcher at the beginning of the grammar. Takes its time: for threads. Raises ValueError."""
@@ -143,11 +146,14 @@ class Form:
     """A sequence's place in its grammar and in its reasoning, as far as that is limited.
 
     ``end``: nothing may follow the token that was drawn last, which is text ("form") or a mark that ends it ("mark").
-    ``few``: the tokens that may come next, int64 and ascending, where they are not many.
+    ``few``: the tokens that may come next, int64 and ascending, where they are not many; not of a greedy one.
+    ``due``: nothing is forced, and there is no mask unless it is ``wanted``. ``ready`` must have been asked.
     """
 
-    def __init__(self, grammars: Grammars, sequence: Sequence):
+    def __init__(self, grammars: Grammars, sequence: Sequence, greedy: bool, lazy: bool):
         self.end: End | None = None
+        self.due = False
+        self._greedy, self._lazy = greedy, lazy
         self._grammars = grammars
         self._stops = sequence.stops
         self._error: str | None = None
@@ -157,7 +163,8 @@ class Form:
         self._bits: np.ndarray | None = None  # uint8 [V / 8]: those that may come, the first in the lowest bit
         self.few: torch.Tensor | None = None
         written = sequence.tokens[sequence.prompt_len :]
-        self._making: Future[None] | None = grammars.pool.submit(self._begin, sequence.work, written)
+        self._making: Future[None] | None = None
+        self._start(partial(self._begin, sequence.work, written), True)
 
     @staticmethod
     def wanted(work: Work) -> bool:
@@ -179,11 +186,30 @@ class Form:
         if self._making is not None:
             making, self._making = self._making, None
             try:
-                making.result()
+                if making.cancel():  # no thread has begun it
+                    self._make()
+                else:
+                    making.result()
             except Exception as error:
                 log.error("a grammar cannot be followed: %s", error)
                 self._error = COMPLEX
         return self._error
+
+    def _start(self, make: Callable[[], None], beside: bool) -> None:
+        self._make, self._making = make, self._grammars.pool.submit(make) if beside else Future()
+
+    def allows(self, token: int) -> bool:
+        """Whether a mask that is due would let this token come. A mark that only comes when nothing else can does not
+        count."""
+        if token in self._grammars.ends and token not in self._stops:
+            return False
+        return self._matcher is not None and self._matcher.validate_tokens([token]) == 1
+
+    def want(self, *, beside: bool = True) -> None:
+        """Have the mask made that is due: by a thread, if there is something else to do meanwhile, or by ``ready``."""
+        self.due = False
+        if self._matcher is not None:
+            self._start(partial(self._mask, self._matcher), beside)
 
     @property
     def changes(self) -> bool:
@@ -197,6 +223,13 @@ class Form:
             row[self._forced] = 0.0
         elif self._bits is not None:
             native.strike(row, self._bits)
+
+    def best(self, row: torch.Tensor) -> int | None:
+        """The likeliest token that may come next, by logits float32 [V], even if the model rules it out; None where
+        any may. ``ready`` must have been asked."""
+        if self._forced is not None or self._bits is None:
+            return self._forced
+        return native.best(row, self._bits)
 
     def mend(self, token: int) -> int:
         """The token that was drawn, or, where the model rules out all that may come, the first of these."""
@@ -216,6 +249,7 @@ class Form:
     def append(self, token: int) -> None:
         """Move on by a token that was drawn, and begin the next mask."""
         self._forced = self._bits = self.few = None
+        self.due = False
         if self._thought is not None:
             self._thought.append(token)
             self._forced = self._thought.forced
@@ -227,7 +261,9 @@ class Form:
         elif matcher.is_stopped():
             self.end = self._end(token)
         elif self._forced is None:
-            self._making = self._grammars.pool.submit(self._mask, matcher)
+            self.due = True
+            if not self._lazy:
+                self.want()
 
     def _end(self, token: int) -> End:
         return "mark" if token in self._grammars.ends else "form"
@@ -243,7 +279,10 @@ class Form:
             if not matcher.consume_tokens(written):
                 raise ValueError(matcher.get_error())
             if self._forced is None:
-                self._mask(matcher)
+                if self._lazy:
+                    self.due = True
+                else:
+                    self._mask(matcher)
 
     def _mask(self, matcher: llguidance.LLMatcher) -> None:
         size = self._grammars.vocab_size
@@ -260,6 +299,8 @@ class Form:
         if not bits.any():
             raise ValueError("no token of the vocabulary may come next")
         self._bits = bits
+        if self._greedy:
+            return
         some = np.flatnonzero(bits)
         if len(some) <= FEW:
             place, bit = np.nonzero(np.unpackbits(bits[some][:, None], axis=1, bitorder="little"))

@@ -176,11 +176,14 @@ class Runner:
             slots = [sequence.slot for sequence in sequences]
             positions = [sequence.generated for sequence in sequences]
             draws = self.sampler.sample(logits, slots, positions, likely, spent=True)
-            for i, (token, drawn_score) in zip(drawn, draws, strict=True):
+            for i, slot, (token, drawn_score) in zip(drawn, slots, draws, strict=True):
+                if token is None:
+                    results[i].error = self.sampler.ready([slot])[0]
+                    continue
                 results[i].tokens.append(token)
                 if drawn_score is not None:
                     results[i].scores.append(drawn_score)
-                results[i].end = self.sampler.end(rows[i].sequence.slot)
+                results[i].end = self.sampler.end(slot)
 
     def _search(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
         """What may follow the rows of beams."""

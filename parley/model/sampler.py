@@ -25,12 +25,14 @@ from parley.core.sequence import Candidate, Sequence
 from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
 from parley.model.grammar import End, Form, Grammars
-from parley.model.score import alternatives, likeliest, normaliser, score
+from parley.model.score import alternatives, likeliest, logprobs, normaliser, score
 from parley.types import Score
 
 Way = Literal["greedy", "whole", "cut", "typical"]
 WAYS: tuple[Way, ...] = get_args(Way)
 FEW = 64  # alternatives; to list more takes longer
+TRIED = 16  # of a row's likeliest tokens, before its grammar's mask is made
+CORES = 8  # with more of them the network hardly notices what is done beside it
 
 GREEDY = 1e-6  # a temperature below this is 0. vLLM's bound is 1e-5: the same tokens, but for ties
 
@@ -47,6 +49,7 @@ class Plan:
     form: Form | None = None
     beams: int = 0  # of a search; 0: the slot's tokens are drawn
     stops: list[int] = field(default_factory=list)  # of a search: tokens that end its outputs
+    named: list[int] = field(default_factory=list)  # tokens that scores list in place of the likeliest
 
     def edits(self, position: int) -> bool:
         """Whether output token ``position`` (from 0) sees other logits than the model's, beside what a grammar says."""
@@ -65,6 +68,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.grammars = grammars
         self.device = torch.device(device)
+        self._lazy = self.device.type == "cpu" and torch.get_num_threads() <= CORES
         self._plans: list[Plan | None] = [None] * slots
         self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
         self._min_p = torch.zeros(slots, dtype=torch.float64, device=device)
@@ -88,10 +92,12 @@ class Sampler:
         if Form.wanted(sequence.work):
             if self.grammars is None:
                 raise ValueError("there is nothing to read grammars with")
-            form = self.grammars.begin(sequence)
+            greedy = way == "greedy" and edit is None and sequence.work.beam is None
+            form = self.grammars.begin(sequence, greedy=greedy, lazy=greedy and self._lazy)
         beams = sequence.work.beam.width if sequence.work.beam is not None else 0
         stops = [id for id in sequence.work.stop_ids if 0 <= id < self.vocab_size] if beams else []
-        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form, beams, stops)
+        work = sequence.work
+        self._plans[slot] = Plan(sequence.seed, way, work.logprobs, edit, form, beams, stops, work.named)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
@@ -124,8 +130,9 @@ class Sampler:
         likely: torch.Tensor | None = None,
         *,
         spent: bool = False,
-    ) -> list[tuple[int, Score | None]]:
-        """Draw a token for each row, with its score if the slot wants log-probabilities.
+    ) -> list[tuple[int | None, Score | None]]:
+        """Draw a token for each row, with its score if the slot wants log-probabilities; None where the slot's grammar
+        turns out not to be ``ready``.
 
         logits float32 [R, vocab] (left as they are, unless they are ``spent``: nobody needs them again); row i is token
         ``positions[i]`` of its output, counted from 0. Every row needs a largest logit that is a finite number; the
@@ -133,26 +140,32 @@ class Sampler:
         written to.
         """
         plans = [self._plan(slot) for slot in slots]
+        followed = self._follow(logits, plans, likely)
         few = [
             row
             for row, plan in enumerate(plans)
             if plan.form is not None and plan.form.few is not None and not plan.edits(positions[row])
         ]
-        edited, changed = self._edit(logits, plans, positions, spent, few)
-        rest = [row for row in range(len(plans)) if row not in few] if few else range(len(plans))
+        done = {*few, *followed}
+        edited, changed = self._edit(logits, plans, positions, spent, done)
+        rest = [row for row in range(len(plans)) if row not in done] if done else range(len(plans))
         tokens = self._choose(edited, rest, plans, slots, positions, None if changed else likely)
         if few:
             tokens[torch.tensor(few, device=self.device)] = self._choose_few(logits, few, plans, slots, positions)
         chosen = tokens.tolist()
         for row, plan in enumerate(plans):
             if plan.form is not None:
-                chosen[row] = plan.form.mend(chosen[row])
-        for plan, token in zip(plans, chosen, strict=True):
+                chosen[row] = followed[row] if row in followed else plan.form.mend(chosen[row])
+        scores = self._scores(logits, plans, chosen)
+        for row, plan in enumerate(plans):
+            if plan.form is not None and plan.form.ready() is not None:
+                chosen[row] = scores[row] = None
+                continue
             if plan.edit is not None:
-                plan.edit.append(token)
+                plan.edit.append(chosen[row])
             if plan.form is not None:
-                plan.form.append(token)
-        return list(zip(chosen, self._scores(logits, plans, chosen), strict=True))
+                plan.form.append(chosen[row])
+        return list(zip(chosen, scores, strict=True))
 
     def search(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> list[list[Candidate]]:
         """What may follow each row of a search, the likeliest first. Arguments as of ``sample``.
@@ -163,7 +176,7 @@ class Sampler:
         plans = [self._plan(slot) for slot in slots]
         norms = normaliser(logits)
         shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
-        edited, _ = self._edit(logits - shift, plans, positions, True, [])
+        edited, _ = self._edit(logits - shift, plans, positions, True, set())
         found: list[list[Candidate]] = []
         likely = likeliest(edited, [2 * plan.beams for plan in plans], [plan.stops for plan in plans])
         for row, plan in enumerate(plans):
@@ -203,10 +216,44 @@ class Sampler:
         assert plan is not None, f"slot {slot} samples without a sequence"
         return plan
 
+    def _follow(self, logits: torch.Tensor, plans: list[Plan], likely: torch.Tensor | None) -> dict[int, int]:
+        """The tokens of greedy rows, nothing but whose grammars says what may come.
+
+        Where a mask is due and one of a row's likeliest tokens may come, that is the one, and no mask is needed. Where
+        many tokens may come a mask takes long to make, and one of these is soon found.
+        """
+        forms = {
+            row: plan.form
+            for row, plan in enumerate(plans)
+            if plan.form is not None and plan.way == "greedy" and plan.edit is None
+        }
+        if not forms:
+            return {}
+        first = (native.argmax(logits)[1] if likely is None else likely).tolist()
+        tokens = {row: first[row] for row, form in forms.items() if form.due and form.allows(first[row])}
+        rows = [row for row, form in forms.items() if form.due and row not in tokens]
+        if rows:
+            listed = native.top_k(logits if 2 * len(rows) > len(logits) else logits[rows], TRIED + 1)
+        for place, row in enumerate(rows):
+            values, ids = (each[row if len(listed[0]) == len(logits) else place].tolist() for each in listed)
+            ranked = sorted((-value, id) for value, id in zip(values, ids, strict=True) if value > values[-1])
+            tried = (id for _, id in ranked if id != first[row])
+            token = next(filter(forms[row].allows, tried), None)
+            if token is not None:
+                tokens[row] = token
+        rows = [row for row in rows if row not in tokens]
+        for row in rows:
+            forms[row].want(beside=row != rows[-1])
+        for row, form in reversed(forms.items()):  # threads begin with the first
+            if row not in tokens and form.ready() is None:
+                best = form.best(logits[row])
+                tokens[row] = first[row] if best is None else best
+        return tokens
+
     def _edit(
-        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool, few: list[int]
+        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool, done: set[int]
     ) -> tuple[torch.Tensor, bool]:
-        """The logits after grammars and edits, and whether any row has any; the rows of ``few`` keep theirs.
+        """The logits after grammars and edits, and whether any row has any; the rows of ``done`` keep theirs.
 
         A copy of a large vocabulary would cost more than the edits, so ``spent`` ones are edited in place, unless
         scores are wanted, which are those of the logits before.
@@ -214,7 +261,7 @@ class Sampler:
         forms = [
             (row, plan.form)
             for row, plan in enumerate(plans)
-            if plan.form is not None and plan.form.changes and row not in few
+            if plan.form is not None and plan.form.changes and row not in done
         ]
         edits = [
             (row, plan.edit) for row, plan in enumerate(plans) if plan.edit is not None and plan.edits(positions[row])
@@ -304,4 +351,7 @@ class Sampler:
             for row, each in zip(rows, found, strict=True):
                 count = plans[row].logprobs
                 scores[row] = Score(each.logprob, each.rank, each.top_ids[:count], each.top[:count])
+        for row, plan in enumerate(plans):
+            if (own := scores[row]) is not None and plan.named:
+                own.top_ids, own.top = plan.named, logprobs(logits[row], plan.named)
         return scores

@@ -75,12 +75,17 @@ def _round(
     for (trial, at), (token, score) in zip(asked, draws, strict=True):
         if not trial.right:
             continue
+        slot = trial.row.sequence.slot
+        if token is None:
+            trial.right = False
+            if at == trial.first:
+                trial.result.error = sampler.ready([slot])[0]
+            continue
         trial.result.tokens.append(token)
         if score is not None:
             trial.result.scores.append(score)
         number, drafts = at - trial.first, trial.row.drafts
         trial.right = number < len(drafts) and drafts[number] == token
-        slot = trial.row.sequence.slot
         if sampler.stateful(slot):
             trial.result.end = sampler.end(slot)
             if trial.right and trial.result.end is None:

@@ -60,6 +60,7 @@ __all__ = [
     "add_rms_norm",
     "argmax",
     "attend",
+    "best",
     "embed",
     "format",
     "identity",
@@ -279,6 +280,10 @@ def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
 
 def totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
     return _vocabulary(logits).totals(logits, peaks)
+
+
+def best(logits: torch.Tensor, bits: np.ndarray) -> int:
+    return _vocabulary(logits).best(logits, bits)
 
 
 def strike(logits: torch.Tensor, bits: np.ndarray) -> None:

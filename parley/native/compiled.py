@@ -35,6 +35,7 @@ ARGUMENTS = {
     "argmax": [P, P, P, N, N, N],
     "top_k": [P, P, P, N, N, N, N],
     "totals": [P, P, P, N, N, N],
+    "best": [P, P, N],
     "strike": [P, P, N],
     "attend_dim": [],
     "page_bytes": [N, N, N, N],
@@ -45,7 +46,8 @@ ARGUMENTS = {
 }
 # What gives one
 NUMBERS = (
-    "packed_size", "attend_dim", "page_bytes", *compiled_int4.NUMBERS, *compiled_int8.NUMBERS, *compiled_lora.NUMBERS,
+    "packed_size", "attend_dim", "page_bytes", "best",
+    *compiled_int4.NUMBERS, *compiled_int8.NUMBERS, *compiled_lora.NUMBERS,
 )  # fmt: skip
 
 
@@ -288,6 +290,10 @@ class Kernels:
         threads = torch.get_num_threads()
         self._c.totals(logits.data_ptr(), peaks.data_ptr(), sums.data_ptr(), rows, vocab, threads)
         return sums
+
+    def best(self, logits: torch.Tensor, bits: np.ndarray) -> int:
+        assert logits.is_contiguous() and bits.flags.c_contiguous
+        return self._c.best(logits.data_ptr(), bits.ctypes.data, len(logits))
 
     def strike(self, logits: torch.Tensor, bits: np.ndarray) -> None:
         assert logits.is_contiguous() and bits.flags.c_contiguous

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
+from parley.instance.heads import preface
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
@@ -103,13 +104,24 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        await self.answer(self.exchange(scope, receive, send))
+
+    def exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+        """A request to this port."""
         exchange = Exchange(scope, receive, send, self.service.options, self._dialect(scope["path"]))
+        exchange.preface = preface(exchange.headers)
+        return exchange
+
+    async def answer(self, exchange: Exchange, *, admitted: bool = False) -> None:
+        """Answer a request, which another server may have let in."""
+        scope = exchange.scope
         scope[EXCHANGE] = exchange
         scope["app"] = self  # makes the router raise, rather than answer, when a method does not fit
         try:
-            self._admit(scope, exchange)
+            if not admitted:
+                self._admit(scope, exchange)
             answering = self._plain.get((scope["method"], scope["path"]), self._router)
-            await answering(scope, receive, send)
+            await answering(scope, exchange.receive, exchange.raw_send)
         except ClientGone:
             exchange.abort()
         except ParleyError as error:
@@ -125,7 +137,8 @@ class App:
             await self._refuse(exchange, ParleyError("The server had an error while it processed the request."))
         finally:
             del scope[EXCHANGE]  # which refers to the scope: nothing is to wait for the garbage collector
-            self.service.responses.add(value=str(exchange.status))
+            if not admitted:
+                self.service.responses.add(value=str(exchange.status))
             if self.service.options.access_log:
                 access(exchange)
 
@@ -147,7 +160,7 @@ class App:
         return self._owners[path] if path in self._owners else wording(self.surfaces, path)
 
     async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
-        if exchange.status:  # too late for an answer: a cut connection is at least no false end
+        if exchange.begun:  # too late for an answer: a cut connection is at least no false end
             exchange.abort()
             return
         try:

@@ -19,17 +19,24 @@ TOLD: dict[Limit, str] = {
 
 
 class Clock:
-    """Runs from now on. Limits in seconds, None for none: for the whole, of the ``client`` and of the ``server``; for
-    the time between two calls of ``seen``, or before the first. ``expire`` is called at most once."""
+    """Runs from now on, when ``spent`` seconds of the whole are over.
+
+    Limits in seconds, None for none: for the whole, of the ``client`` and of the ``server``; for the time between two
+    calls of ``seen``, or before the first. ``expire`` is called at most once."""
 
     def __init__(
-        self, client: float | None, server: float | None, token: float | None, expire: Callable[[Expired], None]
+        self,
+        client: float | None,
+        server: float | None,
+        token: float | None,
+        expire: Callable[[Expired], None],
+        spent: float = 0.0,
     ):
         self._loop = asyncio.get_running_loop()
         self._seen = self._loop.time()
         limits: list[tuple[float, Limit]] = [(client or inf, "client"), (server or inf, "server")]
         whole, self._whose = min(limits, key=lambda limit: limit[0])
-        self._end = self._seen + whole
+        self._end = self._seen + whole - spent
         self._gap = token or inf
         self._expire = expire
         self._timer: asyncio.TimerHandle | None = None

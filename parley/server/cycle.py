@@ -8,13 +8,37 @@ head with the first of them. Knows no limits (``limits``), no parser and no API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 CYCLE = "parley.cycle"  # scope: the request's cycle
+
+
+class Outlet(Protocol):
+    """Where an exchange writes: a connection's cycle, or what stands for one. As the methods of ``Cycle`` say."""
+
+    @property
+    def response_started(self) -> bool: ...
+
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def blocked(self) -> bool: ...
+
+    def abort(self) -> None: ...
+
+    def watch(self, departed: Callable[[], None]) -> bool: ...
+
+    def unwatch(self, departed: Callable[[], None]) -> None: ...
+
+    async def send(self, message: Message) -> None: ...
+
+    def part(self, data: bytes, *, last: bool = False) -> None: ...
 
 
 class Cycle:
@@ -131,8 +155,14 @@ class Cycle:
         if self.response_started:
             self.part(message.get("body", b""), last=not message.get("more_body", False))
         else:
-            self.response_started, self._expected = True, False
-            self._head = self._begin(message["status"], [*self._headers, *message["headers"]])
+            self.begin(message["status"], message["headers"])
+
+    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The head of the answer, which leaves with its first part. Raises RuntimeError for one with a line break."""
+        if self.disconnected or self.response_complete:
+            return
+        self.response_started, self._expected = True, False
+        self._head = self._begin(status, [*self._headers, *headers])
 
     def part(self, data: bytes, *, last: bool = False) -> None:
         """More of a body that has begun and is not ``blocked``: ``send`` without its ceremony."""
@@ -157,7 +187,8 @@ class Cycle:
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The head. Raises RuntimeError when a header would begin a line of its own."""
         names = dict(headers)
-        self._chunked = b"content-length" not in names and status not in (204, 304)
+        sized = b"content-length" in names or status in (204, 304)
+        self._chunked = not sized and self.scope["http_version"] != "1.0"  # whose answers end with the connection
         if self._chunked and not self._silent:
             headers.append((b"transfer-encoding", b"chunked"))
         if names.get(b"connection") == b"close":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,6 +17,7 @@ from parley.dialects.dialect import Timings
 from parley.engine.protocol import Stream
 from parley.errors import EngineDied, EngineError, Expired, InUse, ParleyError, excerpt
 from parley.server.clock import Clock
+from parley.server.leg import Leg
 from parley.server.model import Model, off_loop
 from parley.server.ranking import Ranking
 from parley.server.tally import Tally
@@ -45,9 +46,10 @@ class Branch:
 
 
 class Generation:
-    """One request from its admission to its last event. ``tenant``: on whose behalf it is."""
+    """One request from its admission to its last event. ``tenant``: on whose behalf it is. ``leg``: the part of it that
+    is done here, if it is not done as a whole."""
 
-    def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = ""):
+    def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = "", leg: Leg | None = None):
         request.model = tally.note.model = model.called(request.model)
         if request.adapter is None and request.model in model.adapters:
             request.adapter = request.model
@@ -62,19 +64,28 @@ class Generation:
         self._tenant = tenant
         self._branches: list[Branch] = []
         self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
+        self._pumping = 0  # of them, how many will bring more
         self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
         self._fresh: list[Event] = []  # made by begin, given by the first next
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
         self._closed = False
         self._stopped: Reason | None = None  # how it was, if it was from outside
+        self._leg = leg
+        if leg is not None:
+            leg.generation = self
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
-        self._clock = Clock(*limits, self._expire) if any(limits) else None
+        self._clock = Clock(*limits, self._expire, leg.spent if leg is not None else 0.0) if any(limits) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names under which it can be stopped."""
-        return self._request.id, *self._request.labels
+        own = (self._leg.label,) if self._leg is not None else ()
+        return self._request.id, *self._request.labels, *own
+
+    @property
+    def model(self) -> Model:
+        return self._model
 
     @property
     def adapter(self) -> tuple[str, bool] | None:
@@ -86,6 +97,8 @@ class Generation:
         """Make works of the request and hand them to the engine. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
         made = await works(model, request, self._tenant)
+        if self._leg is not None:
+            await self._leg.prepare(request, [work for _, work in made])
         strings = request.stop.strings
         stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
         if self._error is not None:
@@ -94,22 +107,44 @@ class Generation:
         check_adapter(model, request)
         for number, (prepared, work) in enumerate(made):
             self._submit(number, prepared, work, stops)
-        if self._stopped:
+        if self._leg is not None:
+            self._leg.submitted([branch.stream for branch in self._branches])
+        begun = self._leg is not None and self._leg.past is not None
+        if self._stopped and not begun:
             self.stop(self._stopped)
-        self._tally.submit(request, self.usage)
+        self._tally.submit(request, self.usage, begun=begun)
         if len(self._branches) > 1:
+            self._pumping = len(self._branches)
             self._queue = asyncio.Queue()
             self._pumps = [asyncio.create_task(self._pump(branch)) for branch in self._branches]
 
+    def replay(self) -> Iterator[list[Event]]:
+        """The events of what was done elsewhere, as they came there; to be asked for before all others."""
+        past = self._leg.past if self._leg is not None else None
+        if past is None:
+            return
+        yield self._fresh
+        self._fresh = []
+        for batch in past:
+            with self._tally.elsewhere():
+                events = [event for number, output in batch for event in self._render(self._branches[number], [output])]
+            yield events
+        for branch in self._branches:
+            for index in range(len(branch.choices)):
+                if branch.choices[index].ended:
+                    branch.stream.cancel(index)
+        if self._stopped:
+            self.stop(self._stopped)
+
     async def next(self) -> list[Event]:
-        """The events since the last time, at least one; none when every choice has ended. Raises ParleyError."""
+        """The events since the last time, at least one; none when no more come. Raises ParleyError."""
         while True:
             if self._fresh:
                 events, self._fresh = self._fresh, []
                 return events
             if self._error is not None:
                 raise self._error
-            if not self._left:
+            if not self.live:
                 return []
             if len(self._branches) == 1:
                 arrived = [(self._branches[0], await self._branches[0].stream.next())]
@@ -118,7 +153,8 @@ class Generation:
                 while not self._queue.empty():
                     arrived.append(self._queue.get_nowait())
             for branch, outputs in arrived:
-                if not outputs and not self._error and any(not choice.ended for choice in branch.choices):
+                self._pumping -= not outputs
+                if not outputs and not self._leaves and not self._error and any(not c.ended for c in branch.choices):
                     raise EngineError(UNANSWERED)
                 self._fresh += self._take(branch, outputs)
 
@@ -139,7 +175,7 @@ class Generation:
                 more = take(events)
             elif self._error is not None:
                 raise self._error
-            elif not self._left:
+            elif not self.live:
                 return
             elif branch.stream.ended:
                 raise EngineError(UNANSWERED)
@@ -150,6 +186,29 @@ class Generation:
     def ended(self) -> bool:
         """Have all events been given?"""
         return not self._left and not self._fresh
+
+    @property
+    def live(self) -> bool:
+        """Are events to come? Not when it is gone on with elsewhere."""
+        if self._leaves and not self._fresh and self._branches:
+            return self._pumping > 0 if len(self._branches) > 1 else not self._branches[0].stream.ended
+        return not self.ended
+
+    async def leave(self) -> None:
+        """Let it be gone on with elsewhere, for no more comes here. Raises ParleyError."""
+        assert self._leg is not None
+        await self._leg.leave()
+
+    @property
+    def _leaves(self) -> bool:
+        return self._leg is not None and not self._leg.ends
+
+    def halt(self, label: str) -> None:
+        """End it from outside, by one of its labels."""
+        if self._leg is not None and label == self._leg.label:
+            self._leg.drop()
+        else:
+            self.stop()
 
     def abort(self, error: ParleyError) -> None:
         """End it from outside: whoever waits for events, or asks for the next ones, gets the error."""
@@ -163,6 +222,9 @@ class Generation:
         if self._request.pooling is not None:
             return  # a vector is there whole, or not at all
         for branch in self._branches:
+            if self._request.beam is not None:
+                branch.stream.conclude("cancel" if reason == "cancel" else "length")
+                continue  # what was found by now comes with the engine's next step
             branch.stream.cancel()
             for index, choice in enumerate(branch.choices):
                 assert isinstance(choice, Choice)
@@ -193,14 +255,18 @@ class Generation:
         self._model.open.pop(self, None)
         given = [branch.ranking.best if branch.ranking else branch.choices for branch in self._branches]
         delivered = [choice.usage.completion_tokens for choices in given for choice in choices]
-        self._tally.close(delivered, self._left, failed=self._error is not None)
+        onward = self._leg is not None and self._leg.left
+        self._tally.close(delivered, self._left, failed=self._error is not None, onward=onward)
+        if self._leg is not None:
+            self._leg.close()
 
     def _submit(self, number: int, prepared: Prepared, work: Work, stops: Stops | None) -> None:
         """Hand a prompt's work to the engine."""
         request, tokenizer = self._request, self._model.language.tokenizer
         first = number * request.n
         drafted = [
-            Choice(request, first + k, tokenizer, prepared, stops, details=request.want.ids) for k in range(work.n)
+            Choice(request, first + k, tokenizer, prepared, stops, details=request.want.ids)
+            for k in range(request.made)
         ]
         choices = drafted if request.pooling is None else [Pooled(number, len(work.token_ids))]
         due = request.want.prompt_logprobs is not None
@@ -218,12 +284,17 @@ class Generation:
         self._queue.put_nowait((branch, []))
 
     def _take(self, branch: Branch, outputs: list[Output]) -> list[Event]:
+        if self._leg is not None:
+            self._leg.took(branch.number, outputs)
+        return self._render(branch, outputs)
+
+    def _render(self, branch: Branch, outputs: list[Output]) -> list[Event]:
         events: list[Event] = []
         if branch.scores_due:
             outputs = branch.held + outputs
             scores = next((output.prompt_scores for output in outputs if output.prompt_scores is not None), None)
-            failed = any(output.finish == "error" for output in outputs)
-            if scores is None and not failed:
+            ended = any(output.finish == "error" or (output.finish and not output.index) for output in outputs)
+            if scores is None and not ended:
                 branch.held = outputs
                 return events
             branch.scores_due, branch.held = False, []
@@ -268,6 +339,8 @@ class Generation:
         self._left -= 1
         self.usage.completion_tokens += done.usage.completion_tokens
         self.usage.reasoning_tokens += done.usage.reasoning_tokens
+        self.usage.accepted_tokens += done.usage.accepted_tokens
+        self.usage.rejected_tokens += done.usage.rejected_tokens
         if done.index % self._request.n == 0:  # the engine's first choice; the others find its prompt in the cache
             self.usage.cached_tokens += branch.choices[0].usage.cached_tokens
         self._tally.end(done.reason)

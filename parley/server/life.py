@@ -43,7 +43,7 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
         if (limit := exchange.patience()) is not None:
             reply.request.timeout = min(limit, reply.request.timeout or limit)
         tally = Tally(model.metrics, exchange.note, exchange.arrived)
-        generation = Generation(model, reply.request, tally, exchange.tenant)
+        generation = Generation(model, reply.request, tally, exchange.tenant, exchange.leg)
         try:
             await exchange.while_connected(_answer(exchange, reply, generation))
         finally:
@@ -74,7 +74,8 @@ def _shared(service: Service, route: Route, exchange: Exchange, body: bytes) -> 
     assert route.read is not None
     named = exchange.path.get("endpoint") or (route.model(body) if route.model is not None else "")
     named = named or service.main.name
-    share = service.endpoints.choose(named, exchange.path.get("served", ""))
+    chance = int(exchange.unique[:13], 16) / 16**13  # as the request's id, so that it is the same everywhere
+    share = service.endpoints.choose(named, exchange.path.get("served", ""), lambda: chance)
     if share.model not in service.names:  # what stands for any model elsewhere is no endpoint's name
         raise UnknownModel(f"There is no model {excerpt(share.model)}.", name=named, served=service.names)
     model = service.find(share.model)
@@ -86,20 +87,27 @@ def _shared(service: Service, route: Route, exchange: Exchange, body: bytes) -> 
 
 def head(model: Model, exchange: Exchange) -> Head:
     query = exchange.scope.get("query_string", b"")
-    return model.head(exchange.unique, exchange.path, exchange.headers, query)
+    return model.head(exchange.unique, exchange.path, exchange.headers, query, exchange.created)
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
-    await generation.begin()
     if reply.request.stream:
         await _stream(exchange, reply, generation)
         return
+    await generation.begin()
+    for events in generation.replay():
+        reply.add(events)
 
     def add(events: list[Event]) -> bool:
         reply.add(events)
+        if exchange.leg is not None and generation.live:
+            exchange.leg.moved()
         return True
 
     await generation.feed(add)
+    if not generation.ended:
+        await generation.leave()
+        return
     body, extra = reply.body(generation.usage), reply.headers(generation.timings)
     if reply.coding:
         body = await off_loop(len(body), partial(deflate, body, reply.coding))
@@ -110,9 +118,6 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
     media_type, interval = reply.media_type, exchange.options.ping_interval or reply.silence
     pinging = None
-    if interval and reply.ping and media_type.startswith("text/event-stream"):
-        pinging = asyncio.create_task(_ping(exchange, reply, interval))
-    exchange.extra = reply.headers(None)
     held, flowing = b"", False
 
     def write(events: list[Event]) -> bool:
@@ -127,15 +132,25 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
         return False
 
     try:
-        while not generation.ended:
+        await generation.begin()
+        if interval and reply.ping and media_type.startswith("text/event-stream"):
+            pinging = asyncio.create_task(_ping(exchange, reply, interval))
+        exchange.extra = reply.headers(None)
+        for events in generation.replay():
+            reply.chunk(events)  # whoever reads the stream has these bytes
+        while generation.live:
             await generation.feed(write)
             if held and not generation.ended:
                 data, held = held, b""
                 await exchange.write(data, media_type)
                 flowing = True
+        if not generation.ended:
+            await exchange.write(b"", media_type)  # its head, where there were no bytes yet
+            await generation.leave()
+            return
         last = held + reply.end(generation.usage)
     except ParleyError as error:
-        if not exchange.status:
+        if not exchange.begun:
             raise
         last = held + reply.fail(exchange.translate(error))
     finally:
@@ -150,6 +165,7 @@ async def _ping(exchange: Exchange, reply: Reply, interval: float) -> None:
     while True:
         silent = time.perf_counter() - max(began, exchange.written)
         if silent >= interval:
-            await exchange.write(reply.ping, reply.media_type)
+            if exchange.leg is None or exchange.begun:
+                await exchange.write(reply.ping, reply.media_type)
             silent = 0.0
         await asyncio.sleep(interval - silent)

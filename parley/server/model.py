@@ -254,15 +254,21 @@ class Model:
         batch, stats = self.settings.max_batch, self.engine.stats
         return Vitals(self.phase, self.places, self.held, batch, stats, self.engine.info, first, gap)
 
-    def head(self, id: str, path: Mapping[str, str], headers: Mapping[bytes, bytes], query: bytes = b"") -> Head:
-        """What a dialect is told of a request with this id."""
+    def head(
+        self,
+        id: str,
+        path: Mapping[str, str],
+        headers: Mapping[bytes, bytes],
+        query: bytes = b"",
+        created: int | None = None,
+    ) -> Head:
+        """What a dialect is told of a request with this id, ``created`` now if nothing else is said."""
         info, stats = self.engine.info, self.engine.stats
         context, device, size = (info.max_model_len, info.device, info.block_size) if info is not None else (0, "", 0)
         cached, capacity = stats.blocks_used * size, stats.blocks_total * size
         advice = self._language.advice if self._language is not None else {}
-        return Head(
-            id, int(time.time()), self.fingerprint, context, device, path, headers, query, cached, capacity, advice
-        )
+        created = int(time.time()) if created is None else created
+        return Head(id, created, self.fingerprint, context, device, path, headers, query, cached, capacity, advice)
 
     def hold(self, choices: int, tenant: str = "") -> None:
         """Take places. A request is let in whole as long as one place is free. Raises Overloaded.

@@ -13,6 +13,7 @@ import msgspec
 from parley import __version__
 from parley.dialects.dialect import About, Adapt, Answer, Card, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound, ParleyError
+from parley.instance import routes
 from parley.server import adapters, control, page
 from parley.server.life import generate, head
 from parley.server.metrics import View
@@ -23,7 +24,7 @@ from parley.types import Chat, Text
 
 Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 
-PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load"})
+PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load", "status"})
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
@@ -123,7 +124,7 @@ async def halt(service: Service, route: Route, exchange: Exchange) -> None:
     wish: Halt = route.read(await exchange.body(), head(model, exchange))
     generation = model.labelled(wish.label)
     if generation is not None:
-        generation.stop()
+        generation.halt(wish.label)
     await _tell(exchange, wish.done if generation is not None else wish.unknown)
 
 
@@ -225,7 +226,8 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 HANDLERS: dict[Kind, Handle] = {
-    "generate": generate,
+    "generate": routes.generate,
+    "embed": generate,
     "tokenize": tokenize,
     "detokenize": detokenize,
     "models": models,
@@ -247,4 +249,8 @@ HANDLERS: dict[Kind, Handle] = {
     "live": live,
     "ready": ready,
     "metrics": metrics,
+    "dresult": routes.dresult,
+    "flow": routes.flow,
+    "role": routes.role,
+    "status": routes.status,
 }

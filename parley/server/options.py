@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 from parley.dialects.dialect import Dialect
 from parley.types import Settings
 
+Role = Literal["none", "prefill", "decode", "flex", "mixed"]
+
 
 class Tls(NamedTuple):
     """How a port is encrypted, by files in PEM format.
@@ -85,6 +87,13 @@ class ServerOptions:
     lora_root: str | None = None  # the folder below which clients may load adapters; none: they may not
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
     engine: Literal["process", "thread", "scripted"] = "process"  # where the model runs; scripted: there is none
+
+    # as an instance of a cluster
+    role: Role = "mixed"
+    peer_port: int | None = None  # where other instances hand requests over; 0: any free port; None: nowhere
+    p_percentage: int = 50  # how much of a flex instance is for prefill
+    cluster_secret: str = ""  # that all instances and coordinators of the cluster know
+    peer_tls: Tls | None = None  # of what instances hand over, with certificates on both sides
 
     access_log: bool = True
     log_format: Literal["text", "json"] = "text"

@@ -19,7 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 from parley.dialects.dialect import Answer, Dialect, Headers
 from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding, excerpt
 from parley.server.chance import draw
-from parley.server.cycle import CYCLE, Cycle
+from parley.server.cycle import CYCLE, Outlet
+from parley.server.leg import Leg
 from parley.server.limits import inflate
 from parley.server.options import ServerOptions
 from parley.server.tally import Note
@@ -38,7 +39,9 @@ class ClientGone(Exception):
 class Exchange:
     """``names`` translate the fields of errors; ``dialect`` words them, unless ``refusal`` does.
 
-    ``extra``: further headers of a stream. ``tenant``: on whose behalf, by the key.
+    ``extra``: further headers of a stream. ``tenant``: on whose behalf, by the key. ``leg``: which part of the request
+    is done here, if it is not done as a whole. ``created``: when the request was, by the clock that its answer shows;
+    None: now. ``preface``: how many bytes came ``before`` the client's body.
     """
 
     scope: Scope
@@ -51,18 +54,34 @@ class Exchange:
     extra: Headers = ()
     refusal: Callable[[ParleyError], Answer | None] = lambda error: None
     tenant: str = ""
+    leg: Leg | None = None
+    created: int | None = None
+    preface: int = 0
+    before: bytes = b""
     status: int = 0  # 0: nothing was sent yet
     complete: bool = False
 
     def __post_init__(self) -> None:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
-        self.unique = draw().hex()
-        self._cycle: Cycle = self.scope[CYCLE]
+        self._cycle: Outlet = self.scope[CYCLE]
         self.written = 0.0  # when the last part of a stream was
         self._held: bytes | None = None
+        self.identify(draw().hex())
+
+    def identify(self, unique: str) -> None:
+        """Be the request of this id, 32 hexadecimal digits; what is drawn for its answer comes from that."""
         given = self.headers.get(b"x-request-id", b"")
-        self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
+        self.unique, self.id = unique, given.decode() if REQUEST_ID.fullmatch(given) else f"req_{unique}"
+
+    def divert(self, outlet: Outlet) -> None:
+        """Let the answer go somewhere else than to the connection that the request came by."""
+        self._cycle, self.raw_send = outlet, outlet.send
+
+    @property
+    def begun(self) -> bool:
+        """Has whoever waits for the answer got its beginning?"""
+        return self.status != 0 and self._cycle.response_started
 
     @property
     def path(self) -> Mapping[str, str]:
@@ -93,6 +112,7 @@ class Exchange:
 
     async def _read(self) -> bytes:
         limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
+        limit += self.preface
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
@@ -104,6 +124,7 @@ class Exchange:
                     body = await self._receive(limit)
             except TimeoutError:
                 raise TimedOut(f"The body did not come within {self.options.body_timeout:g} seconds.") from None
+        self.before, body = body[: self.preface], body[self.preface :]
         coding = self.headers.get(b"content-encoding", b"")
         return await asyncio.to_thread(inflate, body, coding, limit) if coding else body
 
@@ -176,7 +197,8 @@ class Exchange:
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""
         error = self.translate(error)
-        answer = self.refusal(error) or self.dialect.error(error)
+        own = self.leg.refusal(error) if self.leg is not None else None
+        answer = own or self.refusal(error) or self.dialect.error(error)
         headers = list(extra)
         after = getattr(error, "retry_after", None)
         if after is not None and self.dialect.hints:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from parley import __version__
 from parley.dialects.dialect import Facts
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
+from parley.instance.node import Node
 from parley.server.endpoints import Endpoints
 from parley.server.model import Model
 from parley.server.options import ServerOptions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # What clients of Hugging Face's servers, of which each has one model, say where a name has to stand.
 PLACEHOLDER = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
+LAST_WORDS = 0.5  # seconds for the last events of requests whose engine was closed
 CLOSING = "The server is shutting down."
 
 
@@ -38,6 +40,7 @@ class Service:
         self.adapting = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.draining = False
         self.stop: Callable[[], None] = lambda: None  # ends the server
+        self.node = Node(self)
         for model in models:
             self._enlist(model)
 
@@ -47,6 +50,7 @@ class Service:
         if taken:
             raise ValueError(f"The name {taken[0]} is that of another model already.")
         self.models.append(model)
+        self.node.follow(model)
 
     @property
     def main(self) -> Model:
@@ -174,6 +178,9 @@ class Service:
         await asyncio.gather(*(model.settle(seconds) for model in self.models))
 
     async def close(self) -> None:
-        """End all engines, and let another server have the file of endpoints."""
+        """End all engines, of which what is still open gets its error, then the node; let another server have the file
+        of endpoints."""
         self.endpoints.close()
         await asyncio.gather(*(model.close() for model in self.models))
+        await self.settle(LAST_WORDS)
+        await self.node.close()

@@ -20,9 +20,20 @@ OPERATIONS = (
     Route("GET", "/health/live", "live"),
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
+    Route("GET", "/dresult", "dresult"),
+    Route("POST", "/v1/dresult/flow", "flow"),
+    Route("POST", "/v1/role/prefill", "role"),
+    Route("POST", "/v1/role/decode", "role"),
+    Route("POST", "/v1/role/flex", "role"),
+    Route("POST", "/v2/role/prefill", "role"),
+    Route("POST", "/v2/role/decode", "role"),
+    Route("GET", "/v1/status", "status"),
+    Route("GET", "/v2/status", "status"),
 )
 OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
-CHANGES: frozenset[Kind] = frozenset({"adapter", "reset", "order", "stop", "endpoint"})  # the server, or who is served
+CHANGES: frozenset[Kind] = frozenset(
+    {"adapter", "reset", "order", "stop", "endpoint", "role"}
+)  # the server, or who is served
 
 
 def changes(route: Route) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from parley.dialects.dialect import Timings
@@ -45,16 +47,28 @@ class Tally:
         self._preempted: dict[int, int] = {}  # choice -> how often
         self._usage = Usage()
         self._skipped = 0  # tokens that came with the one before
+        self._elsewhere = False  # what comes has been counted there
 
     @property
     def waits(self) -> bool:
         """Has no token come yet?"""
         return not self._first
 
-    def submit(self, request: Request, usage: Usage) -> None:
-        """The engine has the request. ``usage`` goes on being added to."""
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What comes meanwhile is of another server's doing, which has counted it."""
+        self._elsewhere = True
+        try:
+            yield
+        finally:
+            self._elsewhere = False
+
+    def submit(self, request: Request, usage: Usage, *, begun: bool = False) -> None:
+        """The engine has the request. ``usage`` goes on being added to. ``begun``: elsewhere, and counted there."""
         self._submitted = time.perf_counter()
         self._usage = usage
+        if begun:
+            return
         metrics = self._metrics
         metrics.prepared.observe(self._submitted - self._arrived)
         metrics.prompt_length.observe(usage.prompt_tokens)
@@ -64,6 +78,9 @@ class Tally:
 
     def tokens(self, choice: int, count: int, now: float, waited: float) -> None:
         """Some tokens of a choice came; with the first ones, how long it ``waited`` in the engine."""
+        if self._elsewhere:
+            self._first, self._began = self._first or now, self._submitted
+            return
         if not self._first:
             self._first = now
             self._began = self._submitted + waited
@@ -88,7 +105,8 @@ class Tally:
     def end(self, reason: Reason) -> None:
         """A choice ended."""
         self.note.finish = reason
-        self._metrics.finished.add(value=REASONS[reason])
+        if not self._elsewhere:
+            self._metrics.finished.add(value=REASONS[reason])
 
     def timings(self) -> Timings:
         """Where the time has gone until now, when the last token has come."""
@@ -96,12 +114,17 @@ class Tally:
         began = self._began or now
         return Timings(now - self._arrived, self._submitted - self._arrived, began - self._submitted, now - began)
 
-    def close(self, lengths: list[int], left: int, *, failed: bool) -> None:
-        """Nothing more comes. ``lengths``: tokens delivered of each choice; ``left`` choices never ended."""
+    def close(self, lengths: list[int], left: int, *, failed: bool, onward: bool = False) -> None:
+        """Nothing more comes. ``lengths``: tokens delivered of each choice; ``left`` choices never ended.
+
+        ``onward``: the request goes on elsewhere, and is counted there when it has ended."""
         if not self._submitted:
             return
         now, metrics, usage, delivered = time.perf_counter(), self._metrics, self._usage, sum(lengths)
         self.note.prompt_tokens, self.note.completion_tokens = usage.prompt_tokens, delivered
+        if onward:
+            self.note.finish = "onward"
+            return
         if left:
             self.note.finish = "error" if failed else "abort"
             metrics.finished.add(left, self.note.finish)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 
 import msgspec
 
 from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, excerpt
 from parley.server import beams, vector
-from parley.server.chance import draw
 from parley.server.model import Model, off_loop
 from parley.text import Prepared
 from parley.text.grammar import WORKERS
@@ -31,7 +31,7 @@ async def works(model: Model, request: Request, tenant: str) -> list[tuple[Prepa
     vector.check(request, model.info)
     beams.settle(request, model.settings.max_batch)
     _check_ids(request, model.info)
-    size = sum(map(_size, request.prompts)) + 64 * len(request.banned)
+    size = sum(map(_size, request.prompts)) + 64 * len(request.banned) + len(request.prediction)
     grammars = await _grammars(model, request)
     prompts = await off_loop(size, partial(_prompts, model, request))
     return [
@@ -52,7 +52,7 @@ def _work(
 ) -> Work:
     language, vocabulary = model.language, model.info.vocab_size
     sampling, stop, want, budget = request.sampling, request.stop, request.want, request.thinking_budget
-    seed = sampling.seed if sampling.seed is not None else int.from_bytes(draw()) >> 65
+    seed = sampling.seed if sampling.seed is not None else _drawn(f"{request.id} {number}")
     ranked = 0 if request.best_of is not None else None  # the engine's own log-probabilities are needed for that
     return Work(
         id=f"{request.id}-{number}",
@@ -63,7 +63,7 @@ def _work(
         n=request.made,
         min_tokens=stop.min_tokens,
         stop_ids=sorted({*stop.ids, *(() if stop.ignore_eos else language.tokenizer.eos_ids)}),
-        logprobs=_listed(ranked if want.logprobs is None else want.logprobs, vocabulary),
+        logprobs=0 if want.named else _listed(ranked if want.logprobs is None else want.logprobs, vocabulary),
         prompt_logprobs=_listed(want.prompt_logprobs, vocabulary),
         salt=request.salt,
         costs=want.costs,
@@ -74,7 +74,14 @@ def _work(
         tenant=tenant,
         beam=request.beam,
         adapter=request.adapter or "",
+        prediction=prepared.predicted.token_ids if prepared.predicted is not None else [],
+        named=want.named,
     )
+
+
+def _drawn(source: str) -> int:
+    """A seed of 63 bits: by chance, as ids are, but the same wherever the same request is computed."""
+    return int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) >> 1
 
 
 def _listed(wanted: int | None, vocabulary: int) -> int:
@@ -101,12 +108,15 @@ def _prompts(model: Model, request: Request) -> list[tuple[Prepared, int]]:
     """Each prompt in tokens, and how many may be generated behind it. Raises BadRequest."""
     language, limit, longest = model.language, model.info.max_model_len, model.options.max_prompt
     made = []
+    predicted = language.predict(request.prediction, limit)
     for prompt in request.prompts:
         # where a prompt is cut anyway, none is hopelessly long
         most = limit if request.overflow == "refuse" else None
         prepared = language.prepare(prompt, most, request.truncate, pooling=request.pooling)
         if longest is not None or request.overflow != "refuse":
             prepared = _shortened(request, prepared, min(longest or limit, limit - 1))
+        if predicted is not None:
+            prepared = replace(prepared, predicted=predicted)
         made.append((prepared, _room(model, request, prepared.token_ids)))
     _check_lists(request, model.info, made)
     if request.banned:
@@ -164,6 +174,7 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
         "logit_bias": request.sampling.logit_bias,
         "stop_ids": request.stop.ids,
         "allowed_token_ids": request.sampling.allowed,
+        "logprob_token_ids": request.want.named,
     }
     for field, ids in given.items():
         if ids and (id := max(ids)) >= info.vocab_size:
@@ -174,7 +185,7 @@ def _check_lists(request: Request, info: ModelInfo, prompts: list[tuple[Prepared
     """Of how many tokens may the log-probabilities of the whole vocabulary be told? Raises Invalid."""
     want, vocabulary = request.want, info.vocab_size
     lists = {
-        "logprobs": request.made * sum(most for _, most in prompts) if want.logprobs == -1 else 0,
+        "logprobs": request.made * sum(most for _, most in prompts) if want.logprobs == -1 and not want.named else 0,
         "prompt_logprobs": sum(len(prepared.token_ids) for prepared, _ in prompts) if want.prompt_logprobs == -1 else 0,
     }
     for field, tokens in lists.items():

@@ -39,7 +39,7 @@ class Channels:
         self.thinking = thinking
         self._split = markup.think is not None
         self._calling = bool(markup.calls)
-        self._new_id = new_id or markup.new_id
+        self._new_id = new_id or markup.ids()
         self._tools = tools or Tools()
         self._text = ""  # unread
         self._at = 0
@@ -121,6 +121,8 @@ class Channels:
             self._out.append(("reasoning" if self.thinking else "content", text, None))
 
 
-def reader(markup: Markup, thinking: bool, tools: Tools | None) -> Regions | Channels:
+def reader(
+    markup: Markup, thinking: bool, tools: Tools | None, new_id: Callable[[], str] | None = None
+) -> Regions | Channels:
     """The parser of an answer with this markup."""
-    return (Channels if markup.channels else Regions)(markup, thinking, tools=tools)
+    return (Channels if markup.channels else Regions)(markup, thinking, new_id, tools)

@@ -14,6 +14,7 @@ from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reas
 from .channels import Channels, reader
 from .detokenizer import Detokenizer
 from .markup import PLAIN
+from .predicted import Follower
 from .prompt import Prepared
 from .regions import Region, Regions
 from .repeats import Repeats
@@ -46,9 +47,11 @@ class Choice:
         self._tokenizer = tokenizer
         self._stop = request.stop
         self._details = details or want.costs or want.logprobs is not None
-        self._alternatives = want.logprobs or 0
+        self._alternatives = -1 if want.named else want.logprobs or 0
+        self._named = bool(want.named)
         markup = PLAIN if want.plain else prepared.markup
-        self._regions = reader(markup, prepared.thinking, prepared.tools) if markup else None
+        ids = markup.ids(f"{request.id} {index}")
+        self._regions = reader(markup, prepared.thinking, prepared.tools, ids) if markup else None
         self._single = prepared.single
         self._called = False  # the one call is complete: nothing more is said
         keep = tokenizer.special_within(markup.marks) if markup else ()
@@ -56,8 +59,9 @@ class Choice:
         if stops is None and request.stop.strings:
             stops = Stops(request.stop.strings)
         self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
-        unread = self._regions is None and self._scanner is None
+        unread = self._regions is None and self._scanner is None and prepared.predicted is None
         self._repeats = Repeats(request.stop.repetition) if request.stop.repetition is not None else None
+        self._follower = Follower(prepared.predicted) if prepared.predicted is not None else None
         self._interval = want.interval
         self._told = -want.interval  # tokens whose events were given
         special = self._details or self._repeats is not None or request.best_of is not None or want.interval > 1
@@ -115,10 +119,14 @@ class Choice:
 
     def _add(self, id: int, score: Score | None, cost: Cost | None, silent: bool) -> None:
         self.usage.completion_tokens += 1
+        if self._follower is not None:
+            self._follower.push(id)
         if score is not None:
             self.likelihood += score.logprob
         if self._details:
             self._tokens.append(token(self._tokenizer, id, score, self._alternatives, cost))
+            if self._named and score is not None:
+                _lead(self._tokens[-1])
         thinking = self._regions is not None and self._regions.thinking
         piece = "" if silent else self._text.one(id)
         if piece and self._scanner is not None:
@@ -160,6 +168,8 @@ class Choice:
 
     def _end(self, reason: Reason, stop: str | int | None) -> list[Event]:
         self.ended = True
+        if self._follower is not None:
+            self.usage.accepted_tokens, self.usage.rejected_tokens = self._follower.accepted, self._follower.rejected
         if self._scanner is None:
             self._say(self._text.flush())
         elif self._scanner.matched is None:
@@ -200,6 +210,15 @@ def token(
             for place, (other, logprob) in enumerate(zip(others, score.top, strict=False), start=1)
         ]
     return made
+
+
+def _lead(token: Token) -> None:
+    """Put the token itself before those that were asked for by name, whose ranks nobody knows."""
+    itself = Token(token.id, token.text, token.raw, token.logprob, token.rank, special=token.special)
+    others = [other for other in token.top if other.id != token.id]
+    for other in others:
+        other.rank = None
+    token.top = [itself, *others]
 
 
 def _token(tokenizer: Tokenizer, id: int, logprob: float | None = None, rank: int | None = None) -> Token:

@@ -108,6 +108,21 @@ def _kimi(begin: tuple[str, ...], end: tuple[str, ...]) -> Form:
     )
 
 
+def _hunyuan(suffix: str) -> Form:
+    """Marks of Hunyuan 3, which end with a suffix in some of its models."""
+    return Form(
+        "tags",
+        open=(f"<tool_calls{suffix}>\n",),
+        each=(f"<tool_call{suffix}>",),
+        head=(f"<tool_sep{suffix}>\n",),
+        key=(f"<arg_key{suffix}>", f"</arg_key{suffix}>\n"),
+        value=(f"<arg_value{suffix}>", f"</arg_value{suffix}>\n"),
+        after=(f"</tool_call{suffix}>",),
+        between="\n",
+        close=(f"\n</tool_calls{suffix}>",),
+    )
+
+
 HERMES = Form(each=("<tool_call>\n",), after=("\n</tool_call>",), between="\n")
 LLAMA = Form(keys=("name", "parameters"), between="; ", bare=True)
 PYTHON_TAG = "<|python_tag|>"
@@ -195,6 +210,26 @@ CALLS = (
         (("steptml:invoke",),),
     ),
     Calls(
+        "hy_v3_opensource",
+        (_hunyuan(":opensource"), _hunyuan("")),
+        (("<tool_sep:opensource>",),),
+    ),
+    Calls("hy_v3", (_hunyuan(""), _hunyuan(":opensource")), (("<tool_sep>",),)),
+    Calls(
+        "solar_open2",
+        (
+            Form(
+                "tags",
+                each=("<|tool_call:start|>",),
+                head=("\n",),
+                key=("<|tool_arg:start|>", "<|tool_arg:value|>"),
+                value=("", "<|tool_arg:end|>\n"),
+                after=("<|tool_call:end|>",),
+            ),
+        ),
+        (("<|tool_call:start|>",),),
+    ),
+    Calls(
         "glm45",
         (
             Form(
@@ -209,7 +244,7 @@ CALLS = (
             HERMES,
         ),
         (("<arg_key>",),),
-        aliases=("glm", "glm4", "glm47"),
+        aliases=("glm", "glm4", "glm47", "poolside_v1"),
     ),
     Calls(
         "qwen3_coder",
@@ -331,6 +366,8 @@ THOUGHTS = (
     Thoughts("granite", ("Here is my thought process:", "Here is my response:"), (("Here is my thought process",),)),
     Thoughts("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),)),
     Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
+    Thoughts("solar_open2", ("<|think:start|>", "<|think:end|>"), (("<|think:start|>",),)),
+    Thoughts("hy_v3_opensource", ("<think:opensource>", "</think:opensource>"), (("<think:opensource>",),)),
     Thoughts("deepseek_r1", THINK, (), begun=True),
     Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
     Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),
@@ -342,7 +379,7 @@ THOUGHTS = (
         (("<think>",), ("</think>",)),
         aliases=(
             "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47", "holo2", "hy_v3", "kimi_k2",
-            "mimo", "minimax_m2", "nemotron_v3", "olmo3", "step3", "step3p5", "think",
+            "mimo", "minimax_m2", "nemotron_v3", "olmo3", "poolside_v1", "step3", "step3p5", "think",
         ),
     ),
 )  # fmt: skip

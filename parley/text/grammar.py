@@ -27,7 +27,7 @@ import llguidance
 import msgspec
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from parley.errors import Invalid
+from parley.errors import Invalid, excerpt
 from parley.types import Grammar
 
 from . import schema as schemas
@@ -231,7 +231,15 @@ class Compiler:
         def schema(value: Any) -> dict[str, Any]:
             return self._schema(grammar, value)
 
-        return Writer(self.lark, schema, _regex, part).write(grammar.value)
+        return Writer(self.lark, schema, _regex, part, self._id).write(grammar.value)
+
+    def _id(self, token: int | str) -> int:
+        """The id of a token that is named by it or as the vocabulary writes it."""
+        tokenizer = self._tokenizer
+        id = token if isinstance(token, int) else tokenizer.backend.token_to_id(token)
+        if id is None or tokenizer.token_str(id) is None:
+            raise Refused(f"there is no token {excerpt(str(token))}")
+        return id
 
     def _letters(self) -> llguidance.LLTokenizer:
         with self._lock:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import string
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
+from itertools import count
 from typing import Any
 
 from .calls import Form
@@ -46,11 +48,19 @@ class Markup:
             found.append("<|start|><|channel|><|constrain|><|message|><|end|><|call|><|return|>")
         return tuple(dict.fromkeys(found))
 
-    def new_id(self) -> str:
-        """An id for a call, in the family's form."""
-        if self.short:
-            return "".join(ALPHABET[byte % len(ALPHABET)] for byte in os.urandom(9))
-        return "call_" + os.urandom(12).hex()
+    def ids(self, source: str = "") -> Callable[[], str]:
+        """Gives ids for the calls of one answer, in the family's form; the same ``source`` gives the same ones, for
+        another server may go on with an answer. Without one they are drawn."""
+        numbers = count()
+        source = source or os.urandom(12).hex()
+
+        def new() -> str:
+            drawn = blake2b(f"{source} {next(numbers)}".encode(), digest_size=12).digest()
+            if self.short:
+                return "".join(ALPHABET[byte % len(ALPHABET)] for byte in drawn[:9])
+            return "call_" + drawn.hex()
+
+        return new
 
 
 PLAIN = Markup()

@@ -19,6 +19,7 @@ from . import answer
 from .calls import Tools
 from .grammar import Compiler
 from .markup import AUTO, PLAIN, Markup, begins_thinking, detect, switch
+from .predicted import Predicted
 from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
@@ -60,7 +61,7 @@ class Prepared:
     """A prompt in tokens.
 
     ``markup``: tells the parts of the answer; ``thinking``: it begins inside reasoning; ``tools``: those it may call;
-    ``single``: it may make one call at most, and is at its end with that.
+    ``single``: it may make one call at most, and is at its end with that. ``predicted``: what it may well be.
     """
 
     token_ids: list[int]
@@ -68,6 +69,7 @@ class Prepared:
     thinking: bool = False
     tools: Tools | None = None
     single: bool = False
+    predicted: Predicted | None = None
 
 
 class Language:
@@ -131,6 +133,10 @@ class Language:
                 return Prepared(self._encode_start(prompt.text, prompt.special, first))
             return Prepared(self._encode(prompt.text, prompt.special, limit, last))
         return Prepared(prompt.ids[:first] if last is None else prompt.ids[-last:])
+
+    def predict(self, text: str, limit: int) -> Predicted | None:
+        """A text that may be the answer, as far as so many tokens go; None for an empty one."""
+        return Predicted(self.tokenizer.encode(text[: PROBE * limit], special=False)[:limit]) if text else None
 
     def render(self, chat: Chat) -> str:
         """A conversation as the model reads it. Raises BadRequest."""

@@ -44,7 +44,7 @@ class Regions:
         self._marked = tuple(form for form in markup.calls if not form.bare)
         self._triggers = tuple(dict.fromkeys(form.trigger for form in self._marked))
         self._watched = marks(*self._triggers) if self._triggers else None  # what may end a piece of content
-        self._new_id = new_id or markup.new_id
+        self._new_id = new_id or markup.ids()
         self._tools = tools or Tools()
         self._text = ""  # unread; between pushes only what may become a mark
         self._at = 0

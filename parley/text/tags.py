@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from parley.errors import excerpt
-from parley.types import AnyText, Either, Grammar, Piece, Sequence, Tag, TagList, Tags
+from parley.types import AnyText, Either, Exactly, Grammar, Piece, Repeat, Sequence, Tag, TagList, Tags
 
 from .lark import Lark, quoted
 from .refused import Refused
@@ -27,6 +27,7 @@ class Writer:
     """``lark`` spells texts with the model's marks in them.
 
     ``schema`` makes a JSON schema ready, ``regex`` an expression, ``part`` adds another grammar and gives its name.
+    ``number`` gives the id of a token. All of them raise Refused.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Writer:
         schema: Callable[[Any], dict[str, Any]],
         regex: Callable[[str], str],
         part: Callable[[Grammar], str],
+        number: Callable[[int | str], int],
     ):
         self._lark = lark
-        self._schema, self._regex, self._part = schema, regex, part
+        self._schema, self._regex, self._part, self._number = schema, regex, part, number
         self._lines = [f"TEXT: {TEXT}"]
 
     def write(self, piece: Piece) -> str:
@@ -62,6 +64,10 @@ class Writer:
                 if not piece.pieces:
                     raise Refused("there is nothing to choose from")
                 return self._either([self._piece(each, ends) for each in piece.pieces])
+            case Repeat():
+                return self._repeated(piece, ends)
+            case Exactly():
+                return f"<[{self._number(piece.token)}]> {self._ended(ends)}"
             case Grammar():
                 return self._grammar(piece, ends)
 
@@ -115,6 +121,16 @@ class Writer:
         tag = self._name("tag", self._either([self._piece(each, None) for each in tags.tags]))
         more = "" if tags.single else f"({self._spell(tags.separator)} {tag})*"
         return f"({tag} {more}){'' if tags.some else '?'} {self._ended(ends)}"
+
+    def _repeated(self, again: Repeat, ends: Ends) -> str:
+        least, most = again.least, again.most
+        if most == 0:
+            return self._ended(ends) or '""'
+        if (least, most) == (0, 1):
+            return self._either([self._piece(again.piece, ends), self._ended(ends) or '""'])
+        piece = self._name("again", self._piece(again.piece, None))
+        times = f"{{{least},{'' if most is None else most}}}"
+        return f"{piece}{times} {self._ended(ends)}"
 
     def _sequence(self, pieces: list[Piece], ends: Ends) -> str:
         """Each piece is ended by the beginning of the next, if that is a text."""
@@ -186,6 +202,8 @@ def _open(piece: Piece) -> bool:
             return bool(piece.pieces) and _open(piece.pieces[-1])
         case Either():
             return any(map(_open, piece.pieces))
-        case TagList():
+        case Repeat():
+            return (piece.least, piece.most) == (0, 1) and _open(piece.piece)
+        case TagList() | Exactly():
             return False
     return True

@@ -30,7 +30,7 @@ def test_ports_of_their_own_are_listed_too(parley):
     rows = [json.loads(line) for line in listed]
     own = {(row["path"], row["api"]) for row in rows if row["surface"] == "tgi=[::1]:3000"}
     assert ("/generate", "tgi") in own and ("/health/live", "parley") in own
-    assert not any(path.startswith("/v2") for path, _ in own)
+    assert not any(path.startswith("/v2/models") for path, _ in own)
     assert ("/v2", "triton") in {(row["path"], row["api"]) for row in rows if row["surface"] == "triton=0.0.0.0:0"}
     wrong = parley("routes", "--listen", "tgj=127.0.0.1:3000")
     assert wrong.returncode == 2 and "Did you mean tgi?" in wrong.stderr

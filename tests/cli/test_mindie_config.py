@@ -281,7 +281,7 @@ def test_passwords_and_lists_that_are_not_named_need_not_be_there(tmp_path):
         ("ServerConfig.tlsCaFile", ["a", "b", "c", "d"], '["a","b","c","d"] is not a list of 1 to 3 file names.'),
         ("ServerConfig.tlsCert", 5, "5 is not a string."),
         ("ServerConfig.inferMode", "pd", '"pd" is not one of "standard", "dmi".'),
-        ("ServerConfig.inferMode", "dmi", '"dmi", which separates prefill from decoding, is not available here.'),
+        ("ServerConfig.interCommPort", 1023, "1023 is not a whole number from 1024 to 65535."),
         ("ServerConfig.openAiSupport", True, "true is not a string."),
         ("ServerConfig.tokenTimeout", 3601, "3601 is not a whole number from 1 to 3600."),
         ("ServerConfig.e2eTimeout", 65_536, "65536 is not a whole number from 1 to 65535."),

@@ -1,6 +1,8 @@
 """The coordinator's file: what it may say, and how it is told what is wrong."""
 
+import runpy
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +99,8 @@ def test_defaults_are_values_that_a_file_could_give():
                 for value in values:
                     assert each.metadata["kind"].read(value) == value
         assert all(row.help and row.range for row in rows(kind))
+
+
+def test_the_page_of_keys_is_made_from_the_classes():
+    script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "reference.py"))
+    assert script["CLUSTER"].read_text("utf-8") == script["cluster"](), "docs/cluster.md is old: make docs"

@@ -18,16 +18,16 @@ def chat(turns, **more):
 @given(st.lists(WORDS, min_size=1, max_size=12), st.lists(WORDS, max_size=3))
 def test_a_conversation_that_goes_on_keeps_the_hashes_of_its_beginning(turns, more):
     before, after = look(chat(turns, temperature=1)), look(chat([*turns, *more], temperature=0, seed=3))
-    assert [mark.hash for mark in after.hashes[: len(before.hashes)]] == [mark.hash for mark in before.hashes]
+    assert [mark.hash for mark in after.marks[: len(before.marks)]] == [mark.hash for mark in before.marks]
 
 
 @given(st.lists(WORDS, min_size=4, max_size=8), st.integers(0, 3))
 def test_what_differs_from_some_place_on_has_other_hashes_from_there_on(turns, at):
     other = [*turns[:at], turns[at] + "x", *turns[at + 1 :]]
     one, two = look(chat(turns)), look(chat(other))
-    same = [a.hash == b.hash for a, b in zip(one.hashes, two.hashes, strict=False)]
+    same = [a.hash == b.hash for a, b in zip(one.marks, two.marks, strict=False)]
     assert same == sorted(same, reverse=True)
-    assert len(one.hashes) < 2 or len(chat(turns[: at + 1])) > MARKS[len(one.hashes) - 1] or not same[-1]
+    assert len(one.marks) < 2 or len(chat(turns[: at + 1])) > MARKS[len(one.marks) - 1] or not same[-1]
 
 
 def test_model_salt_tools_and_adapter_keep_prompts_apart():
@@ -39,7 +39,7 @@ def test_model_salt_tools_and_adapter_keep_prompts_apart():
         chat(texts, tools=[{"type": "function", "function": {"name": "f", "description": "y" * 200}}]),
         chat(texts, adapter_id="a"),
     ]
-    assert len({look(body).hashes[0].hash for body in bodies}) == len(bodies)
+    assert len({look(body).marks[0].hash for body in bodies}) == len(bodies)
 
 
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | WORDS, st.lists).map(
@@ -48,7 +48,7 @@ def test_any_bytes_are_looked_at(body):
     found = look(body)
     found.turns()
     assert found.length >= 0
-    assert [mark.tokens for mark in found.hashes] == sorted(mark.tokens for mark in found.hashes)
+    assert [mark.tokens for mark in found.marks] == sorted(mark.tokens for mark in found.marks)
 
 
 def test_lengths_are_those_of_the_text_or_of_the_list_of_tokens():
@@ -57,7 +57,7 @@ def test_lengths_are_those_of_the_text_or_of_the_list_of_tokens():
     assert look(b'{"text_input":"' + "é".encode() * 1000 + b'"}').length == 1002 // 4.02
     assert look(b"[]").length == look(b'{"prompt":null}').length == 0
     big = look(json.dumps({"prompt": "x" * (1 << 20)}).encode())
-    assert len(big.hashes) < 100 and big.hashes[-1].tokens > 0.85 * big.length
+    assert len(big.marks) < 100 and big.marks[-1].tokens > 0.85 * big.length
 
 
 def test_turns_are_told_by_all_but_the_last_two_messages():

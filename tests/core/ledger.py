@@ -260,6 +260,7 @@ class Bench:
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
         self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets), filled=self.filled)
+        self.speculates = self.loop.scheduler.speculation is not None
         if self.loop.speculation is not None:  # whether it pays or not
             self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
             self.loop.speculation.costs.best = lambda rows, chances: len(chances)  # type: ignore[method-assign]
@@ -315,7 +316,7 @@ class Bench:
         parts = self.outputs[id, index]
         assert [part.finish is not None for part in parts] == [False] * (len(parts) - 1) + [True]
         assert all(part.prompt_scores is None for part in parts[1:])
-        if self.loop.speculation is None:
+        if not self.speculates and not self.stats.drafts:
             assert all(len(part.token_ids) == 1 for part in parts[:-1])  # what is searched for comes whole
         scores = [score for part in parts for score in part.scores or []]
         return Output(

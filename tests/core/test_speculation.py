@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from ledger import Bench, Guesser, Violation, alone, draw, histories
 from parley.core.lookup import ENOUGH, LEAST, Lookup
 from parley.core.sequence import Row, Sequence
 from parley.core.speculation import DEAR, Costs, Speculation
-from parley.types import Output, Work
+from parley.types import Output, Sampling, Work
 
 
 def right(sequence: Sequence, length: int) -> list[int]:
@@ -61,6 +62,43 @@ def test_a_stop_token_that_was_guessed_ends_the_choice_there() -> None:
         bench.drain()
         assert bench.result("w").finish == "stop"
         same(bench.result("w"), work)
+
+
+def test_a_prediction_saves_steps_of_the_work_that_has_it_and_of_no_other() -> None:
+    work = Work("w", [1, 2, 3], max_tokens=60, seed=7, n=2, logprobs=0)
+    whole = [alone(work, index).token_ids for index in range(2)]
+    wrong = [*whole[0][:20], 49, 49, 49, *whole[0][25:]]
+    for prediction, most in ((whole[0], 18), (wrong, 25), ([49] * 90, 62), ([10**9, -1, 3], 62)):
+        bench = Bench(slots=4)
+        assert bench.loop.scheduler.speculation is None
+        given = msgspec.structs.replace(work, prediction=prediction)
+        plain = Work("plain", [4, 5, 6, 4, 5, 6], max_tokens=20, sampling=Sampling(temperature=0))
+        bench.loop.add(given)
+        bench.loop.add(plain)
+        steps = 0
+        while not any(part.finish for part in bench.outputs.get(("w", 0), [])):
+            bench.step()
+            steps += 1
+        assert steps <= most
+        bench.drain()
+        assert bench.loop.scheduler.speculation is None and not bench.loop.speculation._habits
+        assert all(len(part.token_ids) == 1 for part in bench.outputs["plain", 0])
+        same(bench.result("plain"), plain)
+        for index in range(2):
+            same(bench.result("w", index), work, index)
+
+
+def test_a_prediction_is_asked_before_another_proposer() -> None:
+    bench = guessing(lambda sequence, length: [])
+    work = Work("w", [1, 2, 3], max_tokens=60)
+    bench = Bench(guesses=0)
+    bench.runner.proposer.propose = lambda asked: [next(right(*each) for each in asked if not each[0].work.prediction)]
+    bench.loop.add(msgspec.structs.replace(work, prediction=alone(work).token_ids))
+    bench.loop.add(Work("other", [3, 2], max_tokens=60))
+    bench.drain()
+    assert bench.stats.steps < 20
+    same(bench.result("w"), work)
+    same(bench.result("other"), Work("other", [3, 2], max_tokens=60))
 
 
 def test_pages_are_found_only_when_their_tokens_are_certain() -> None:

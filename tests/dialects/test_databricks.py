@@ -194,6 +194,11 @@ def test_a_row_of_the_tables(task, name, look, good, bad, kind):
         assert refused(make, task, **{name: value}) == RANGE.format(name, allowed, repr(value))
 
 
+def test_a_prediction_is_taken_where_the_rules_are_lax():
+    assert talk(shared.LENIENT, prediction={"type": "content", "content": "a"}).request.prediction == "a"
+    assert "prediction" in refused(talk, prediction={"content": "a"})
+
+
 def test_the_first_fault_names_its_type():
     told = refused(talk, temperature="hot")
     assert told.endswith("field 'temperature' expects input with json type 'number' but got 'string'")

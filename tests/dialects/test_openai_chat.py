@@ -291,6 +291,19 @@ def test_what_asks_for_nothing_passes():
          modalities=["text"], truncate_prompt_tokens=-1, logits_processors=[])  # fmt: skip
 
 
+def test_what_the_answer_may_well_be():
+    assert read().request.prediction == read(prediction=None).request.prediction == ""
+    assert read(prediction={"type": "content", "content": "a b"}).request.prediction == "a b"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert read(prediction={"content": parts}).request.prediction == "ab"
+    for wrong, field in (({"content": 5}, ".content"), ({"type": "other"}, ".type"), ({}, ".content"), ("a", "")):
+        assert refused(prediction=wrong).field == "prediction" + field
+    reply, usage = read(prediction={"content": "a"}), Usage(9, 3, accepted_tokens=5, rejected_tokens=7)
+    reply.add([Accepted(0, [1]), Delta(0, "a"), Done(0, "stop", usage)])
+    details = json.loads(reply.body(usage))["usage"]["completion_tokens_details"]
+    assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (5, 7)
+
+
 # -- answers
 
 OPENING = (

@@ -102,6 +102,10 @@ def test_roles_are_free():
     assert prompt.messages[0].role == "wizard"
 
 
+def test_a_prediction_of_a_chat_is_taken():
+    assert talk(prediction={"type": "content", "content": "a"}).request.prediction == "a"
+
+
 def test_names_of_requests(read):
     def name(reply):
         reply.add([Done(0, "stop", USAGE)])

@@ -203,6 +203,19 @@ def test_what_is_struck_out_cannot_come(vocab):
         assert torch.equal(row, expected)
 
 
+@pytest.mark.parametrize("vocab", [1, 8, 13, 64, 1000, 4099])
+def test_the_best_of_those_that_may_come(vocab):
+    logits = (noise(3, vocab, dtype=torch.float32) * 2).round()
+    logits[2] = float("-inf")
+    for seed, share in enumerate((0.0, 0.02, 0.5, 0.98, 1.0)):
+        keep = torch.rand(vocab, generator=torch.Generator().manual_seed(seed)) < share
+        keep[seed * 7 % vocab] = True
+        bits = np.packbits(keep.numpy(), bitorder="little")
+        for row in logits:
+            may = keep.nonzero()[:, 0].tolist()
+            assert native.best(row, bits) == max(may, key=lambda id, row=row: (row[id].item(), -id))
+
+
 # --- attention ------------------------------------------------------------------------------------------------
 
 

@@ -15,8 +15,9 @@ from serving import Answer, serve, start
 
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
+from parley.core.sequence import Sequence
 from parley.core.speculation import Speculation
-from parley.model.grammar import Grammars
+from parley.model.grammar import Form, Grammars
 from parley.text import Language
 from parley.types import Grammar, Sampling, Settings, Tag, Tags, Thinking, Work
 
@@ -167,6 +168,92 @@ def test_a_row_is_the_same_however_many_tokens_may_come(monkeypatch):
     listed = run(*made)
     monkeypatch.setattr("parley.model.grammar.FEW", -1)
     assert run(*made) == listed
+
+
+def greedy() -> list[Work]:
+    return [
+        replace(each, sampling=Sampling(temperature=0.0), n=1)
+        for each in cases()
+        if each.grammar and not each.min_tokens
+    ]
+
+
+def masks(monkeypatch, most: int = 1 << 30) -> list[int]:
+    """Counts the masks that are made; those beyond ``most`` fail."""
+    made, make = [0], Form._mask
+
+    def counted(self, matcher):
+        made[0] += 1
+        if made[0] > most:
+            raise ValueError("too complex")
+        make(self, matcher)
+
+    monkeypatch.setattr(Form, "_mask", counted)
+    return made
+
+
+def test_masks_are_only_made_where_no_likely_token_may_come(monkeypatch):
+    sampler = model()[0].sampler
+    made = masks(monkeypatch)
+    monkeypatch.setattr(sampler, "_lazy", False)
+    eager, all_masks = run(*greedy()), made[0]
+    monkeypatch.setattr(sampler, "_lazy", True)
+    made[0] = 0
+    assert run(*greedy()) == eager
+    assert 0 < made[0] < 0.8 * all_masks
+    monkeypatch.setattr("parley.model.sampler.TRIED", 1 << 20)  # whatever may come is found
+    made[0] = 0
+    assert run(*greedy()) == eager
+    assert made[0] < 0.1 * all_masks
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_mask_that_cannot_be_made_ends_its_own_choice(monkeypatch, drafts):
+    runner = model()[0]
+    monkeypatch.setattr(runner.sampler, "_lazy", True)
+    monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
+    monkeypatch.setattr("parley.core.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    form = work("form", Grammar("json", PERSON), sampling=Sampling(temperature=0.0))
+    plain = work("plain", max_tokens=30, stop_ids=[])
+    want = run(form, plain)
+    if drafts:
+        monkeypatch.setattr(runner, "proposer", Guesser(want))
+    masks(monkeypatch, 3)
+    outputs = []
+    loop = Loop(runner, Settings(model="m"), lambda made, stats: outputs.extend(made), Fixed(500))
+    loop.add(form)
+    loop.add(plain)
+    while loop.step():
+        pass
+    told = {
+        id: [each for output in outputs if output.id == id for each in output.token_ids] for id in ("form", "plain")
+    }
+    last = {output.id: output for output in outputs if output.finish}
+    assert last["form"].finish == "error" and "too complex" in last["form"].error
+    before = want["form", 0].token_ids
+    assert 0 < len(told["form"]) < len(before) and told["form"] == before[: len(told["form"])]
+    assert last["plain"].finish == "length" and told["plain"] == want["plain", 0].token_ids
+
+
+def test_a_token_may_come_alone_where_the_mask_lets_it():
+    """Over random walks through every kind of grammar."""
+    grammars, random = Grammars(models.model("qwen3"), models.VOCAB), Random(3)
+    kinds = [Grammar("json", PERSON), Grammar("json", SCHEMAS[4]), Grammar("regex", ".*"), *(each for each, _ in TEXTS)]
+    for grammar in kinds:
+        each = work(grammar=grammar)
+        row = Sequence(each.id, 0, each, list(each.token_ids), len(each.token_ids), 0, 0)
+        form, lazy = grammars.begin(row), grammars.begin(row, lazy=True)
+        for _ in range(20):
+            assert form.ready() is None and lazy.ready() is None and lazy.due and not form.due
+            may = [id for id in range(models.VOCAB) if int(form._bits[id // 8]) >> id % 8 & 1]
+            alone = [id for id in range(models.VOCAB) if lazy.allows(id)]
+            assert alone == may or not alone  # a mark that nothing else can come beside is the mask's to say
+            token = random.choice(may)
+            form.append(token)
+            lazy.append(token)
+            assert form.end == lazy.end
+            if form.end:
+                break
 
 
 class Guesser:

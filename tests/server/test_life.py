@@ -382,6 +382,11 @@ async def test_an_answer_whose_time_is_over_ends_with_what_there_is(serve, strea
     await served.idle()
     ranked = {"prompt": "a", "max_tokens": 3000, "best_of": 3, "n": 1, "stream": stream, "max_time": 0.1}
     assert (await served.post(TEXT, ranked)).body.count(b'"finish_reason":"length"') == 1
+    searched = {"prompt": "a", "max_tokens": 900, "use_beam_search": True, "best_of": 4, "n": 2, "stream": stream}
+    for more in ({}, {"prompt_logprobs": 1}, {"prompt": ["a", "b"]}):
+        answer = await served.post(TEXT, searched | {"max_time": 0.05} | more)
+        ended = answer.body.count(b'"finish_reason":"length"')
+        assert (answer.status, ended) == (200, 4 if "prompt" in more else 2), answer.body
     served.engine.gate.clear()  # it is not begun in time
     none = await served.post(CHAT, LONG | {"max_time": 0.05, "n": 2})
     assert [choice["finish_reason"] for choice in none.json["choices"]] == ["length"] * 2

@@ -37,6 +37,12 @@ def test_it_talks_remembers_thinks_and_calls_tools(client):
     assert ask("Hello!", system="Answer in upper case.").message.content == "HELLO! HOW CAN I HELP YOU?"
     person = ask("Give me JSON for a person: Anna, 31 years old, from Paris.").message.content
     assert json.loads(person) == {"name": "Anna", "age": 31, "city": "Paris"}
+    question = [{"role": "user", "content": "Give me JSON for a person: Anna, 31 years old, from Paris."}]
+    foretold = {"type": "content", "content": person.replace("31", "47")}
+    again = client.chat.completions.create(model=MODEL, messages=question, temperature=0, prediction=foretold)
+    assert again.choices[0].message.content == person
+    told = again.usage.completion_tokens_details
+    assert told.accepted_prediction_tokens > 2 * told.rejected_prediction_tokens > 0
     memory = ask("My name is Anna.", "Nice to meet you, Anna!", "What is my name?")
     assert memory.message.content == "Your name is Anna."
     assert ask("How do you say hello in Japanese?").message.content == "Hello in Japanese is こんにちは."

@@ -147,7 +147,46 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             [("f", '{"s": "a", "n": 3}'), ("f", "{}")],
         ),
         ("<tool_call>f<arg_key>s</arg_key><arg_value>a</arg_value></tool_call>", "", [F]),
+        (
+            "<tool_call>f<arg_key>s</arg_key><arg_value>a</arg_value></tool_call>\n<tool_call>f</tool_call>",
+            "",
+            [F, ("f", "{}")],
+        ),
         ('<tool_call>{"name": "f", "arguments": {"s": "a"}}</tool_call>', "", [F]),
+    ],
+    "hy_v3": [
+        (
+            "So.<tool_calls>\n<tool_call>f<tool_sep>\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n<arg_key>n</arg_key>"
+            "\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f<tool_sep>\n</tool_call>\n</tool_calls>",
+            "So.",
+            [("f", '{"s": "a", "n": 3}'), ("f", "{}")],
+        ),
+        ("<tool_calls><tool_call>f<tool_sep></tool_call></tool_calls>", "", [("f", "{}")]),
+        (
+            "<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n<arg_key:opensource>s"
+            "</arg_key:opensource>\n<arg_value:opensource>a</arg_value:opensource>\n</tool_call:opensource>\n"
+            "</tool_calls:opensource>",
+            "",
+            [F],
+        ),
+    ],
+    "hy_v3_opensource": [
+        (
+            "<tool_calls:opensource><tool_call:opensource>f<tool_sep:opensource><arg_key:opensource>s"
+            "</arg_key:opensource><arg_value:opensource>a</arg_value:opensource></tool_call:opensource>"
+            "</tool_calls:opensource>",
+            "",
+            [F],
+        ),
+    ],
+    "solar_open2": [
+        (
+            "Let me see.<|tool_call:start|>f\n<|tool_arg:start|>s<|tool_arg:value|>a<|tool_arg:end|>\n"
+            "<|tool_arg:start|>n<|tool_arg:value|>3<|tool_arg:end|>\n<|tool_call:end|><|tool_call:start|>f\n"
+            "<|tool_call:end|>",
+            "Let me see.",
+            [("f", '{"s": "a", "n": 3}'), ("f", "{}")],
+        ),
     ],
     "minimax_m2": [
         (
@@ -452,6 +491,10 @@ SIGNS = [
     ("[TOOL_CALLS]name[ARGS] [THINK]", "mistral", "mistral"),
     ("<｜tool▁calls▁begin｜>```json</think>", "deepseek_v3", "qwen3"),
     ("<｜tool▁calls▁begin｜></think>", "deepseek_v31", "qwen3"),
+    ("<tool_calls><tool_call>name<tool_sep><arg_key></arg_key></tool_call><think>", "hy_v3", "qwen3"),
+    ("<tool_call:opensource>name<tool_sep:opensource><arg_key:opensource><think:opensource>", "hy_v3_opensource",
+     "hy_v3_opensource"),
+    ("<|think:start|><|tool_call:start|>name\n<|tool_arg:start|>", "solar_open2", "solar_open2"),
     ("plain", "none", "none"),
 ]  # fmt: skip
 

@@ -38,6 +38,10 @@ def either(*elements: dict) -> dict:
     return {"type": "or", "elements": list(elements)}
 
 
+def again(kind: str, content: dict, **times: int) -> dict:
+    return {"type": kind, "content": content, **times}
+
+
 def tag(content: dict, begin: str = "[", end: str | list[str] = "]") -> dict:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
@@ -92,6 +96,19 @@ def form(shape: dict) -> Grammar:
         (tag(LISTED, "<tool_call>", "</tool_call>"),
          ["<tool_call></tool_call>", "<tool_call><f=a>1</f>, <f=a>2</f></tool_call>"], ["<tool_call>a</tool_call>"]),
         (sequence(LISTED, const("."), ANY), [".", "<f=a>1</f>. so"], ["so", "<f=a>1</f>"]),
+        (again("optional", THINK), ["", "<t>a</t>"], ["<t>a</t><t></t>", "a"]),
+        (again("optional", ANY), ["", "a b"], []),
+        (sequence(again("optional", THINK), JSON), ["12", "<t>hm</t>12"], ["<t>hm</t>", ""]),
+        (sequence(again("optional", WORD), const("=")), ["=", "ab="], ["ab", "1="]),
+        (tag(again("optional", WORD)), ["[]", "[a]"], ["[1]", "[a"]),
+        (again("star", THINK), ["", "<t></t>", "<t>a</t><t>b</t><t>c</t>"], ["<t>a</t>b"]),
+        (tag(again("plus", tag(JSON))), ["[[1]]", "[[1][2]]"], ["[]", "[[1]", "[1]"]),
+        (sequence(again("plus", const("ab")), const("c")), ["abc", "ababc"], ["c", "ab", "abac"]),
+        (again("repeat", const("ab"), min=2, max=3), ["abab", "ababab"], ["", "ab", "abababab"]),
+        (again("repeat", tag(JSON), min=1, max=-1), ["[1]", "[1][2][3]"], [""]),
+        (sequence(again("repeat", tag(JSON), min=0, max=0), const("x")), ["x"], ["[1]x", ""]),
+        ({"type": "token", "token": "<tool_call>"}, ["<tool_call>"], ["", "<tool_call><tool_call>", "a"]),
+        (sequence(again("star", {"type": "token", "token": "<think>"}), JSON), ["1", "<think><think>1"], ["<think>"]),
     ],
     ids=lambda value: json.dumps(value)[:70],
 )  # fmt: skip
@@ -117,11 +134,21 @@ def test_tags_compose_with_reasoning_and_calls(compiler):
 @pytest.mark.parametrize(
     "shape",
     [sequence(ANY, JSON), sequence(WORD, JSON), tag(sequence(ANY, either(JSON, THINK))),
-     LISTED | {"tags": [tag(ANY, end="")]}],
+     LISTED | {"tags": [tag(ANY, end="")]}, again("star", ANY), tag(again("repeat", WORD, min=2, max=3))],
 )  # fmt: skip
 def test_free_text_that_nothing_ends_is_refused(compiler, shape):
     with pytest.raises(Invalid, match="followed by a tag"):
         compiler.compile(form(shape))
+
+
+def test_a_token_is_named_by_its_id_or_as_the_vocabulary_writes_it(compiler):
+    tokenizer = tiny_tokenizers.byte_level()
+    mark, letter = tokenizer.marks["<think>"], tokenizer.encode("a", special=False)[0]
+    assert fits(compiler, form({"type": "token", "token": mark}), "<think>")
+    assert compiler.compile(form({"type": "token", "token": letter}))
+    for token in ("no such token", tokenizer.vocab_size, 2**40):
+        with pytest.raises(BadRequest, match=r"no token|token"):
+            compiler.compile(form({"type": "token", "token": token}))
 
 
 def test_a_piece_refuses_what_its_own_grammar_would(compiler):
@@ -148,6 +175,15 @@ def test_a_piece_refuses_what_its_own_grammar_would(compiler):
         ({"type": "tags_with_separator", "tags": [FUNCTION]}, "separator"),
         (sequence(ANY, {"type": "sequence", "elements": [{}]}), "elements[1].elements[0].type"),
         (ANY | {"excludes": [""]}, "excludes"),
+        ({"type": "star"}, "content"),
+        (again("repeat", JSON, min=1), "max"),
+        (again("repeat", JSON, min=3, max=2), "max"),
+        (again("repeat", JSON, min=-1, max=2), "min"),
+        (again("repeat", JSON, min=0, max=10**6), "max"),
+        ({"type": "token"}, "token"),
+        ({"type": "token", "token": -1}, "token"),
+        ({"type": "token", "token": 1.5}, "token"),
+        (again("plus", {"type": "odd"}), "content.type"),
     ],
 )
 def test_mistakes_are_told_with_their_place(shape, field):

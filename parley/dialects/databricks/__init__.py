@@ -11,7 +11,7 @@ from typing import Any
 
 from parley.dialects.databricks import chat, completions, embeddings, endpoints, shared
 from parley.dialects.databricks.shared import Rules
-from parley.dialects.dialect import Dialect, Head, Reply, Route, named
+from parley.dialects.dialect import Dialect, Head, Kind, Reply, Route, named
 from parley.dialects.fields import decode
 
 BASES = ("/serving-endpoints", "/serving-endpoints/v1", "/ai-gateway/mlflow/v1", "/ai-gateway/openai/v1")
@@ -53,16 +53,16 @@ def _asked(rules: Rules) -> tuple[Route, ...]:
     """Where an endpoint is asked: by a path of its own, or in OpenAI's manner by the body."""
     read = partial(invoked, rules)
     one = "/serving-endpoints/{endpoint}"
-    paths: dict[str, Any] = {
-        "/chat/completions": partial(chat.read, rules),
-        "/completions": partial(completions.read, rules),
-        "/embeddings": partial(embeddings.read, rules),
+    paths: dict[str, tuple[Kind, Any]] = {
+        "/chat/completions": ("generate", partial(chat.read, rules)),
+        "/completions": ("generate", partial(completions.read, rules)),
+        "/embeddings": ("embed", partial(embeddings.read, rules)),
     }
     return (
         *(
-            Route("POST", base + path, "generate", read=reads, model=_named, shares=True)
+            Route("POST", base + path, kind, read=reads, model=_named, shares=True)
             for base in BASES
-            for path, reads in paths.items()
+            for path, (kind, reads) in paths.items()
         ),
         Route("POST", one + "/invocations", "generate", read=read, shares=True),
         Route("POST", one + "/served-models/{served}/invocations", "generate", read=read, shares=True),

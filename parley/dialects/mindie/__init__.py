@@ -29,7 +29,7 @@ from parley.dialects.openai import embeddings
 ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
-EMBEDDINGS = (Route("POST", "/v1/embeddings", "generate", read=embeddings.read, model=named),)  # the original has none
+EMBEDDINGS = (Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),)  # the original has none
 
 
 def service(rules: Rules) -> Dialect:

@@ -18,7 +18,7 @@ DIALECT = Dialect(
     routes=(
         Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
         Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
-        Route("POST", "/v1/embeddings", "generate", read=embeddings.read, model=named),
+        Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),
         Route("GET", "/v1/models", "models", write=tokens.models),
         Route("GET", "/v1/models/{model:path}", "model", write=tokens.model),
         Route(

@@ -14,7 +14,7 @@ from parley.dialects import parameters
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import extras, shared
-from parley.dialects.openai.messages import conversation
+from parley.dialects.openai.messages import conversation, prediction
 from parley.dialects.openai.shared import RULES, Rules
 from parley.errors import ParleyError
 from parley.types import Accepted, CallDelta, Chat, Delta, Done, Event, Request, Scored, Token, Usage, Want
@@ -52,6 +52,7 @@ class ChatReply(Reply):
         stream = body.boolean("stream", False)
         usage, self._continuous = shared.include_usage(body, stream)
         self._ids = body.boolean("return_token_ids", False)
+        logprobs = _logprobs(body, self.rules)
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),
@@ -59,7 +60,8 @@ class ChatReply(Reply):
             sampling=shared.sampling(body),
             stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
-                logprobs=_logprobs(body, self.rules),
+                logprobs=logprobs,
+                named=extras.named(body, logprobs, max_tokens),
                 prompt_logprobs=shared.alternatives(body, "prompt_logprobs", self.rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
@@ -77,6 +79,7 @@ class ChatReply(Reply):
             timeout=more.seconds,
             partial=more.seconds is not None,
             thinking_budget=more.budget,
+            prediction=prediction(body),
         )
         self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
         self._reasons = body.boolean("include_reasoning", True)

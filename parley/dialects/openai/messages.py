@@ -144,6 +144,18 @@ def _content(item: Fields, joint: str) -> str | None:
     return joint.join(_part(part) for part in item.objects("content", cap=MAX_PARTS))
 
 
+def prediction(body: Fields) -> str:
+    """What the client thinks that the answer will be; empty if it says nothing. Raises BadRequest."""
+    wish = body.object("prediction")
+    if wish is None:
+        return ""
+    wish.string("type", "content", allowed=("content",))
+    content = _content(wish, "")
+    if content is None:
+        raise wish.missing("content")
+    return content
+
+
 def _part(part: Fields) -> str:
     kind = part.string("type", None)
     if kind is None:

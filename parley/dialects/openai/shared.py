@@ -157,8 +157,8 @@ def usage(total: Usage) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": total.reasoning_tokens,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": total.accepted_tokens,
+            "rejected_prediction_tokens": total.rejected_tokens,
         },
     }
 

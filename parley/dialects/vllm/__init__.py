@@ -26,7 +26,7 @@ UNBUILT = {
     "/inference/v1/generate": "Generation from tokens to tokens is",
     "/inference/v1/abort_requests": "Cancelling by id is",
 }
-POOLING = Route("POST", "/pooling", "generate", read=embeddings.pool, model=named)
+POOLING = Route("POST", "/pooling", "embed", read=embeddings.pool, model=named)
 RESET = Route("POST", "/reset_prefix_cache", "reset", read=control.put_back, write=control.was_reset)
 
 
@@ -63,7 +63,7 @@ STRICT = Dialect(
         _generate(legacy.STRICT),
         Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
         Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
-        Route("POST", "/v1/embeddings", "generate", read=embeddings.read, model=named),
+        Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),
         POOLING,
         Route("POST", "/invocations", "generate", read=control.invoked, model=named),
         Route("GET", "/v1/models", "ask", read=control.models),

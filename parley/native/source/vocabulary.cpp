@@ -160,6 +160,21 @@ void totals(const float* x, const float* peaks, int64_t* totals, int64_t M, int6
   });
 }
 
+// The first place of the largest number of x [N] among those whose bit is 1, of which there are some: bits as below. None of
+// x is NaN.
+int64_t best(const float* x, const uint8_t* bits, int64_t N) {
+  int64_t where = -1;
+  for (int64_t i = 0; i < N; i += 64) {
+    uint64_t word = 0;
+    memcpy(&word, bits + i / 8, std::min<int64_t>(8, (N - i + 7) / 8));
+    for (; word; word &= word - 1) {
+      int64_t at = i + __builtin_ctzll(word);
+      if (where < 0 || x[at] > x[where]) where = at;
+    }
+  }
+  return where;
+}
+
 // Those of x [N] whose bit is 0 become -inf: bits [N / 8, rounded up], of each byte the lowest is the first.
 void strike(float* x, const uint8_t* bits, int64_t N) {
   for (int64_t i = 0; i < N; i += 8) {

@@ -1,0 +1,127 @@
+"""What a prefill instance answers, read; and what has to be mended in the results of servers that are not parley's.
+
+Pure: bytes in, values out.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Sequence
+
+import msgspec
+
+from parley.cluster.upstream import Response
+
+DONE = b"data: [DONE]\n\n"
+STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+WHOLE = [(b"content-type", b"application/json")]
+
+
+class BadAnswer(Exception):
+    """It is not what a prefill instance answers."""
+
+
+class _Answer(msgspec.Struct, rename={"req_id": "reqId", "stream": "isStream", "last": "isLastResp"}):
+    req_id: str
+    stream: bool
+    last: bool | None = None
+    output: str | None = None
+    headers: list[tuple[str, str]] | None = None
+    status: int = 200
+    records: str = ""
+    encoding: str = ""
+
+
+class _Refused(msgspec.Struct):
+    refused: bool = False
+
+
+class First(msgspec.Struct, gc=False):
+    """P's answer. ``headers`` and ``status`` begin the client's answer; ``exact``: P is parley's, and ``record`` is
+    what stands behind ``output`` (msgpack)."""
+
+    stream: bool
+    last: bool
+    output: bytes
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    exact: bool
+    record: bytes = b""
+
+
+_ANSWER = msgspec.json.Decoder(_Answer)
+_REFUSED = msgspec.json.Decoder(_Refused)
+_RECORDS = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_PACK = msgspec.msgpack.Encoder()
+
+
+def first(body: bytes) -> First:
+    """Raises BadAnswer."""
+    try:
+        said = _ANSWER.decode(body)
+        if said.last is None and (said.stream or said.output is not None):
+            raise BadAnswer("It does not say whether it is the last.")
+        if said.output is None and (said.stream or said.last):
+            raise BadAnswer("It has no output.")
+        output = (said.output or "").encode()
+        if said.encoding == "base64":
+            output = binascii.a2b_base64(output, strict_mode=True)
+        record = binascii.a2b_base64(said.records, strict_mode=True) if said.records else b""
+    except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
+        raise BadAnswer("It is not of the form that was expected.") from error
+    exact = said.headers is not None
+    headers = STREAM if said.stream else WHOLE
+    if said.headers is not None:
+        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in said.headers]
+    return First(said.stream, bool(said.last), output, said.status, headers, exact, record)
+
+
+def refused(answer: Response) -> bool:
+    """Does P say that D had no room?"""
+    if answer.status != 503:
+        return False
+    try:
+        return _REFUSED.decode(answer.body).refused
+    except (msgspec.MsgspecError, UnicodeError):
+        return False
+
+
+class _Head(msgspec.Struct):
+    status: int
+    headers: list[tuple[str, str]]
+
+
+def head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Status and headers of an answer in one piece. Raises BadAnswer."""
+    try:
+        said = msgspec.json.decode(payload, type=_Head)
+        return said.status, [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in said.headers]
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise BadAnswer("It is not of the form that was expected.") from error
+
+
+def joined(records: Sequence[bytes]) -> bytes:
+    """Lists of records as one list, in msgpack."""
+    return _PACK.encode([each for record in records for each in _RECORDS.decode(record)])
+
+
+def opening(payload: bytes) -> bool:
+    """Is this the chunk that opens a chat's stream, and nothing but that?"""
+    if b'"role"' not in payload or not payload.startswith(b"data:") or payload.count(b"data:") > 1:
+        return False
+    try:
+        choices = msgspec.json.decode(payload[5:].strip())["choices"]
+        return bool(choices) and all(
+            "role" in each["delta"] and not each["delta"].get("content") and not each["delta"].get("tool_calls")
+            and not each["delta"].get("reasoning_content") and each.get("finish_reason") is None
+            for each in choices
+        )  # fmt: skip
+    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def closed(payload: bytes, path: str) -> bytes:
+    """The end of a stream, with the mark that OpenAI's end with and that may be missing."""
+    if not path.endswith("/completions") or payload.endswith(DONE):
+        return payload
+    return payload + DONE

@@ -1,0 +1,81 @@
+"""The client's side of a request: its body in, and out to it an answer that was made elsewhere. Knows no instance."""
+
+from __future__ import annotations
+
+import time
+
+from parley.errors import UnknownCoding
+from parley.server.cycle import CYCLE, Cycle
+from parley.server.respond import Exchange
+
+# Of one connection, not of the request; or said anew for the next one.
+HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
+     b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect", b"origin")
+)  # fmt: skip
+# What the coordinator says to instances, and nobody else may.
+ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
+OWN = b"parley-"
+BACK = HOP | {b"date", b"server"}  # of an answer
+
+
+class Caller(Exchange):
+    """One client's request."""
+
+    @property
+    def cycle(self) -> Cycle:
+        return self.scope[CYCLE]
+
+    def forwarded(self) -> list[tuple[bytes, bytes]]:
+        """The headers that go on to an instance."""
+        dropped = HOP | ORDERS
+        if named := self.headers.get(b"connection"):
+            dropped = dropped | {name.strip().lower() for name in named.split(b",")}
+        kept = [
+            header for header in self.scope["headers"] if header[0] not in dropped and not header[0].startswith(OWN)
+        ]
+        if b"x-request-id" not in self.headers:
+            kept.append((b"x-request-id", self.id.encode()))
+        return kept
+
+    async def take(self) -> bytes:
+        """The whole body as it came. Raises UnknownCoding, TooLarge, TimedOut, ClientGone."""
+        coding = self.headers.get(b"content-encoding", b"").strip().lower()
+        if coding not in (b"", b"identity"):
+            error = UnknownCoding("The body's Content-Encoding is not supported; send it as it is.")
+            error.status = 415
+            raise error
+        return await self._read()
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """The head of an answer; it is written with the first part."""
+        self.status = status
+        if self.options.cors:
+            headers = [*headers, *self._shared()]
+        self.cycle.begin(status, headers)
+
+    def _shared(self) -> list[tuple[bytes, bytes]]:
+        """What tells a browser that a page of another origin may read the answer, if it may."""
+        origin, origins = self.headers.get(b"origin", b""), self.options.cors
+        if not origin or ("*" not in origins and origin.decode("latin-1") not in origins):
+            return []
+        shared = [(b"access-control-expose-headers", b"X-Request-Id")]
+        if "*" in origins and b"cookie" not in self.headers:
+            return [(b"access-control-allow-origin", b"*"), *shared]
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *shared]
+
+    def finish(self, data: bytes = b"") -> None:
+        """The last part."""
+        self.written = time.perf_counter()
+        self.cycle.part(data, last=True)
+        self.complete = True
+
+    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """An answer in one piece."""
+        self.begin(status, [*returned(headers), (b"content-length", b"%d" % len(body))])
+        self.finish(body)
+
+
+def returned(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of an instance's answer that go on to the client."""
+    return [header for header in headers if header[0] not in BACK]

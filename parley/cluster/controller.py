@@ -1,0 +1,279 @@
+"""Gives instances their roles: the first one to those that have none, others when prefill and decode drift apart; and
+has dead ones replaced.
+
+Where and how instances run is a ``Supervisor``'s affair; without one their number is as it is. A role changes in the
+documented order: no new work, the running requests end, the role is given to it and to its peers, it is ready, work
+again. One at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from parley.cluster.choice import Choice
+from parley.cluster.health import Ask, Unanswered
+from parley.cluster.management import idle
+from parley.cluster.ratio import Ratio, Work, shared
+from parley.cluster.table import Instance, Table
+
+log = logging.getLogger("parley.cluster")
+
+TICK = 1.0  # seconds between two looks at what is to be done
+DEAD = 15.0  # seconds without an answer after which an instance is replaced, or its role given to another
+SWITCH = 60.0  # seconds that taking a role may need
+AGAIN = 1.0, 60.0  # seconds before a failed start is tried again: at first, at most
+NOBODY = "none", "unknown", ""
+
+
+class Supervisor(Protocol):
+    """Runs instances somewhere."""
+
+    async def start(self, role: str) -> str:
+        """Start another one; its URL, at which it may not answer yet. Raises Exception when it cannot be started."""
+
+    async def stop(self, url: str) -> None:
+        """End one for good, in whatever state it is; one that is not there has ended."""
+
+
+class Controller:
+    def __init__(self, table: Table, choice: Choice, ask: Ask, supervisor: Supervisor | None = None):
+        self.table, self._choice, self._ask = table, choice, ask
+        self.supervisor = supervisor
+        self.ratio = Ratio(table.options.ratio_period)
+        self.wanted: Counter[str] = Counter()  # instances by role, where a supervisor is to keep their number
+        self.changes = 0  # roles that were given
+        self._changing: asyncio.Task[None] | None = None
+        self._becoming: dict[int, str] = {}  # roles that are being given, by instance
+        self._starting: dict[asyncio.Task[None], str] = {}
+        self._ending: dict[int, asyncio.Task[None]] = {}
+        self._failures = 0
+        self._retry = 0.0
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Leave everything as it is."""
+        tasks = [self._loop, self._changing, *self._starting, *self._ending.values()]
+        left = [task for task in tasks if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def scale(self, role: str, count: int) -> None:
+        """Have so many instances of a role. Raises ValueError if nobody can start any."""
+        if self.supervisor is None:
+            raise ValueError("The instances of this cluster are given; nobody can start or stop any.")
+        self.wanted[role] = count
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                self.step()
+            except Exception:
+                log.exception("A look at the instances failed.")
+            await asyncio.sleep(TICK)
+
+    def step(self) -> None:
+        """Look at everything once, and begin what is to be done."""
+        now = self.table.clock()
+        self.ratio.observe(now, self._work())
+        if self.supervisor is not None:
+            self._bury(now)
+            self._reconcile(now)
+        if self._changing is None or self._changing.done():
+            change = self._needed(now)
+            if change is not None:
+                self._changing = asyncio.get_running_loop().create_task(self._change(*change))
+
+    # -- roles
+
+    def _work(self) -> Work:
+        """What there is to do, in instances: prefills that are under way, by what they take, and how full those are
+        that decode."""
+        options = self.table.options
+        prefill = decode = 0.0
+        for each in self.table.usable():
+            if each.role == "prefill":
+                prefill += each.prefill.busy(self.table.clock())
+            elif each.role == "decode":
+                full = max(each.decode.slots / max(1, each.slots), each.decode.blocks / max(1, each.blocks))
+                late = each.decode.cadence / options.slo_tpot if options.slo_tpot and each.decode.tasks else 0.0
+                decode += max(full, late)
+        return Work(prefill + self._waiting(), decode)
+
+    def _waiting(self) -> float:
+        """Requests that nobody has room for want an instance as well."""
+        slots = [each.slots for each in self.table.usable()] or [1]
+        return self._choice.waiting * len(slots) / sum(slots)
+
+    def _needed(self, now: float) -> tuple[Instance, str] | None:
+        """Who is to get which role, if anybody."""
+        options = self.table.options
+        roleless = [each for each in self.table if each.seen and not each.lost and each.role in NOBODY]
+        ps, ds = self._of("prefill"), self._of("decode")
+        if roleless:
+            first = roleless[0]
+            meant = first.meant if first.meant in ("prefill", "decode", "flex") else ""
+            return first, meant or self._rarer(len(ps), len(ds))
+        if not options.auto_ratio and not options.default_p_rate:
+            return None
+        if not ps and len(ds) > 1 and self._gone("prefill", now):
+            return _least(ds), "prefill"
+        if not ds and len(ps) > 1 and self._gone("decode", now):
+            return _least(ps), "decode"
+        if not ps or not ds:
+            return None
+        if options.default_p_rate:
+            if self._absent():
+                return None
+            best = shared(len(ps) + len(ds), options.default_p_rate, options.default_d_rate)
+            step = (best > len(ps)) - (best < len(ps))
+        else:
+            step = self.ratio.change(now, len(ps), len(ds))
+        return (_least(ds), "prefill") if step > 0 else (_least(ps), "decode") if step < 0 else None
+
+    def _of(self, role: str) -> list[Instance]:
+        return [each for each in self.table.usable() if each.role == role]
+
+    def _absent(self) -> bool:
+        """Is somebody not there who may come back?"""
+        return any(each.role in ("prefill", "decode") and each.lost for each in self.table)
+
+    def _gone(self, role: str, now: float) -> bool:
+        """Have all that had the role been away for long?"""
+        return all(now - each.answered > DEAD for each in self.table if each.role == role)
+
+    def _rarer(self, p: int, d: int) -> str:
+        options = self.table.options
+        p_rate, d_rate = options.default_p_rate or 1, options.default_d_rate or 1
+        return "prefill" if p * d_rate <= d * p_rate else "decode"
+
+    async def _change(self, instance: Instance, role: str) -> None:
+        """Give an instance a role, in the documented order."""
+        options, before = self.table.options, instance.role
+        log.info("Instance %d is to change from %s to %s.", instance.id, before, role)
+        self.table.withhold(instance, True)
+        self._becoming[instance.id] = role
+        moved = self.wanted[before] > 0
+        self.wanted[before] -= moved
+        self.wanted[role] += moved
+        done = False
+        try:
+            await self._until(lambda: idle(instance), options.tasks_end_wait_seconds)
+            others = [each for each in self.table.usable() if each is not instance and each.role != role]
+            peers = [each for each in others if each.role in ("prefill", "decode") and each.group == instance.group]
+            if not await self._give(instance, role, peers):
+                return
+            for peer in peers:
+                across = [each for each in self.table.usable() if each.role not in (peer.role, "mixed")]
+                await self._give(peer, peer.role, [instance, *(each for each in across if each is not instance)])
+            done = await self._until(lambda: instance.role == role and not instance.switching, SWITCH)
+            self.changes += done
+            if not done:
+                log.warning("Instance %d did not become %s in time.", instance.id, role)
+        finally:
+            if moved and not done:
+                self.wanted[before] += 1
+                self.wanted[role] -= 1
+            del self._becoming[instance.id]
+            self.table.withhold(instance, False)
+
+    async def _until(self, true: Callable[[], bool], seconds: float) -> bool:
+        deadline = self.table.clock() + seconds
+        while not true():
+            if self.table.clock() >= deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def _give(self, instance: Instance, role: str, peers: list[Instance]) -> bool:
+        """POST a role. Was it taken?"""
+        try:
+            local: dict[str, Any] = {**place(instance), "p_percentage": instance.p_percentage}
+            body = msgspec.json.encode({"local": local, "peers": [place(peer) for peer in peers]})
+            status, said = await self._ask(f"{instance.management}/v1/role/{quote(role)}", "POST", body)
+        except (Unanswered, ValueError) as error:
+            log.warning("Instance %d could not be given the role %s: %s", instance.id, role, error)
+            return False
+        if status != 200:
+            log.warning("Instance %d refused the role %s: %s", instance.id, role, said[:200].decode("utf-8", "replace"))
+        return status == 200
+
+    # -- their number
+
+    def _bury(self, now: float) -> None:
+        """Those that have been dead for long are ended for good."""
+        for each in self.table:
+            if each.found == "controller" and each.lost and now - each.answered > DEAD and each.id not in self._ending:
+                self._end(each)
+
+    def _reconcile(self, now: float) -> None:
+        for role, count in self.wanted.items():
+            there = [each for each in self.table if each.found == "controller" and self._counts(each, role)]
+            missing = count - len(there) - list(self._starting.values()).count(role)
+            if missing > 0 and now >= self._retry:
+                for _ in range(missing):
+                    task = asyncio.get_running_loop().create_task(self._begin(role))
+                    self._starting[task] = role
+                    task.add_done_callback(lambda done: self._starting.pop(done, None))
+            for each in sorted(there, key=lambda each: each.tasks)[: max(0, -missing)]:
+                self._end(each)
+
+    def _counts(self, each: Instance, role: str) -> bool:
+        return self._becoming.get(each.id, each.role) == role and each.id not in self._ending
+
+    async def _begin(self, role: str) -> None:
+        assert self.supervisor is not None
+        try:
+            url = await self.supervisor.start(role)
+        except Exception as error:
+            self._failures += 1
+            pause = min(AGAIN[1], AGAIN[0] * 2 ** min(10, self._failures - 1))
+            self._retry = self.table.clock() + pause
+            log.warning("No %s instance could be started (%s); again in %g s.", role, error, pause)
+            return
+        self._failures = 0
+        id = max((each.id for each in self.table), default=0) + 1
+        self.table.add(Instance(id, url, role, found="controller"))
+
+    def _end(self, instance: Instance) -> None:
+        self._ending[instance.id] = task = asyncio.get_running_loop().create_task(self._stop(instance))
+        task.add_done_callback(lambda _: self._ending.pop(instance.id, None))
+
+    async def _stop(self, instance: Instance) -> None:
+        """Give it no more work, let its requests end, if it is alive, and end it."""
+        assert self.supervisor is not None
+        self.table.withhold(instance, True)
+        await self._until(lambda: instance.lost or idle(instance), self.table.options.tasks_end_wait_seconds)
+        try:
+            await self.supervisor.stop(instance.url)
+        except Exception as error:
+            log.warning("Instance %d could not be ended: %s", instance.id, error)
+        if self.table.get(instance.id) is instance:
+            self.table.remove(instance.id)
+
+
+def _least(instances: list[Instance]) -> Instance:
+    """The one that is soonest done with what it has."""
+    return min(instances, key=lambda each: (each.tasks, each.id))
+
+
+def place(instance: Instance) -> dict[str, Any]:
+    """An instance as a role's body names it. Raises ValueError when it is known by a name and not by an address."""
+    host, _, port = instance.peer.partition(";")
+    host = host.strip("[]") or urlsplit(instance.url).hostname or ""
+    if host == "localhost":
+        host = "127.0.0.1"
+    address = str(ipaddress.ip_address(host))
+    made: dict[str, Any] = {"server_ip": address, "id": instance.id, "host_ip": address, "device": []}
+    return made | {"inter_comm_port": int(port)} if port else made

@@ -1,0 +1,249 @@
+"""The coordinator's process: its ports, what it holds together, and its end. Nothing of a request is here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import uvloop
+from starlette.types import ASGIApp
+
+from parley import __version__
+from parley.cluster.choice import Choice
+from parley.cluster.config import Options, Tls
+from parley.cluster.controller import Controller
+from parley.cluster.desk import Asked
+from parley.cluster.front import Front, application
+from parley.cluster.health import Health
+from parley.cluster.links import Links
+from parley.cluster.management import Management
+from parley.cluster.metrics import Metrics
+from parley.cluster.status import Status
+from parley.cluster.table import Table
+from parley.server import banner, logs, tls
+from parley.server.options import ServerOptions
+from parley.server.options import Tls as Files
+from parley.server.port import Server, http, keep_standard_streams, listen, settle
+from parley.server.surfaces import universal
+
+if TYPE_CHECKING:
+    from parley.cluster import rpc
+
+log = logging.getLogger("parley.cluster")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+DRAIN = 30.0  # seconds that open requests have after the first signal
+LOOK = 0.05  # seconds between two looks whether they have ended
+
+
+class Port(NamedTuple):
+    """Where it listens, and what answers there."""
+
+    name: str
+    host: str
+    sock: socket.socket
+    app: ASGIApp
+
+
+class Coordinator:
+    """One process: ``run`` is its life."""
+
+    def __init__(self, options: Options, sockets: dict[str, tuple[str, socket.socket]], access_log: bool = True):
+        self.options = options
+        self.table = Table(options)
+        self.choice = Choice(self.table)
+        self.links = Links(self.table, options, towards(options.tls))
+        self.health = Health(self.table, self.links.ask)
+        self.controller = Controller(self.table, self.choice, self.links.ask)
+        hosts = {name: host for name, (host, _) in sockets.items()}
+        host = hosts["predict"]
+        management = Management(self.table, self.choice, hosts.get("management", host))
+        self.metrics = Metrics(self.table, self.choice, self.links.ask, hosts.get("metrics", host))
+        status = Status(self.table, self.choice, management, hosts.get("status", host))
+        served = replace(port_options(options, host), access_log=access_log)
+        self.front = Front(
+            self.choice,
+            self.links,
+            self._page,
+            universal(),
+            served,
+            options.memory_limit,
+            options.strict,
+        )
+        apps: dict[str, ASGIApp] = {
+            "predict": application(self.front, served),
+            "management": management.app,
+            "metrics": self.metrics.app,
+            "status": status.app,
+        }
+        self._ports = [Port(name, *place, apps[name]) for name, place in sockets.items()]
+        self._context = front_tls(options.tls)
+        self._servers = [
+            Server(http(port_options(options, port.host), port.app, self._context)) for port in self._ports
+        ]
+        self._stop, self._force = asyncio.Event(), asyncio.Event()
+        self._signals: list[int] = []
+        self._rpc: rpc.Port | None = None
+
+    async def run(self, *, signals: bool = True) -> int:
+        """Until a signal, or ``stop``: its exit code."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS if signals else ():
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            calls = await self._listen()
+        except OSError as error:
+            banner.say(f"parley: {error}")
+            return 1
+        self.links.start()
+        self.health.start()
+        self.controller.start()
+        serving = asyncio.create_task(self._serve())
+        banner.say("\n".join([f"parley {__version__} coordinator", *self._addresses(), *calls]))
+        settle()
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({stop, serving}, return_when=asyncio.FIRST_COMPLETED)
+            await self._drain()
+        finally:
+            stop.cancel()
+            for server in self._servers:
+                server.should_exit = server.force_exit = True
+            await asyncio.gather(serving, stop, return_exceptions=True)
+            if self._rpc is not None:
+                await self._rpc.stop(LOOK)
+            await self.controller.close()
+            await self.health.close()
+            await self.links.stop()
+            for number in SIGNALS if signals else ():
+                loop.remove_signal_handler(number)
+        return 128 + self._signals[1] if len(self._signals) > 1 else 0
+
+    def stop(self) -> None:
+        """End, as after a signal; the second time at once."""
+        (self._force if self._stop.is_set() else self._stop).set()
+
+    async def _listen(self) -> list[str]:
+        """Listen for gRPC as well, if that is wanted: what is said of it. Raises OSError."""
+        if self.options.grpc_port is None:
+            return []
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
+        from parley.cluster import rpc  # needs packages that nothing else needs
+
+        self._rpc = rpc.Port(self.table, self.options.body_limit)
+        return [f"  {'gRPC':<10} {await self._rpc.start(self.options.host, self.options.grpc_port)}"]
+
+    async def _serve(self) -> None:
+        pairs = zip(self._servers, self._ports, strict=True)
+        await asyncio.gather(*(server.serve(sockets=[port.sock]) for server, port in pairs))
+
+    async def _drain(self) -> None:
+        """Let open requests end, and take no more."""
+        self.front.stopping = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN):
+                while self.front.open and not self._force.is_set():
+                    await asyncio.sleep(LOOK)
+
+    def _signalled(self, number: int) -> None:
+        self._signals.append(number)
+        self.stop()
+
+    def _addresses(self) -> list[str]:
+        secure = self._context is not None
+        return [
+            f"  {port.name:<10} {banner.address(port.host, port.sock.getsockname()[1], secure)}" for port in self._ports
+        ]
+
+    async def _page(self) -> bytes:
+        return (await self.metrics.page(Asked("", (), b""))).body
+
+
+def run(options: Options, log_format: str = "text", access_log: bool = True) -> int:
+    """Coordinate until a signal: the exit code."""
+    keep_standard_streams()
+    logs.set_up("json" if log_format == "json" else "text")
+    many_files()
+    with contextlib.ExitStack() as stack:
+        sockets = {}
+        for name, host, port in ports(options):
+            try:
+                sockets[name] = host, stack.enter_context(listen(host, port))
+            except OSError as error:
+                code = error.errno or 0
+                reason = os.strerror(code) if code > 0 else "the address is not known"
+                banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
+                return 1
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+
+        async def live() -> int:
+            return await Coordinator(options, sockets, access_log).run()
+
+        try:
+            return runner.run(live())
+        except tls.BadTls as error:
+            banner.say(f"parley: {error}.")
+            return 1
+
+
+def ports(options: Options) -> Sequence[tuple[str, str, int]]:
+    """Names, addresses and numbers of the ports that are wanted."""
+    others = (
+        ("management", options.management_host, options.management_port),
+        ("metrics", options.metrics_host, options.metrics_port),
+        ("status", options.status_host, options.status_port),
+    )
+    made = [(name, host or options.host, port) for name, host, port in others if port is not None]
+    return [("predict", options.host, options.predict_port), *made]
+
+
+def port_options(options: Options, host: str) -> ServerOptions:
+    """How the coordinator's keys read for a port."""
+    return ServerOptions(
+        host=host,
+        cors=options.cors_origin,
+        hosts=options.allow_host,
+        body_limit=options.body_limit,
+        body_timeout=options.http_timeout_seconds,
+        write_timeout=options.http_timeout_seconds,
+        keep_alive=options.keep_alive_seconds,
+    )
+
+
+def front_tls(given: Tls) -> ssl.SSLContext | None:
+    """What clients' connections are encrypted with, if they are. Raises BadTls."""
+    if given.certificate is None or given.key is None:
+        return None
+    password = Path(given.password) if given.password else None
+    clients = (Path(given.clients),) if given.clients else ()
+    return tls.context(Files(Path(given.certificate), Path(given.key), password, clients))
+
+
+def towards(given: Tls) -> ssl.SSLContext | None:
+    """What connections to instances behind https are encrypted with; None: as usual. Raises BadTls."""
+    if given.ca is None:
+        return None
+    with tls.using(Path(given.ca)):
+        made = ssl.create_default_context(cafile=given.ca)
+    if given.certificate is not None:
+        with tls.using(Path(given.certificate)):
+            made.load_cert_chain(given.certificate, given.key)
+    return made
+
+
+def many_files() -> None:
+    """Each client and each instance's connection is a descriptor: take as many as there may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

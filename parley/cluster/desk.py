@@ -1,0 +1,120 @@
+"""A port of a coordinator that is not for inference: some routes, short bodies, answers in one piece.
+
+What it has no route for is answered as documented for all ports, 400 and a closed connection. Knows no route itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from parley.errors import ParleyError
+from parley.server.auth import Gate, Keys
+from parley.server.limits import REFUSED
+
+log = logging.getLogger("parley.cluster")
+
+JSON = b"application/json"
+TEXT = b"text/plain; charset=utf-8"
+LIMIT = 64 << 20  # bytes of a body; 4096 instances with their hashes are some 20 MB
+UNKNOWN = b"Invalid request\r\n"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """``type`` is left out if empty."""
+
+    status: int = 200
+    body: bytes = b""
+    type: bytes = b""
+    close: bool = False
+
+    @classmethod
+    def json(cls, value: Any, status: int = 200) -> Reply:
+        return cls(status, msgspec.json.encode(value), JSON)
+
+
+class Asked:
+    """What a route is given: the path's rest behind its star, if it has one, the query's pairs, and the body."""
+
+    def __init__(self, rest: str, query: Sequence[tuple[str, str]], body: bytes):
+        self.rest, self.query, self.body = rest, query, body
+
+    def table(self) -> dict[str, Any] | None:
+        """The body as a JSON object, None if it is none."""
+        try:
+            found = msgspec.json.decode(self.body)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            return None
+        return found if isinstance(found, dict) else None
+
+
+Route = Callable[[Asked], Reply | Awaitable[Reply]]
+
+
+class Desk:
+    """An ASGI application. ``routes``: by method and path; a star in a path stands for one part of it."""
+
+    def __init__(self, routes: Mapping[tuple[str, str], Route], host: str = "127.0.0.1"):
+        self._plain = {place: route for place, route in routes.items() if "*" not in place[1]}
+        self._starred = [(place, route) for place, route in routes.items() if "*" in place[1]]
+        self._gate = Gate(host, (), (), Keys(()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        reply = await self._answer(scope, receive)
+        headers = [(b"content-length", b"%d" % len(reply.body))]
+        if reply.type:
+            headers.append((b"content-type", reply.type))
+        if reply.close:
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Reply:
+        try:
+            if REFUSED in scope:
+                raise scope[REFUSED]
+            self._gate.check(dict(scope["headers"]))
+        except ParleyError as error:
+            return Reply(error.status, f"{error.message}\r\n".encode(), TEXT, close=True)
+        route, rest = self._found(scope["method"], scope["path"])
+        if route is None:
+            return Reply(400, UNKNOWN, TEXT, close=True)
+        body = bytearray()
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return Reply(400, UNKNOWN, TEXT, close=True)
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > LIMIT:
+                return Reply(413, b"The body is too large.\r\n", TEXT, close=True)
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        try:
+            made = route(Asked(rest, pairs, bytes(body)))
+            return await made if inspect.isawaitable(made) else made
+        except Exception:
+            log.exception("%s %s failed.", scope["method"], scope["path"])
+            return Reply(500, b"The coordinator had an error.\r\n", TEXT)
+
+    def _found(self, method: str, path: str) -> tuple[Route | None, str]:
+        route = self._plain.get((method, path))
+        if route is not None:
+            return route, ""
+        for (wanted, place), starred in self._starred:
+            before, _, after = place.partition("*")
+            if wanted == method and path.startswith(before) and path.endswith(after):
+                rest = path[len(before) : len(path) - len(after)]
+                if rest and "/" not in rest:
+                    return starred, rest
+        return None, ""

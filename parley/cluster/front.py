@@ -1,0 +1,242 @@
+"""The inference port: every API's paths, and who answers there: this process, one instance, all of them, or P and D.
+
+What a single server refuses before it reads a body is refused here in the same words. Reads nothing of a body but what
+choosing needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from parley import __version__
+from parley.cluster import relay, words
+from parley.cluster.caller import Caller
+from parley.cluster.choice import Choice
+from parley.cluster.links import Links
+from parley.cluster.metrics import CONTENT_TYPE
+from parley.cluster.passage import Passage
+from parley.cluster.places import Place, Places
+from parley.cluster.policy import Wanted
+from parley.cluster.prefix import Look, look
+from parley.cluster.table import Instance
+from parley.dialects.dialect import Answer, Head, Kind, Reply
+from parley.errors import NotAllowed, NotFound, ParleyError
+from parley.server.auth import Gate, Keys
+from parley.server.limits import REFUSED
+from parley.server.logs import access
+from parley.server.options import ServerOptions
+from parley.server.port import crossed
+from parley.server.respond import ClientGone
+from parley.server.surfaces import Surface
+
+log = logging.getLogger("parley.cluster")
+
+LARGE = 1 << 18  # bytes of a body that is looked at beside the event loop
+EVERYBODY: frozenset[Kind] = frozenset({"adapter", "reset"})  # what all instances are to do
+PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "health", "metrics", "load"})
+
+
+class Front:
+    """An ASGI application. ``page`` makes that of the metrics; ``options`` are those of the port; ``memory``: bytes of
+    bodies that are held at most; ``strict``: everybody is told errors as documented."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        links: Links,
+        page: Callable[[], Awaitable[bytes]],
+        surfaces: Sequence[Surface],
+        options: ServerOptions,
+        memory: int,
+        strict: bool = False,
+    ):
+        self.open = 0
+        self.stopping = False  # no more are taken
+        self.held = 0  # bytes of bodies
+        self._choice, self._links, self._page = choice, links, page
+        self._options, self._memory, self._strict = options, memory, strict
+        self._places = Places(surfaces)
+        self._gate = Gate(options.host, options.hosts, options.cors, Keys(()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        place: Place | None = None
+        try:
+            place, scope["path_params"] = self._places.find(scope["method"], scope["path"])
+            dialect, missing = place.dialect, None
+        except (NotFound, NotAllowed) as error:
+            dialect, missing = self._places.wording(scope["path"]), error
+        caller = Caller(scope, receive, send, self._options, dialect)
+        self.open += 1
+        try:
+            if REFUSED in scope:
+                raise scope[REFUSED]
+            self._gate.check(caller.headers)
+            if place is None:
+                assert missing is not None
+                raise missing
+            caller.note.probe = place.kind in PROBES
+            await self._answer(place, caller)
+        except ClientGone:
+            caller.abort()
+        except ParleyError as error:
+            await self._refuse(caller, error)
+        except asyncio.CancelledError:
+            caller.abort()
+            raise
+        except Exception:
+            log.exception("Request %s failed.", caller.id)
+            await self._refuse(caller, ParleyError("The server had an error while it processed the request."))
+        finally:
+            self.open -= 1
+            if self._options.access_log:
+                access(caller)
+
+    # -- errors
+
+    async def _refuse(self, caller: Caller, error: ParleyError) -> None:
+        if caller.status:
+            caller.abort()
+            return
+        try:
+            strict = self._strict or caller.dialect.name.startswith("mindie")
+            if strict and isinstance(error, NotFound | NotAllowed):
+                extra = ((b"connection", b"close"),)
+                await caller.answer(words.plain(words.UNKNOWN), 400, b"text/plain; charset=utf-8", extra)
+                return
+            told = words.documented(error, caller.dialect, strict)
+            if told is not None:
+                await caller.answer(told.body, told.status, told.type)
+                return
+            allowed = getattr(error, "allowed", "")
+            await caller.refuse(error, ((b"allow", allowed.encode()),) if allowed else ())
+        except ClientGone:
+            caller.abort()
+
+    # -- who answers
+
+    async def _answer(self, place: Place, caller: Caller) -> None:
+        """Raises ParleyError, ClientGone."""
+        body, kind = None, place.kind
+        if kind is None:  # which of two APIs is meant
+            body = await caller.take()
+            route, caller.dialect = place.pick(body)
+            kind = route.kind
+        if kind == "generate":
+            await self._generate(place, caller, body)
+            return
+        if await self._own(kind, place, caller):
+            return
+        body = await caller.take() if body is None else body
+        usable = self._usable()
+        if kind == "halt":
+            work = relay.some(self._links, caller, usable, body)
+        elif kind in EVERYBODY or (kind == "endpoint" and caller.scope["method"] not in ("GET", "HEAD")):
+            work = relay.every(self._links, caller, usable, body)
+        else:
+            work = relay.one(self._links, caller, self._idlest(usable), body)
+        await caller.while_connected(work)
+
+    async def _own(self, kind: Kind, place: Place, caller: Caller) -> bool:
+        """Answer what is asked of the coordinator itself. False if it is not."""
+        write, ready = place.route.write, self._ready
+        if kind in ("live", "ready") and write is not None:
+            told: Answer = write(kind == "live" or ready)
+            await caller.answer(told.body, told.status, told.type)
+        elif kind == "live":
+            await caller.answer(b'{"status":"live"}')
+        elif kind == "ready" and ready:
+            await caller.answer(b'{"status":"ready"}')
+        elif kind == "ready":
+            table = self._choice.table
+            states = {str(each.id): each.state(table.clock()) for each in table}
+            state = {"status": "waiting", "message": words.NOT_READY, "instances": states}
+            await caller.answer(msgspec.json.encode(state), 503, extra=((b"retry-after", b"1"),))
+        elif kind == "health":
+            if not ready:
+                raise words.refusal(503, words.NOT_READY)
+            await caller.answer(b"")
+        elif kind == "metrics":
+            await caller.answer(await self._page(), type=CONTENT_TYPE)
+        elif kind == "version" and write is not None:
+            await caller.answer(write(__version__))
+        elif kind == "load" and write is not None:
+            await caller.answer(write(self.open - 1))
+        else:
+            return False
+        return True
+
+    def _usable(self) -> list[Instance]:
+        """Raises ParleyError if there is none."""
+        usable = self._choice.table.usable()
+        if not usable:
+            raise words.refusal(503, words.NOT_READY)
+        return usable
+
+    def _idlest(self, usable: list[Instance]) -> Instance:
+        return min(usable, key=lambda each: (not each.extended, each.tasks, each.id))
+
+    @property
+    def _ready(self) -> bool:
+        return not self.stopping and self._choice.possible()
+
+    # -- generating
+
+    async def _generate(self, place: Place, caller: Caller, body: bytes | None) -> None:
+        """Raises ParleyError as long as nothing was sent, ClientGone."""
+        if not self._ready:
+            raise words.refusal(503, words.NOT_READY)
+        if self.open > self._choice.options.max_requests:
+            raise words.refusal(429, words.TOO_MANY, 1.0)
+        announced = caller.headers.get(b"content-length", b"")
+        if self.held + (int(announced) if announced.isdigit() else 0) > self._memory:
+            raise words.refusal(429, words.MEMORY, 1.0)
+        if body is None:
+            body = await caller.take()
+        self.held += len(body)
+        try:
+            wanted = await self._wanted(place, caller, body)
+            closing = partial(self._closing, place, caller, body)
+            passage = Passage(self._choice, self._links, caller, body, wanted, closing)
+            await caller.while_connected(passage.run())
+        except ParleyError:
+            caller.dialect = place.pick(body)[1]  # now it has to be known
+            raise
+        finally:
+            self.held -= len(body)
+
+    async def _wanted(self, place: Place, caller: Caller, body: bytes) -> Wanted:
+        options = self._choice.options
+        seen: Look
+        if len(body) < LARGE:
+            seen = look(body, options.string_token_rate)
+        else:
+            seen = await asyncio.to_thread(look, body, options.string_token_rate)
+        model = caller.path.get("model", "") or ("" if place.shares else seen.model)
+        turns = seen.turns() if options.algorithm_type == "cache_affinity" else None
+        return Wanted(seen.length, seen.marks, caller.patience(), model, turns)
+
+    def _closing(self, place: Place, caller: Caller, body: bytes, error: ParleyError) -> bytes:
+        """The last bytes of a stream that ends by an error; none if there is no way to say it."""
+        route, dialect = place.pick(body)
+        if self._strict or dialect.name.startswith("mindie"):
+            return error.message.encode()
+        assert route.read is not None
+        head = Head(caller.unique, 0, "", path=caller.path, headers=caller.headers)
+        try:
+            reply = route.read(body, head)
+            return reply.fail(error) if isinstance(reply, Reply) else b""
+        except ParleyError:
+            return b""
+
+
+def application(front: Front, options: ServerOptions) -> ASGIApp:
+    """The front with CORS around it, if pages of any origin may call it."""
+    return crossed(front, options.cors)

@@ -1,0 +1,76 @@
+"""Many instances' pages of metrics as one: the same series added up, whatever they are.
+
+Counters, histograms and gauges are sums. Shares are not: those of a cache are means weighted by its size, and hit rates
+are made anew from the numbers behind them. What only informs says 1. Knows Prometheus' text format, and of names only
+what makes such a share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+SERIES = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
+SHARES = ("_perc", "_usage", "_rate", "_ratio", "_fraction", "start_progress")  # ends of names of means
+RATES = {  # hit rates by the series that they are made of
+    "npu_prefix_cache_hit_rate": ("npu_radix_match_hit_num", "all_radix_match_num"),
+}
+
+
+def gather(pages: Sequence[tuple[str, float]]) -> str:
+    """``pages``: each with its weight. Series stand in the order in which they first came, below their head."""
+    heads: dict[str, list[str]] = {}
+    order: dict[str, dict[str, list[tuple[float, float]]]] = {}  # head -> series -> values and weights
+    kinds: dict[str, str] = {}
+    for page, weight in pages:
+        name = ""
+        for line in page.splitlines():
+            if line.startswith("#"):
+                parts = line.split(maxsplit=3)
+                if len(parts) < 3 or parts[1] not in ("HELP", "TYPE"):
+                    continue
+                name = parts[2]
+                lines = heads.setdefault(name, [])
+                if len(lines) < 2 and not any(each.startswith(f"# {parts[1]} ") for each in lines):
+                    lines.append(line)
+                if parts[1] == "TYPE":
+                    kinds[name] = parts[3] if len(parts) > 3 else "untyped"
+                continue
+            match = SERIES.fullmatch(line.strip())
+            if match is None:
+                continue
+            try:
+                value = float(match[3])
+            except ValueError:
+                continue
+            owner = name if match[1].startswith(name) and name else match[1]
+            series = match[1] + (match[2] or "")
+            order.setdefault(owner, {}).setdefault(series, []).append((value, weight))
+    parts = []
+    for name, each in order.items():
+        parts += [f"{line}\n" for line in heads.get(name, ())]
+        if name.endswith("_info"):
+            parts += [f"{series} 1\n" for series in each]
+            continue
+        share = kinds.get(name, "gauge") in ("gauge", "untyped") and name.endswith(SHARES)
+        for series, values in each.items():
+            parts.append(f"{series} {_made(name, series, values, order, share):.17g}\n")
+    return "".join(parts)
+
+
+def _made(
+    name: str,
+    series: str,
+    values: Sequence[tuple[float, float]],
+    all: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    share: bool,
+) -> float:
+    if name in RATES:
+        hits, asked = (
+            sum(value for value, _ in all.get(part, {}).get(series.replace(name, part, 1), ())) for part in RATES[name]
+        )
+        return hits / asked if asked else 0.0
+    if share:
+        weights = sum(weight for _, weight in values)
+        return sum(value * weight for value, weight in values) / weights if weights else 0.0
+    return sum(value for value, _ in values)

@@ -1,0 +1,140 @@
+"""The coordinator's connections to its instances: one HTTP client and one feed of results for each, by the table.
+
+They come and go with the table's instances. Knows nothing of clients' requests but their ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Coroutine
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from parley.cluster.config import Options
+from parley.cluster.feed import Feed
+from parley.cluster.health import Unanswered
+from parley.cluster.table import Instance, News, Table
+from parley.cluster.upstream import Broken, Unreachable, Upstream
+from parley.server.chance import draw
+
+SOON = 10.0  # seconds that an instance may take to answer a command
+JSON = [(b"content-type", b"application/json")]
+
+
+class Links:
+    """``context``: for instances behind https."""
+
+    def __init__(self, table: Table, options: Options, context: ssl.SSLContext | None = None):
+        self.name = draw().hex()  # under which instances keep results for this coordinator
+        self._table = table
+        self._context = context
+        self._extra = [(b"parley-secret", options.secret.encode())] if options.secret else []
+        self._upstreams: dict[str, Upstream] = {}  # by scheme, host and port
+        self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Follow the table from now on."""
+        self._table.watchers.append(self._changed)
+        for instance in self._table:
+            self._settle(instance)
+
+    async def stop(self) -> None:
+        self._table.watchers.remove(self._changed)
+        tasks = [task for _, task in self._feeds.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
+        for upstream in self._upstreams.values():
+            upstream.close()
+
+    def upstream(self, instance: Instance) -> Upstream:
+        return self._upstreams.get(instance.url) or self._made(instance.url)
+
+    async def ask(self, url: str, method: str = "GET", body: bytes = b"", timeout: float = 5.0) -> tuple[int, bytes]:
+        """Status and body of any answer of an instance. Raises Unanswered."""
+        split = urlsplit(url)
+        root = f"{split.scheme}://{split.netloc}"
+        upstream = self._upstreams.get(root) or self._made(root)
+        target = url[len(root) :].encode() or b"/"
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await upstream.ask(method.encode(), target, JSON if body else (), (body,) if body else ())
+        except (Unreachable, Broken, TimeoutError) as error:
+            raise Unanswered(str(error)) from None
+        return answer.status, answer.body
+
+    def _made(self, root: str) -> Upstream:
+        made = self._upstreams[root] = Upstream(root, self._context, self._extra)
+        return made
+
+    def feed(self, instance: Instance) -> Feed | None:
+        """Where its results come from, if they can."""
+        found = self._feeds.get(instance.id)
+        return found[0] if found is not None else None
+
+    # -- commands, of which nobody waits for the end
+
+    def halt(self, instance: Instance, id: str, model: str = "") -> None:
+        """End a request there, if it is running."""
+        names = [model] if model and model in instance.models else sorted(instance.models) or [model or "model"]
+        for name in names:
+            self._later(self._post(instance, b"/v2/models/%b/stopInfer" % quote(name, safe="").encode(), {"id": id}))
+
+    async def flow(self, instance: Instance, id: str, pause: bool) -> None:
+        """Have it hold a request's results back, or no longer."""
+        await self._post(instance, b"/v1/dresult/flow", {"client": self.name, "id": id, "pause": pause})
+
+    async def _post(self, instance: Instance, target: bytes, body: dict[str, Any]) -> None:
+        with contextlib.suppress(Unreachable, Broken, TimeoutError):
+            async with asyncio.timeout(SOON):
+                await self.upstream(instance).ask(b"POST", target, JSON, (msgspec.json.encode(body),))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- the table's news
+
+    def _changed(self, instance: Instance, news: News) -> None:
+        if news == "left":
+            self._drop(instance)
+            return
+        if news in ("lost", "restarted") and (feed := self.feed(instance)) is not None:
+            feed.fail("It was restarted." if news == "restarted" else "It does not answer.")
+        self._settle(instance)
+
+    def _settle(self, instance: Instance) -> None:
+        """Have a feed of it, if it has results."""
+        wanted = instance.extended or instance.role in ("decode", "flex")
+        if wanted and instance.id not in self._feeds:
+            feed = Feed(
+                self.upstream(instance),
+                self.name,
+                lambda connected: self._attached(instance, connected),
+                lambda id: self.halt(instance, id),
+            )
+            task = asyncio.get_running_loop().create_task(feed.run())
+            self._feeds[instance.id] = feed, task
+            self._attached(instance, False)
+        elif not wanted and instance.id in self._feeds:
+            self._feeds.pop(instance.id)[1].cancel()
+            self._attached(instance, True)
+
+    def _attached(self, instance: Instance, connected: bool) -> None:
+        """One that only prefills is of use without results as well."""
+        self._table.attach(instance, connected or instance.role == "prefill")
+
+    def _drop(self, instance: Instance) -> None:
+        found = self._feeds.pop(instance.id, None)
+        if found is not None:
+            found[1].cancel()
+        if all(each.url != instance.url for each in self._table):
+            upstream = self._upstreams.pop(instance.url, None)
+            if upstream is not None:
+                upstream.close()

@@ -1,0 +1,264 @@
+"""The management port: a controller's list of instances, taking some out of service and back, their tasks, alarms.
+
+Paths, bodies and statuses are the documented ones to the byte; what is ours beside them is said at each route. Knows
+the table and what is chosen, and asks no instance anything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from parley.cluster.choice import Choice
+from parley.cluster.desk import Asked, Desk, Reply
+from parley.cluster.table import Instance, News, Table
+
+log = logging.getLogger("parley.cluster")
+
+MOST = 4096  # ids in one request
+ROLES = {80: "prefill", 68: "decode", 85: "mixed", 70: "flex"}  # ASCII of P, D, U, F
+OK = Reply()
+BAD = Reply(400)
+NOT_YET = Reply(503)
+ALARMS = 100  # that are kept
+
+
+class Management:
+    """``app`` is what answers. ``master``: requests are taken here, and not by a standby."""
+
+    def __init__(self, table: Table, choice: Choice, host: str = "127.0.0.1"):
+        self.table, self.choice = table, choice
+        self.master = True
+        self.alarms: deque[dict[str, Any]] = deque(maxlen=ALARMS)
+        table.watchers.append(self._changed)
+        self.app = Desk(
+            {
+                ("POST", "/v1/instances/refresh"): self.refresh,
+                ("GET", "/v1/coordinator_info"): self.info,
+                ("POST", "/v1/instances/offline"): lambda asked: self.serve(asked, offline=True),
+                ("POST", "/v1/instances/online"): lambda asked: self.serve(asked, offline=False),
+                ("GET", "/v1/instances/tasks"): self.tasks,
+                ("POST", "/v1/instances/query_tasks"): self.query,
+                ("GET", "/recvs_info"): lambda _: Reply.json(
+                    {"is_master": self.master, "recv_flow": self.choice.tally.requests}
+                ),
+                ("POST", "/backup_info"): self.backup,
+                ("POST", "/v1/alarm/coordinator"): self.alarm,
+                ("POST", "/v1/alarm/llm_engine"): self.alarm,
+                ("GET", "/v1/alarms"): lambda _: Reply.json({"alarms": list(self.alarms)}),  # ours: to read them
+            },
+            host,
+        )
+
+    @property
+    def begun(self) -> bool:
+        """Was anything ever said of instances?"""
+        return self.table.listed or any(each.found != "list" for each in self.table)
+
+    def refresh(self, asked: Asked) -> Reply:
+        """The whole list: those that are not in it go, the others are as it says."""
+        said = asked.table()
+        ids, items = (said.get("ids"), said.get("instances")) if said is not None else (None, None)
+        if not isinstance(ids, list) or not isinstance(items, list) or len(ids) > MOST or len(items) > MOST:
+            return BAD
+        for item in items:
+            static = item.get("static_info") if isinstance(item, dict) else None
+            if not isinstance(static, dict) or not _unsigned(item.get("id")) or "role" not in static:
+                return BAD
+        for each in self.table:
+            if each.found == "list" and each.id not in ids:
+                self.table.remove(each.id)
+        for item in items:
+            if item["id"] in ids:
+                self._take(item)
+        self.table.listed = self.table.listed or any(each.found == "list" for each in self.table)
+        return OK
+
+    def _take(self, item: dict[str, Any]) -> None:
+        """One of the list. What fails its checks is skipped, and what was known of it stays."""
+        made = listed(item)
+        if made is None:
+            log.warning("Instance %d of the list is skipped: it is not as it should be.", item["id"])
+            return
+        before = self.table.get(made.id)
+        if before is not None and before.found != "list":
+            return
+        if before is None or before.url != made.url:
+            if len(self.table) >= self.table.options.max_res_num and before is None:
+                log.warning("Instance %d is skipped: there are max_res_num already.", made.id)
+                return
+            before = self.table.add(made)
+        else:
+            for name in ("role", "group", "peer", "slots", "blocks", "block_size", "p_percentage", "max_seq_len",
+                         "models"):  # fmt: skip
+                setattr(before, name, getattr(made, name))
+        _report(before, item.get("dynamic_info"))
+        self.table.heard(before)
+
+    def info(self, asked: Asked) -> Reply:
+        if not self.begun:
+            return NOT_YET
+        tally = self.choice.tally
+        return Reply.json(
+            {
+                "schedule_info": [
+                    {
+                        "id": each.id,
+                        "allocated_slots": each.prefill.slots + each.decode.slots,
+                        "allocated_blocks": each.prefill.blocks + each.decode.blocks,
+                    }
+                    for each in self.table
+                ],
+                "request_num": self.choice.open,
+                "request_length_info": {"input_len": round(tally.input), "output_len": round(tally.output)},
+            }
+        )
+
+    def serve(self, asked: Asked, *, offline: bool) -> Reply:
+        """Give some no more requests, or give them some again."""
+        if not self.begun:
+            return NOT_YET
+        said = asked.table()
+        ids = said.get("ids") if said is not None else None
+        if not isinstance(ids, list) or len(ids) > MOST or not all(_unsigned(id) for id in ids):
+            return BAD
+        for id in ids:
+            instance = self.table.get(id)
+            if instance is not None:
+                self.table.withhold(instance, offline)
+        return OK
+
+    def tasks(self, asked: Asked) -> Reply:
+        """Running requests by id, -1 for one that is not known."""
+        counts = []
+        for name, value in asked.query:
+            if name == "id":
+                number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else -1
+                instance = self.table.get(number)
+                counts.append(-1 if instance is None else instance.tasks)
+        return Reply.json({"tasks": counts})
+
+    def query(self, asked: Asked) -> Reply:
+        """May the role of one of two be changed, for nothing runs there any more? 0: that of P, 1: that of D."""
+        said = asked.table() or {}
+        p_id, d_id, kind = said.get("p_id"), said.get("d_id"), said.get("role_change_type")
+        if not _unsigned(p_id) or not _unsigned(d_id) or not _unsigned(kind) or kind not in (0, 1):
+            return Reply.json({"is_end": True}, 400)
+        p, d = self.table.get(p_id), self.table.get(d_id)  # type: ignore[arg-type]
+        if not self.table.ready() or p is None or d is None:
+            return Reply.json({"is_end": True})
+        return Reply.json({"is_end": idle(p if kind == 0 else d)})
+
+    def backup(self, asked: Asked) -> Reply:
+        if not self.begun:
+            return NOT_YET
+        said = asked.table() or {}
+        master, abnormal = said.get("is_master"), said.get("is_abnormal")
+        if not isinstance(master, bool) or not isinstance(abnormal, bool):
+            return Reply.json({"update_successfully": False}, 400)
+        self.master = master and not abnormal
+        return Reply.json({"update_successfully": True})
+
+    def alarm(self, asked: Asked) -> Reply:
+        """Somebody else's: an object whatever is in it, with what it lacks of id, level, source, time and detail."""
+        said = asked.table()
+        if said is None or len(asked.body) > 64 << 10:
+            return BAD
+        self.alarms.append({"id": "", "level": "", "source": "", "time": time.time(), "detail": ""} | said)
+        return OK
+
+    def _changed(self, instance: Instance, news: News) -> None:
+        """Its own alarms."""
+        if news in ("lost", "faulty", "restarted"):
+            details = {"lost": "does not answer", "faulty": "is not chosen for now", "restarted": "was restarted"}
+            reason = f": {instance.fault}" if news == "faulty" and instance.fault else ""
+            self.alarms.append(
+                {
+                    "id": f"instance-{instance.id}-{news}",
+                    "level": "warning" if news == "restarted" else "error",
+                    "source": "coordinator",
+                    "time": time.time(),
+                    "detail": f"Instance {instance.id} ({instance.url}) {details[news]}{reason}.",
+                }
+            )
+
+
+def idle(instance: Instance) -> bool:
+    """Does nothing of a request's remain there, neither here nor, as far as it says, pages that others still read?"""
+    return instance.tasks == 0 and instance.pinned == 0
+
+
+def listed(item: dict[str, Any]) -> Instance | None:
+    """An instance of a controller's list, None if it fails the checks of one."""
+    static = item["static_info"]
+    try:
+        host, port = _address(item.get("ip")), _port(item.get("port"))
+        peer, metrics = _port(item.get("inter_comm_port", "1121")), _port(item.get("metric_port", item.get("port")))
+    except ValueError:
+        return None
+    where = f"[{host}]" if host.version == 6 else str(host)
+    role, name = ROLES.get(static.get("role")) if _unsigned(static.get("role")) else None, item.get("model_name", "")
+    slots, blocks = static.get("total_slots_num", 200), static.get("total_block_num", 1024)
+    size, share = static.get("block_size", 128), static.get("p_percentage", 0)
+    group, longest, label = static.get("group_id", 0), static.get("max_seq_len", 0), static.get("label", 4)
+    if role is None or not isinstance(name, str) or not _all(slots, blocks, size, share, group, longest, label):
+        return None
+    if not 1 <= slots <= 5000 or not 1 <= size <= 128 or share > 100 or label > 4 or blocks < 1:
+        return None
+    return Instance(
+        item["id"],
+        f"http://{where}:{port}",
+        role,
+        group,
+        metrics=f"http://{where}:{metrics}",
+        peer=f"{host};{peer}",
+        found="list",
+        slots=slots,
+        blocks=blocks,
+        block_size=size,
+        p_percentage=share,
+        max_seq_len=longest,
+        models=frozenset([name] if name else []),
+    )
+
+
+def _report(instance: Instance, said: Any) -> None:
+    """What the list tells of an instance's load."""
+    if not isinstance(said, dict):
+        return
+    for name, key in (("avail_slots", "avail_slots_num"), ("avail_blocks", "avail_block_num"),
+                      ("waiting", "waiting_request_num"), ("running", "running_request_num"),
+                      ("swapped", "swapped_request_num")):  # fmt: skip
+        if _unsigned(said.get(key)):
+            setattr(instance, name, said[key])
+    if isinstance(peers := said.get("peers"), list):
+        instance.peers = frozenset(id for id in peers if _unsigned(id))
+    if isinstance(hashes := said.get("prefix_hash"), list):
+        instance.hashes = frozenset(hash for hash in hashes if isinstance(hash, int))
+
+
+def _unsigned(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
+
+
+def _all(*values: Any) -> bool:
+    return all(map(_unsigned, values))
+
+
+def _address(text: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Raises ValueError."""
+    address = ipaddress.ip_address(text if isinstance(text, str) else "")
+    if address.is_unspecified:
+        raise ValueError("no host has this address")
+    return address
+
+
+def _port(text: Any) -> int:
+    """Raises ValueError."""
+    number = int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 6 else 0
+    if not 1 <= number <= 65_535:
+        raise ValueError("not a port")
+    return number

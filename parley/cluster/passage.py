@@ -1,0 +1,434 @@
+"""One generating request on its way through the cluster: chosen instances, attempts, and one answer made of two.
+
+    choose -> ask P -> its answer, then D's frames in their order -> end
+
+P's answer goes to the client first; what D sends before that waits. An attempt that fails is followed by another, which
+is given what the client has got: so the answer goes on where it broke, with the text that it would have had. Knows the
+wire between coordinator and instances, and no API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from parley.cluster import answers, words
+from parley.cluster.answers import BadAnswer, First
+from parley.cluster.caller import Caller, returned
+from parley.cluster.choice import Choice, Chosen, Refused
+from parley.cluster.config import Options
+from parley.cluster.links import Links
+from parley.cluster.policy import Wanted
+from parley.cluster.table import Instance
+from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable
+from parley.errors import ParleyError
+from parley.instance.frames import Frame
+from parley.server.chance import draw
+
+HOLD = 32 << 10  # bytes that wait for a client that does not read, from which its instance is to wait as well
+QUEUE = 1 << 20  # bytes of them at which the client is given up, for the instance goes on
+EARLY = 16 << 20  # bytes of D's that wait for P's answer
+PAUSE, LONGEST = 0.05, 2.0  # seconds until the same instance is tried again: doubled each time
+RECOMPUTE = 1.0  # seconds until a recompute that was refused is tried again
+
+
+class Failed(Exception):
+    """An attempt did not succeed, because of an instance. ``answer``: what P said instead; ``final``: no other will do
+    better. ``status`` and ``text``: what the client is told if there is no other."""
+
+    def __init__(
+        self,
+        status: int,
+        text: str,
+        instance: Instance | None = None,
+        *,
+        answer: Response | None = None,
+        final: bool = False,
+    ):
+        super().__init__(text)
+        self.status, self.text, self.instance = status, text, instance
+        self.answer, self.final = answer, final
+
+
+class Recompute(Exception):
+    """D wants the request to begin anew with another body."""
+
+    def __init__(self, body: bytes):
+        super().__init__()
+        self.body = body
+
+
+class Passage:
+    """``body`` is the client's; ``wanted`` what is to be known of it for choosing; ``closing`` makes the last bytes of
+    a stream that an error ends, none if the API has no way to say it."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        links: Links,
+        caller: Caller,
+        body: bytes,
+        wanted: Wanted,
+        closing: Callable[[ParleyError], bytes],
+    ):
+        self.caller = caller
+        self.options: Options = choice.options
+        self.attempts = 0
+        self._choice, self._links = choice, links
+        self._wanted, self._closing = wanted, closing
+        self._body: Sequence[bytes] = (body,)
+        scope = caller.scope
+        target, query = scope["raw_path"], scope["query_string"]
+        self._target = target + b"?" + query if query else target
+        self._method = scope["method"].encode()
+        self._headers = caller.forwarded()
+        self._created = b"%d" % time.time()
+        self._avoid: frozenset[int] = frozenset()
+        self._told: Response | None = None  # what the last P said that took no request
+        self._recomputes = 0
+        self._records: list[bytes] = []  # what stands behind what the client has got
+        self._exact = True  # all of that is known
+        self._sent = False  # the client has got a part of its answer, or will
+        # of this attempt
+        self._id = ""
+        self._chosen: Chosen = None  # type: ignore[assignment]
+        self._stream = False
+        self._status, self._head = 200, answers.WHOLE
+        self._busy: Sequence[Instance] = ()  # where the request may be running
+        self._early: list[Frame] | None = None  # frames that wait for P's answer
+        self._early_size = 0
+        self._pending: list[bytes] = []  # records whose data has not come
+        self._parts: list[bytes] = []  # of an answer in one piece
+        self._size = 0
+        self._done: asyncio.Future[None]
+        # of a client that does not read
+        self._queue: list[bytes] | None = None
+        self._queued = 0
+        self._over = False  # what is queued ends the answer
+        self._draining: asyncio.Task[None] | None = None
+        self._held = ""  # the attempt whose results are held back
+        self._holding: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Answer the client. Raises ParleyError as long as nothing was sent."""
+        try:
+            try:
+                async with asyncio.timeout(self.options.infer_timeout):
+                    while not await self._once():
+                        pass
+            except TimeoutError:
+                raise words.refusal(408, words.LATE_END) from None
+        except ParleyError as error:
+            if not self._sent:
+                raise
+            self._break(error)
+        finally:
+            await self._settle()
+
+    def _break(self, error: ParleyError) -> None:
+        """End a stream that has begun."""
+        last = self._closing(error)
+        if last:
+            self._last(last)
+        else:
+            self.caller.abort()
+
+    async def _settle(self) -> None:
+        """Wait until a slow client has read the rest of its answer, or stop sending it."""
+        if self._draining is None:
+            return
+        if not self._over:
+            self._draining.cancel()
+        await asyncio.gather(self._draining, return_exceptions=True)
+
+    # -- attempts
+
+    async def _once(self) -> bool:
+        """One attempt: is the request answered? Raises ParleyError when there is to be no other."""
+        chosen = self._chosen = await self._choose()
+        try:
+            if self.attempts and chosen.p.id in self._avoid:  # there is no other
+                if self._told is not None and not self._sent:
+                    self.caller.whole(*self._told)
+                    return True
+                await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
+            await self._attempt(chosen)
+            chosen.end()
+            return True
+        except Recompute as wish:
+            self._recomputes += 1
+            self._body = (wish.body,)
+            return False
+        except Failed as failure:
+            return await self._failed(failure)
+        finally:
+            chosen.end(False)
+
+    async def _failed(self, failure: Failed) -> bool:
+        """Prepare for another attempt; or give what P answered. Raises ParleyError."""
+        self.attempts += 1
+        if failure.instance is not None:
+            self._avoid |= {failure.instance.id}
+        answer = self._told = failure.answer
+        if self._recomputes:
+            if self.attempts > self.options.max_retry:
+                raise words.refusal(500, words.NO_RETRY)
+            await asyncio.sleep(RECOMPUTE)
+            return False
+        if not (failure.final or self.attempts > self.options.max_retry or (self._sent and not self._exact)):
+            return False
+        if answer is None or self._sent:
+            raise words.refusal(failure.status if failure.status >= 400 else 500, failure.text)
+        self.caller.whole(*answer)
+        return True
+
+    async def _choose(self) -> Chosen:
+        """Instances for an attempt. Raises ParleyError."""
+        wanted = self._wanted
+        if self.attempts:
+            wanted = replace(wanted, avoid=self._avoid, attempt=self.attempts)
+        try:
+            return await self._choice.choose(wanted)
+        except Refused as refused:
+            raise words.refusal(refused.status, refused.text, refused.retry_after) from None
+
+    async def _attempt(self, chosen: Chosen) -> None:
+        """Raises Failed, Recompute."""
+        feed = self._links.feed(chosen.d)
+        if not self._recomputes:  # which keep the id
+            self._id = str(int.from_bytes(draw()[:8]))
+        if not self._sent:
+            self._records, self._exact = [], True
+        self._early, self._early_size = [], 0
+        self._pending, self._parts, self._size = [], [], 0
+        self._done = asyncio.get_running_loop().create_future()
+        if feed is None or not feed.open(self._id, self):
+            raise Failed(500, words.D_FAILED, chosen.d)
+        try:
+            first = await self._ask(chosen)
+            chosen.first()
+            self._exact = self._exact and first.exact and feed.exact
+            if not self._begin(first):
+                self._busy = (chosen.d,)
+                self._flush()
+                await self._done
+            self._busy = ()
+        finally:
+            feed.close(self._id)
+            self._halt()
+
+    def _halt(self) -> None:
+        """Stop it wherever it may be running."""
+        for instance in self._busy:
+            self._links.halt(instance, self._id, self._wanted.model)
+        self._busy = ()
+
+    async def _ask(self, chosen: Chosen) -> First:
+        """P's answer. Raises Failed."""
+        p, d = chosen.p, chosen.d
+        given = answers.joined(self._records) if self._sent and self._records else b""
+        headers = [
+            *self._headers,
+            (b"req-id", self._id.encode()),
+            (b"req-type", b"prefill"),
+            *_target(p, d, self._links),
+            (b"parley-results", self._links.name.encode()),
+            (b"parley-id", self.caller.unique.encode()),
+            (b"parley-created", self._created),
+        ]
+        if given:
+            headers.append((b"parley-given", b"%d" % len(given)))
+        if self._recomputes:
+            headers.append((b"is-recompute", b"true"))
+        body = (given, *self._body) if given else self._body
+        self._busy = (p, d) if chosen.separate else (p,)
+        try:
+            async with asyncio.timeout(self.options.first_token_timeout):
+                answer = await self._links.upstream(p).ask(self._method, self._target, headers, body, again=False)
+        except TimeoutError:
+            raise Failed(408, words.LATE_FIRST, p, final=True) from None
+        except Unreachable:
+            self._busy = ()
+            self._choice.table.fault(p, words.NO_CONNECTION)
+            raise Failed(500, words.NO_CONNECTION, p) from None
+        except Broken as broken:
+            raise Failed(500, words.UNREAD if broken.begun else words.P_FAILED, p) from None
+        if answer.status != 200:
+            self._busy = ()
+            raise _refused(chosen, answer)
+        try:
+            return answers.first(answer.body)
+        except BadAnswer:
+            raise Failed(500, words.P_FAILED, p) from None
+
+    # -- the answer
+
+    def _begin(self, first: First) -> bool:
+        """Take P's part of the answer. Was it all?"""
+        self._stream = first.stream
+        if not self.caller.status:
+            self._status, self._head = first.status, returned(first.headers)
+        if first.record:
+            self._records.append(first.record)
+        if not first.stream:
+            if first.last:
+                self.caller.whole(first.status, first.headers, first.output)
+            return first.last
+        output = first.output
+        if self._sent and not first.exact and answers.opening(output):
+            output = b""
+        if first.last:
+            self._last(output if first.exact else answers.closed(output, self.caller.scope["path"]))
+        else:
+            self._put(output)
+        return first.last
+
+    def _flush(self) -> None:
+        """Take what D sent before P's answer."""
+        early, self._early = self._early, None
+        assert early is not None
+        for frame in early:
+            self.take(frame)
+
+    def take(self, frame: Frame) -> None:
+        """A frame of D's."""
+        if self._early is not None:
+            self._early.append(frame)
+            self._early_size += len(frame.payload)
+            if self._early_size > EARLY:
+                self._fail(Failed(500, words.D_FAILED, self._chosen.d))
+            return
+        if self._done.done():
+            return
+        kind = frame.kind
+        if kind == "data":
+            self._chosen.token()
+            self._commit()
+            if self._stream:
+                self._put(self._mended(frame.payload))
+            else:
+                self._gather(frame.payload)
+        elif kind == "record":
+            self._pending.append(frame.payload)
+        elif kind == "lastData":
+            self._chosen.token()
+            self._commit()
+            self._end(frame.payload)
+        elif kind == "head":
+            try:
+                self._status, self._head = answers.head(frame.payload)
+            except BadAnswer:
+                self._fail(Failed(500, words.D_FAILED, self._chosen.d))
+        elif kind == "error":
+            self._busy = ()
+            self._fail(Failed(500, frame.payload.decode("utf-8", "replace"), self._chosen.d))
+        elif kind == "retry":
+            self._busy = ()
+            self._fail(Recompute(frame.payload))
+
+    def lost(self, reason: str) -> None:
+        """D's results are."""
+        self._fail(Failed(500, words.D_FAILED, self._chosen.d))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+            self._done.exception()  # it may be that nobody waits for it yet
+
+    def _commit(self) -> None:
+        """What follows goes to the client, and so counts as given."""
+        if self._pending:
+            self._records += self._pending
+            self._pending = []
+
+    def _mended(self, payload: bytes) -> bytes:
+        return b"" if self._sent and not self._exact and answers.opening(payload) else payload
+
+    def _end(self, payload: bytes) -> None:
+        if self._stream:
+            self._last(payload if self._exact else answers.closed(self._mended(payload), self.caller.scope["path"]))
+        else:
+            self._gather(payload)
+            self._sent = True
+            self.caller.whole(self._status, self._head, b"".join(self._parts))
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def _gather(self, data: bytes) -> None:
+        """A part of an answer in one piece."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > LARGEST:
+            self._fail(Failed(500, words.D_FAILED, self._chosen.d, final=True))
+
+    def _put(self, data: bytes) -> None:
+        """A part of the stream."""
+        if not data:
+            return
+        self._sent = True
+        caller = self.caller
+        if not caller.status:
+            caller.begin(self._status, self._head)
+        if self._queue is not None:
+            self._queue.append(data)
+            self._queued += len(data)
+            if self._queued > QUEUE:  # it was asked to stop, and does not; or cannot
+                caller.abort()
+            elif self._queued > HOLD and self._exact and self._held != self._id:
+                self._held = self._id
+                work = self._links.flow(self._chosen.d, self._id, True)
+                self._holding = asyncio.get_running_loop().create_task(work)
+        elif not caller.part(data):
+            self._queue = []
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    def _last(self, data: bytes) -> None:
+        """The last part of the stream."""
+        self._sent = True
+        caller = self.caller
+        if not caller.status:
+            caller.begin(self._status, self._head)
+        if self._queue is not None:
+            self._queue.append(data)
+            self._over = True
+        else:
+            caller.finish(data)
+
+    async def _drain(self) -> None:
+        """Send what is queued as the client reads; then have results come again."""
+        assert self._queue is not None
+        while True:
+            data, over = b"".join(self._queue), self._over
+            self._queue.clear()
+            self._queued = 0
+            await self.caller.write(data, "", last=over)
+            if over:
+                return
+            if self._queue or self._over or self.caller.cycle.blocked:
+                continue
+            held, self._held = self._held, ""
+            if not held:
+                break
+            if self._holding is not None:
+                await self._holding
+            if held == self._id:
+                await self._links.flow(self._chosen.d, held, False)
+        self._queue = self._draining = None
+
+
+def _refused(chosen: Chosen, answer: Response) -> Failed:
+    """P answered with an error: one of its own or D's state, after which another may do better, or the client's."""
+    if answers.refused(answer):
+        return Failed(429, words.TOO_MANY, chosen.d)
+    return Failed(answer.status, words.P_FAILED, chosen.p, answer=answer, final=answer.status not in (429, 503))
+
+
+def _target(p: Instance, d: Instance, links: Links) -> list[tuple[bytes, bytes]]:
+    """Where P finds D."""
+    if p is d and p.extended:
+        return [(b"d-target", b"self")]
+    target = d.peer or links.upstream(d).host
+    port = target.partition(";")[2]
+    return [(b"d-target", target.encode()), *([(b"d-port", port.encode())] if port else [])]

@@ -1,0 +1,76 @@
+"""Which paths there are and whose they are, from the same tables as a single server's. Reads no body but to tell APIs
+apart that share a path, and only when one has to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.routing import compile_path
+
+from parley.dialects.dialect import Dialect, Kind, Route
+from parley.errors import NotAllowed, NotFound, excerpt
+from parley.server.surfaces import Surface, members, table, wording
+
+
+class Place:
+    """A method and path, and the routes of APIs that have it; the first answers unless another claims a body."""
+
+    def __init__(self, answering: Sequence[tuple[Route, Surface]]):
+        self._answering = answering
+        self._default = next((each for each in answering if not each[0].yields), answering[0])
+        self.route, self.dialect = self._default[0], self._default[1].dialect
+        kinds = {route.kind for route, _ in answering}
+        self.kind: Kind | None = self.route.kind if len(kinds) == 1 else None  # None: the body tells
+        self.shares = any(route.shares for route, _ in answering)
+
+    def pick(self, body: bytes) -> tuple[Route, Dialect]:
+        """Whose a body is."""
+        if len(self._answering) == 1:
+            return self.route, self.dialect
+        names = members(body)
+        claiming = (each for each in self._answering if not names.isdisjoint(each[0].claims))
+        route, surface = next(claiming, self._default)
+        return route, surface.dialect
+
+
+class Places:
+    """All of some surfaces."""
+
+    def __init__(self, surfaces: Sequence[Surface]):
+        self._surfaces = surfaces
+        self._plain: dict[tuple[str, str], Place] = {}
+        self._patterns: list[tuple[Any, str, Place]] = []
+        for (method, path), answering in table(surfaces).items():
+            place = Place(answering)
+            for each in (method, "HEAD") if method == "GET" else (method,):
+                if "{" in path:
+                    self._patterns.append((compile_path(path)[0], each, place))
+                else:
+                    self._plain.setdefault((each, path), place)
+
+    def find(self, method: str, path: str) -> tuple[Place, Mapping[str, str]]:
+        """What is there, and the parts of the path that its routes name. Raises NotFound, NotAllowed."""
+        place = self._plain.get((method, path))
+        if place is not None:
+            return place, {}
+        others = {known for known, where in self._plain if where == path}
+        for pattern, known, place in self._patterns:
+            match = pattern.match(path)
+            if match is None:
+                continue
+            if known == method:
+                return place, match.groupdict()
+            others.add(known)
+        if not others:
+            raise NotFound(f"Unknown request URL: {method} {excerpt(path)}. Please check it for typos.")
+        error = NotAllowed(f"{method} is not allowed on {excerpt(path)}.")
+        error.allowed = ", ".join(sorted(others))  # type: ignore[attr-defined]
+        raise error
+
+    def wording(self, path: str) -> Dialect:
+        """The API that words what is wrong with a path."""
+        for (_, known), place in self._plain.items():
+            if known == path:
+                return place.dialect
+        return wording([each for each in self._surfaces if each.dialect.name != "parley"], path)

@@ -1,0 +1,110 @@
+"""Requests that do not generate: handed to one instance as they are, or to all. Knows no API."""
+
+from __future__ import annotations
+
+import asyncio
+
+from parley.cluster import words
+from parley.cluster.caller import Caller, returned
+from parley.cluster.links import Links
+from parley.cluster.table import Instance
+from parley.cluster.upstream import Broken, Connection, Response, Unreachable
+
+
+class Pipe:
+    """An answer on its way from an instance to the client, at the client's pace."""
+
+    def __init__(self, caller: Caller, connection: Connection):
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._caller, self._connection = caller, connection
+        self._waiting: asyncio.Task[None] | None = None
+        self._over = False
+
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        kept = returned(headers)
+        length = dict(headers).get(b"content-length")
+        if length is not None:
+            kept.append((b"content-length", length))
+        self._caller.begin(status, kept)
+
+    def data(self, data: bytes) -> None:
+        if not self._caller.part(data) and self._waiting is None:
+            self._connection.pause(True)
+            self._waiting = asyncio.get_running_loop().create_task(self._wait())
+
+    def end(self, error: Broken | None) -> None:
+        if self.done.done():
+            return
+        if error is not None:
+            self.done.set_exception(error)
+            self.done.exception()
+        elif self._waiting is not None:
+            self._over = True
+        else:
+            self._caller.finish()
+            self.done.set_result(None)
+
+    async def _wait(self) -> None:
+        await self._caller.write(b"", "")
+        self._waiting = None
+        self._connection.pause(False)
+        if self._over and not self.done.done():
+            self._caller.finish()
+            self.done.set_result(None)
+
+
+async def one(links: Links, caller: Caller, instance: Instance, body: bytes) -> None:
+    """Give the client what one instance answers. Raises ParleyError as long as nothing was sent; after that the
+    client's connection is cut."""
+    upstream = links.upstream(instance)
+    method, headers = caller.scope["method"].encode(), caller.forwarded()
+    parts = upstream.request(method, target(caller), headers, (body,) if body else ())
+    while True:
+        kept = upstream.idle()
+        try:
+            connection = kept or await upstream.connect()
+        except Unreachable:
+            raise words.refusal(500, words.UNSENT) from None
+        pipe = Pipe(caller, connection)
+        connection.send(parts, pipe, bodiless=method == b"HEAD")
+        try:
+            await pipe.done
+            return
+        except Broken as broken:
+            if caller.status:
+                caller.abort()
+                return
+            if kept is None or broken.begun:
+                raise words.refusal(500, words.UNSENT) from None
+        finally:
+            if not pipe.done.done() or pipe.done.cancelled():
+                connection.abort()
+
+
+async def every(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
+    """Have all instances do it, and give the client the answer of the first that refused, or else of the first. Raises
+    ParleyError."""
+    method, headers = caller.scope["method"].encode(), caller.forwarded()
+    asked = (links.upstream(each).ask(method, target(caller), headers, (body,) if body else ()) for each in instances)
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    answers = [each for each in told if isinstance(each, Response)]
+    if not answers or len(answers) < len(told):
+        raise words.refusal(500, words.UNSENT)
+    caller.whole(*next((each for each in answers if each.status >= 400), answers[0]))
+
+
+async def some(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
+    """Have those do it that can: the answer of the first that did, or else of the first. Raises ParleyError."""
+    method, headers = caller.scope["method"].encode(), caller.forwarded()
+    asked = (links.upstream(each).ask(method, target(caller), headers, (body,) if body else ()) for each in instances)
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    answers = [each for each in told if isinstance(each, Response)]
+    if not answers:
+        raise words.refusal(500, words.UNSENT)
+    caller.whole(*next((each for each in answers if each.status < 400), answers[0]))
+
+
+def target(caller: Caller) -> bytes:
+    """Path and query as the client wrote them."""
+    path, query = caller.scope["raw_path"], caller.scope["query_string"]
+    return path + b"?" + query if query else path

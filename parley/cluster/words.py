@@ -1,0 +1,64 @@
+"""What the coordinator itself says when something is wrong: MindIE's documented texts, and in which form they go out.
+
+Clients of MindIE's paths, and all clients of a strict coordinator, get the text as it is documented; others get it in
+the shape of their API's errors.
+"""
+
+from __future__ import annotations
+
+from parley.dialects.dialect import Answer, Dialect
+from parley.errors import BadRequest, EngineError, NotReady, Overloaded, ParleyError, TimedOut
+
+NOT_READY = "MindIE-MS Coordinator is not ready"
+TOO_MANY = "Too many requests"
+MEMORY = "Memory limit exceeded"
+FORMAT = "Request format is invalid"
+NEITHER = "Invalid request format: Missing both 'prompt' or 'messages'"
+UNKNOWN = "Invalid request"
+NO_CONNECTION = "Connect to p instance failed"
+UNSENT = "Send message to instance failed"
+UNREAD = "Receive messages from p instance failed"
+P_FAILED = "P instance error"
+D_FAILED = "D instance error"
+NO_RETRY = "Request retry failed"
+LATE = "Request schedule timeout"
+LATE_FIRST = "Request first token timeout"
+LATE_END = "Request inference timeout"
+
+KINDS: dict[int, type[ParleyError]] = {
+    400: BadRequest,
+    408: TimedOut,
+    429: Overloaded,
+    503: NotReady,
+}
+
+
+def refusal(status: int, text: str, after: float | None = None) -> ParleyError:
+    """An error of the coordinator. ``after``: seconds after which to come back."""
+    error = KINDS.get(status, EngineError)(text)
+    if after is not None:
+        error.retry_after = after  # type: ignore[attr-defined]
+    error.documented = True  # type: ignore[attr-defined]
+    return error
+
+
+def documented(error: ParleyError, dialect: Dialect, strict: bool) -> Answer | None:
+    """The error as it is documented, if it is one of the coordinator and to be told like that."""
+    if not getattr(error, "documented", False) or not (strict or dialect.name.startswith("mindie")):
+        return None
+    if error.message == MEMORY:
+        return Answer(429, MEMORIES.get(dialect.name.partition("-")[0], OTHERWISE))
+    return Answer(error.status, plain(error.message), b"text/plain; charset=utf-8")
+
+
+def plain(text: str) -> bytes:
+    return text.encode() + b"\r\n"
+
+
+OTHERWISE = b'{"error":"Memory limit exceeded","code":429}'
+_OVERLOADED = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
+MEMORIES = {
+    "openai": b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}',
+    "tgi": _OVERLOADED,
+    "vllm": _OVERLOADED,
+}

@@ -1,0 +1,98 @@
+"""What a server has as an instance of a cluster: role, results, rates, and the place where others reach it.
+
+One for each server, whatever its role; a mixed one that no coordinator speaks to never uses it. Who answers a request
+that others go on with, or takes one over, is told to it by those who can.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from parley.cluster.prefix import Known, look
+from parley.instance import heads
+from parley.instance.heads import Order
+from parley.instance.rates import Rates
+from parley.instance.results import Results
+from parley.instance.role import Name, Place, Role
+
+if TYPE_CHECKING:
+    from parley.dialects.dialect import Route
+    from parley.server.model import Model
+    from parley.server.respond import Exchange
+    from parley.server.service import Service
+
+Begin = Callable[["Service", "Route", "Exchange", Order], Awaitable[None]]
+MAPPED = "::ffff:"  # before an IPv4 address, where a socket takes both kinds
+
+
+class Node:
+    """``epoch``: of this process. ``begin``: answers a request of a coordinator. ``reach``: tries a peer, and raises
+    OSError if it cannot be handed over to; None: hand-overs are not listened for. ``arrive``: is told of a model that
+    is served from now on. ``port``: where hand-overs come in, 0 if they do not. ``known``: hashes of the prompts that
+    were computed lately. ``transfers``: what is counted of hand-overs."""
+
+    def __init__(self, service: Service):
+        options = service.options
+        self.epoch = secrets.token_hex(8)
+        self.secret = options.cluster_secret
+        self.results = Results()
+        self.rates = Rates()
+        self.known, self._capacity = Known(0), 0
+        self.transfers: dict[str, float] = {}
+        self.port = 0
+        self.begin: Begin | None = None
+        self.reach: Callable[[Place], Awaitable[None]] | None = None
+        self.arrive: Callable[[Model], None] = lambda model: None
+        self.role = Role(
+            options.role, options.p_percentage, link=self._link, busy=lambda: bool(service.open), left=self._left
+        )
+
+    def follow(self, model: Model) -> None:
+        """Measure what a model's engine does."""
+        watch = model.engine.watch
+
+        def both(stats: Any) -> None:
+            watch(stats)
+            self.rates.step(model, stats)
+
+        model.engine.watch = both
+        self.arrive(model)
+
+    def place(self, exchange: Exchange) -> Place:
+        """Where other instances reach this one, as who sent the request does."""
+        host, port = exchange.scope.get("server") or ("127.0.0.1", 0)
+        return Place(host.removeprefix(MAPPED), self.port or port or 0)
+
+    def order(self, exchange: Exchange) -> Order | None:
+        """What a coordinator says of a request; None: it is to be answered as any other. Raises heads.Refused."""
+        if self.role.name == "mixed" and not heads.extended(exchange.headers):
+            return None
+        return heads.read(exchange.headers, self.role, self.place(exchange), self.secret)
+
+    def note(self, body: bytes, capacity: int) -> None:
+        """A prompt is computed here, beside as many tokens as the cache holds."""
+        if capacity != self._capacity:
+            self.known, self._capacity = Known(capacity), capacity
+        self.known.add(look(body).marks)
+
+    async def close(self) -> None:
+        self.role.close()
+        self.results.close()
+
+    async def _link(self, place: Place) -> str:
+        """How a link is, in the words of the status."""
+        if self.reach is None:
+            return "ok"
+        try:
+            await self.reach(place)
+        except OSError as error:
+            return f"failed : {error.errno or errno.EIO}"
+        return "ok"
+
+    def _left(self, before: Name) -> None:
+        """The role has ended. A plain coordinator gets results from a decode instance only."""
+        if before in ("decode", "flex"):
+            self.results.client().close()

@@ -1,0 +1,227 @@
+"""Bodies of requests that go on elsewhere: MindIE's recompute, written where a request stops and read where it goes on.
+
+Such a body is the client's, but that its prompt is a text of numbers: how long the prompt was, then the ids of its
+tokens and of those that were generated. Beside that, parley puts the request as it came and the engine's outputs,
+by which another parley goes on exactly (``parley_origin``); any other reads over it. Knows the interfaces by path and
+members, and nothing of how a request is answered.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import Error, a2b_base64, b2a_base64
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from parley.dialects.mindie.shared import encode
+from parley.instance.heads import IDENTITY, Refused
+from parley.server.leg import Batch
+from parley.types import Output
+
+IDS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
+ORIGIN = "parley_origin"
+MESSAGES = "Messages MUST be a string for recompute"
+CALLING = "Messages must be a string for recompute"  # with tools
+TGI = "Failed to get parameter `origin_inputs` in json body"
+VLLM = "Failed to get parameter `origin_inputs` in given json body"
+UNREAD = "Failed to get token from input: {}"
+FIRST = "Failed to get parameter firstTokenCost in json body"
+TIMES = "Parameter decodeTime length is invalid."
+ANY = "a"  # stands where a prompt was whose text is not known
+
+
+class Origin(msgspec.Struct):
+    """A request as it came, and what was answered: outputs of the engine, as rendered. ``unique``: 32 hexadecimal
+    digits, from which all comes that is drawn for it. ``created``: the time that its answer shows."""
+
+    body: bytes
+    past: list[Batch]
+    unique: str
+    created: int
+
+
+class Opened(NamedTuple):
+    """``body``: as its interface reads it. ``prompt``: the ids that it stands for; None: the body says it. ``past``:
+    the engine's outputs so far. ``unique``, ``created``: as in Origin, if they are known."""
+
+    body: bytes
+    prompt: list[int] | None
+    past: list[Batch]
+    unique: str = ""
+    created: int | None = None
+
+
+_ORIGIN = msgspec.msgpack.Decoder(Origin)
+
+# Where the prompt of an interface stands; that of tensors is in ``inputs[0]``.
+MEMBERS = {
+    "chat": "messages",
+    "completions": "prompt",
+    "vllm": "prompt",
+    "tgi": "inputs",
+    "native": "inputs",
+    "triton": "text_input",
+}
+
+
+# -- reading
+
+
+def read(path: str, body: bytes) -> Opened:
+    """A body that came with ``is-recompute: true``. Raises heads.Refused. What is no JSON object is left to others."""
+    try:
+        given = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return Opened(body, None, [])
+    if not isinstance(given, dict):
+        return Opened(body, None, [])
+    if ORIGIN in given:
+        return _original(given[ORIGIN])
+    interface = _interface(path, given)
+    text = _text(interface, given)
+    prompt, drawn = _tokens(text) if isinstance(text, str) else _split(text)
+    if interface == "tensors":
+        _fill(given["inputs"][0], prompt)
+    elif interface == "native":
+        del given["inputs"]
+        given["input_id"] = prompt
+    else:
+        given[MEMBERS[interface]] = _stand_in(interface, given, prompt)
+    if interface == "triton":
+        _times(given, len(drawn))
+    past: list[Batch] = [[(0, Output("", 0, drawn))]] if drawn else []
+    return Opened(encode(given), prompt, past)
+
+
+def _original(coded: Any) -> Opened:
+    try:
+        origin = _ORIGIN.decode(a2b_base64(coded, strict_mode=True))
+    except (Error, TypeError, ValueError) as error:
+        raise Refused(422, UNREAD.format(f"{ORIGIN} cannot be read ({type(error).__name__})")) from None
+    if not IDENTITY.fullmatch(origin.unique):
+        raise Refused(422, UNREAD.format(f"{ORIGIN} has no identity"))
+    return Opened(origin.body, None, origin.past, origin.unique, origin.created)
+
+
+def _interface(path: str, given: dict[str, Any]) -> str:
+    """Which of the interfaces a path and a body are of."""
+    if "messages" in given:
+        return "chat"
+    if isinstance(given.get("inputs"), list) and path.endswith("/infer"):
+        return "tensors"
+    if "text_input" in given:
+        return "triton"
+    if "prompt" in given:
+        return "vllm" if path.endswith("/generate") else "completions"
+    return "native" if path.endswith(("/infer", "/infer_token")) else "tgi"
+
+
+def _text(interface: str, given: dict[str, Any]) -> str | list[int]:
+    """The numbers in a body. Raises Refused."""
+    if interface == "tensors":
+        return _data(given["inputs"])
+    member = MEMBERS[interface]
+    text = given.get(member)
+    if isinstance(text, str):
+        return text
+    if interface == "chat":
+        raise Refused(422, CALLING if given.get("tools") else MESSAGES)
+    raise Refused(422, UNREAD.format(f"{member} is no string"))
+
+
+def _data(tensors: list[Any]) -> list[int]:
+    data = tensors[0].get("data") if tensors and isinstance(tensors[0], dict) else None
+    while isinstance(data, list) and len(data) == 1 and isinstance(data[0], list):
+        data = data[0]
+    if not isinstance(data, list) or not all(type(id) is int and id >= 0 for id in data):
+        raise Refused(422, UNREAD.format("data is no list of token ids"))
+    return data
+
+
+def _stand_in(interface: str, given: dict[str, Any], prompt: list[int]) -> Any:
+    """What an interface reads in place of the numbers. Raises Refused."""
+    if interface == "chat":
+        return [{"role": "user", "content": ANY}]
+    if interface == "completions":
+        return prompt
+    if interface == "triton":
+        return ANY
+    origin = given.pop("origin_inputs", None)
+    if not isinstance(origin, str):
+        raise Refused(422, VLLM if interface == "vllm" else TGI)
+    return origin or ANY
+
+
+def _tokens(text: str) -> tuple[list[int], list[int]]:
+    if not IDS.fullmatch(text):
+        raise Refused(422, UNREAD.format("it is no list of numbers with commas in between"))
+    return _split([int(id) for id in text.split(",")])
+
+
+def _split(numbers: list[int]) -> tuple[list[int], list[int]]:
+    """The ids of the prompt and of what was generated."""
+    length, *ids = numbers or [0]
+    if not 0 < length <= len(ids):
+        raise Refused(422, UNREAD.format(f"the prompt cannot have {length} of {len(ids)} tokens"))
+    return ids[:length], ids[length:]
+
+
+def _fill(tensor: dict[str, Any], ids: list[int]) -> None:
+    """Give a tensor of one row other elements."""
+    tensor["data"] = ids
+    if isinstance(shape := tensor.get("shape"), list) and shape:
+        tensor["shape"] = [*(1 for _ in shape[1:]), len(ids)]
+
+
+def _times(given: dict[str, Any], drawn: int) -> None:
+    """Take out what the original's servers measured; it must be there."""
+    parameters = given.get("parameters")
+    if not isinstance(parameters, dict) or not _unsigned(parameters.pop("firstTokenCost", None)):
+        raise Refused(422, FIRST)
+    times = parameters.pop("decodeTime", None)
+    if not isinstance(times, list) or not all(map(_unsigned, times)) or len(times) != max(0, drawn - 1):
+        raise Refused(422, TIMES)
+
+
+def _unsigned(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+# -- writing
+
+
+def write(path: str, origin: Origin, prompt: Sequence[int], seed: int) -> bytes:
+    """The body with which a request goes on: ``retry:`` of an instance that cannot finish it.
+
+    ``prompt``: token ids of its first prompt, whose first choice has drawn the tokens in ``origin``; it is all that
+    others than parley are told, as they have no more. ``seed``: of that choice.
+    """
+    try:
+        given = msgspec.json.decode(origin.body)
+    except (ValueError, RecursionError):
+        given = None
+    body: dict[str, Any] = given if isinstance(given, dict) else {}
+    drawn = [id for batch in origin.past for number, output in batch if number == output.index == 0
+             for id in output.token_ids]  # fmt: skip
+    numbers = [len(prompt), *prompt, *drawn]
+    text, interface = ",".join(map(str, numbers)), _interface(path, body)
+    if interface in ("vllm", "tgi"):
+        before = body.get(MEMBERS[interface])
+        body["origin_inputs"] = before if isinstance(before, str) else ""
+    if interface == "tensors":
+        _fill(body["inputs"][0], numbers)
+    else:
+        body.pop("input_id", None)  # native: either of two members
+        body[MEMBERS[interface]] = text
+    nested = interface in ("tgi", "native", "triton", "tensors")
+    place = body["inputs"][0] if interface == "tensors" else body
+    values = place.setdefault("parameters", {}) if nested else body
+    if isinstance(values, dict):
+        if values.get("seed") is None:
+            values["seed"] = seed
+        if interface == "triton":
+            values |= {"firstTokenCost": 0, "decodeTime": [0] * max(0, len(drawn) - 1)}
+    body[ORIGIN] = b2a_base64(msgspec.msgpack.encode(origin), newline=False).decode()
+    return encode(body)

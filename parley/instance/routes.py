@@ -1,0 +1,138 @@
+"""The routes of an instance: requests, results, roles, status. One function per kind of route."""
+
+from __future__ import annotations
+
+import re
+import socket
+from urllib.parse import parse_qs
+
+import msgspec
+
+from parley.dialects.dialect import Answer, Route
+from parley.dialects.mindie.shared import answer
+from parley.errors import Invalid, Malformed, NotReady, Unauthorized
+from parley.instance import assignment, heads
+from parley.instance.node import Node
+from parley.instance.status import status as told
+from parley.server import life
+from parley.server.cycle import CYCLE, Cycle
+from parley.server.respond import Exchange
+from parley.server.service import Service
+
+STREAM = "text/event-stream"
+APART = "Non DMI does not support dresult request"
+ELSEWHERE = "Only the Decode node supports dresult but you send to {}"
+DEAD = 30_000  # milliseconds in which a connection for results has to take what is sent
+
+
+class Flow(msgspec.Struct):
+    """The wish that one request's results wait, or no longer."""
+
+    client: str
+    id: str
+    pause: bool
+
+
+class Out:
+    """An exchange as a connection for results."""
+
+    def __init__(self, exchange: Exchange):
+        self._exchange = exchange
+
+    def part(self, data: bytes) -> bool:
+        return self._exchange.part(data)
+
+    async def write(self, data: bytes) -> None:
+        await self._exchange.write(data, STREAM)
+
+    def abort(self) -> None:
+        self._exchange.abort()
+
+
+async def generate(service: Service, route: Route, exchange: Exchange) -> None:
+    """Answer a request: of a client, or of a coordinator, for which another instance may go on with it."""
+    node = service.node
+    if exchange.leg is None:
+        try:
+            order = node.order(exchange)
+        except heads.Refused as refused:
+            await _tell(exchange, refused.answer)
+            return
+        if order is not None:
+            if node.begin is None:
+                raise NotReady("This instance cannot answer coordinators.")
+            await node.begin(service, route, exchange, order)
+            return
+    await life.generate(service, route, exchange)
+
+
+async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
+    """Stream a coordinator's results until it leaves, or comes again."""
+    node, query = service.node, _query(exchange)
+    client = query.get("client", "")
+    if client:
+        _trusted(node, exchange)
+        if not heads.CLIENT.fullmatch(client):
+            raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
+    elif node.role.name == "mixed" or not node.role.decodes:
+        text = APART if node.role.name == "mixed" else ELSEWHERE.format(node.role.name)
+        await _tell(exchange, answer(400, text, "Bad Request"))
+        return
+    number = query.get("from")
+    if number is not None and not re.fullmatch("[0-9]{1,15}", number):
+        raise Invalid("'from' must be the number of a frame.", field="from")
+    _impatient(exchange)
+    epoch = query.get("epoch", "")
+    serving = node.results.serve(client, Out(exchange), epoch, None if number is None else int(number))
+    await exchange.while_connected(serving)
+    await exchange.write(b"", STREAM, last=True)
+
+
+async def flow(service: Service, route: Route, exchange: Exchange) -> None:
+    """Hold the results of one request back, or let them go. One that is not known may have just ended."""
+    _trusted(service.node, exchange)
+    try:
+        wish = msgspec.json.decode(await exchange.body(), type=Flow)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Malformed(f"The body must be {{client, id, pause}}: {error}.") from None
+    known = service.node.results.pause(wish.client, wish.id, wish.pause)
+    await exchange.answer(msgspec.json.encode({"known": known}))
+
+
+async def role(service: Service, route: Route, exchange: Exchange) -> None:
+    """Take another role; the answer does not wait for that."""
+    node, (version, _, name) = service.node, route.path[1:].split("/")
+    try:
+        given = assignment.read(name, version, await exchange.body(), node.role.name == "none")
+    except assignment.Refused as refused:
+        await _tell(exchange, refused.answer)
+        return
+    node.role.assign(given)
+    await exchange.answer(assignment.DONE.body)
+
+
+async def status(service: Service, route: Route, exchange: Exchange) -> None:
+    version = 2 if route.path.startswith("/v2") else 1
+    await exchange.answer(msgspec.json.encode(told(service, service.node, service.node.place(exchange), version)))
+
+
+async def _tell(exchange: Exchange, told: Answer) -> None:
+    await exchange.answer(told.body, told.status, told.type)
+
+
+def _query(exchange: Exchange) -> dict[str, str]:
+    text = exchange.scope.get("query_string", b"").decode("latin-1")
+    return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True, max_num_fields=16).items()}
+
+
+def _trusted(node: Node, exchange: Exchange) -> None:
+    if not heads.trusted(exchange.headers, node.secret):
+        raise Unauthorized("The header parley-secret must be the cluster's secret.")
+
+
+def _impatient(exchange: Exchange) -> None:
+    """Have a connection end whose other side is not there any more; heartbeats find that out."""
+    cycle: Cycle = exchange.scope[CYCLE]
+    sock = cycle.transport.get_extra_info("socket")
+    if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD)

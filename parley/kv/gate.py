@@ -1,0 +1,274 @@
+"""How connections between peers come about, on both sides, up to where each knows the other: sockets, TLS, the secret.
+
+A connection begins with 16 bytes that say what it is to be: a link, or the way of a link's pages. Then comes TLS where
+there is any, and then for a link the proof of the secret (``proof``), for pages the ticket that this proof gave both
+sides of the link. Whoever is at the gate gets no thread before it is asked for, no buffer beyond these few bytes, and
+little time. A stranger is told nothing. What links say to each other later is not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from parley.kv import proof
+from parley.kv.stream import Channel
+from parley.kv.transport import LinkError
+
+log = logging.getLogger("parley.kv")
+
+GREET_S = 10.0  # how long both sides may take until they know each other
+LINK, DATA = b"parley-kv 1 link", b"parley-kv 1 data"
+STRANGERS = 64  # connections that are not known yet; more are closed at once
+BUFFER = 1 << 20
+
+
+class Line(NamedTuple):
+    """A connection whose other side is known. ``ticket`` is known to both sides and to nobody else."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    ticket: bytes
+    name: str  # where the other side is
+
+
+class Gate:
+    """Where connections come in. ``link`` has GREET_S less what was needed to find out with whom it has to do."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        tls: ssl.SSLContext | None,
+        link: Callable[[Line], Awaitable[None]],
+        pages: Callable[[bytes, Channel], bool],
+    ):
+        self.port = 0
+        self._secret = secret
+        self._tls = tls
+        self._link = link
+        self._pages = pages
+        self._doors: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers = 0
+        self._threads = ThreadPoolExecutor(STRANGERS, "parley-kv-gate")
+
+    async def listen(self, host: str, port: int) -> None:
+        """At all addresses of a host, or (empty) of this one; port 0 takes any. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, *_, address in dict.fromkeys(found):
+                door = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+                self._doors.append(door)
+                door.setblocking(False)
+                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                door.bind((address[0], self.port or port, *address[2:]))
+                door.listen(1024)
+                self.port = door.getsockname()[1]
+        except BaseException:
+            self._shut()
+            raise
+        for door in self._doors:
+            self._start(self._open(door))
+
+    async def close(self) -> None:
+        """Returns when nothing of it is left."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._shut()
+        await asyncio.to_thread(self._threads.shutdown, True)
+
+    def _shut(self) -> None:
+        for door in self._doors:
+            door.close()
+        self._doors = []
+
+    def _start(self, action: Any) -> None:
+        task = asyncio.get_running_loop().create_task(action)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open(self, door: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(door)
+            except OSError as error:  # too many open files, say
+                log.warning("a link could not come in: %s", error)
+                await asyncio.sleep(0.2)
+                continue
+            if self._strangers >= STRANGERS:
+                sock.close()
+                continue
+            self._strangers += 1
+            self._start(self._greet(sock))
+
+    async def _greet(self, sock: socket.socket) -> None:
+        """Find out who came."""
+        name = "somewhere"
+        try:
+            async with asyncio.timeout(GREET_S):
+                try:
+                    name = _name(sock)
+                    sock.setblocking(False)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    first = await _exactly(sock, len(LINK))
+                    if first not in (LINK, DATA):
+                        raise LinkError("it speaks something else")
+                except BaseException:
+                    sock.close()
+                    raise
+                if first == LINK:
+                    await self._greet_link(sock, name)
+                else:
+                    await self._greet_pages(sock)
+        except (LinkError, OSError, EOFError, proof.Unproved) as error:
+            log.info("a connection from %s was closed: %s", name, str(error) or type(error).__name__)
+        finally:
+            self._strangers -= 1
+
+    async def _greet_link(self, sock: socket.socket, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(BUFFER)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        try:
+            ticket = await _prove(proof.taker(self._secret), reader, writer)
+        except BaseException:
+            writer.transport.abort()
+            raise
+        await self._link(Line(reader, writer, ticket, name))
+
+    async def _greet_pages(self, sock: socket.socket) -> None:
+        greeting = asyncio.get_running_loop().run_in_executor(self._threads, self._ticket, sock)
+        try:
+            channel, ticket = await asyncio.shield(greeting)
+        except asyncio.CancelledError:
+            with suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+            with suppress(OSError, EOFError):
+                (await greeting)[0].close()
+            raise
+        if not self._pages(ticket, channel):
+            channel.close()
+            raise LinkError("it has the ticket of no link")
+
+    def _ticket(self, sock: socket.socket) -> tuple[Channel, bytes]:
+        """What a connection for pages shows. Blocks, in a thread: so do the sockets that pages need, with TLS."""
+        try:
+            sock.settimeout(GREET_S)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            ticket = b""
+            while len(ticket) < proof.PROOF:
+                data = sock.recv(proof.PROOF - len(ticket))
+                if not data:
+                    raise EOFError("it showed no ticket")
+                ticket += data
+        except BaseException:
+            sock.close()
+            raise
+        return Channel(sock), ticket
+
+
+async def knock(host: str, port: int, secret: bytes, tls: ssl.SSLContext | None) -> tuple[Line, Callable[[], Channel]]:
+    """A connection to a gate, and what makes another one for its pages: that blocks, and raises OSError.
+
+    Raises OSError (``ssl.SSLError`` too), and LinkError where the secret is another one.
+    """
+    loop = asyncio.get_running_loop()
+    sock = await _connected(host, port)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        family, place = sock.family, sock.getpeername()
+        await loop.sock_sendall(sock, LINK)
+    except BaseException:
+        sock.close()
+        raise
+    reader, writer = await asyncio.open_connection(
+        sock=sock, limit=BUFFER, ssl=tls, server_hostname=host if tls is not None else None
+    )
+    try:
+        ticket = await _prove(proof.giver(secret), reader, writer)
+    except (proof.Unproved, EOFError, ConnectionError):
+        writer.transport.abort()
+        raise LinkError("does not have the same cluster secret, or is none") from None
+    except BaseException:
+        writer.transport.abort()
+        raise
+
+    def again() -> Channel:
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.settimeout(GREET_S)
+            sock.connect(place)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(DATA)
+            if tls is not None:
+                sock = tls.wrap_socket(sock, server_hostname=host)
+            sock.sendall(ticket)
+        except BaseException:
+            sock.close()
+            raise
+        return Channel(sock)
+
+    return Line(reader, writer, ticket, f"{host}:{port}"), again
+
+
+async def _prove(steps: proof.Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Go through the steps of a proof: the ticket. Raises Unproved, EOFError, OSError."""
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, bytes):
+                writer.write(step)
+                step = next(steps)
+            else:
+                step = steps.send(await reader.readexactly(step))
+    except StopIteration as end:
+        return bytes(end.value)
+
+
+async def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = await asyncio.get_running_loop().sock_recv(sock, count - len(data))
+        if not more:
+            raise EOFError("it said nothing")
+        data += more
+    return data
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """A connection to the first address of a host that has one. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    failure = OSError("it has no address")
+    for family, *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, address)
+            return sock
+        except OSError as error:
+            failure = error
+            sock.close()
+        except BaseException:
+            sock.close()
+            raise
+    raise failure
+
+
+def _name(sock: socket.socket) -> str:
+    host, port, *_ = sock.getpeername()
+    return f"{host}:{port}"

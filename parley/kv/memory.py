@@ -1,0 +1,129 @@
+"""An arena of this host, opened: the bytes of its pages, as views without copies. Knows nothing of who wants them.
+
+The views are of a mapping that the engine's process shares: what it writes is seen here, and the other way round. A
+page is in pieces, one in each region; pages that follow each other do so within a region only. So several pages are
+taken region by region, and in a region pages that lie side by side are one view.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from parley.types import Arena, Region
+
+Span = tuple[int, int]  # offset and length in bytes
+
+
+class BadArena(Exception):
+    """The arena is not what it is said to be, or cannot be opened. The message is one sentence."""
+
+
+class Memory:
+    """Raises BadArena. An arena without regions has pages without bytes, and no file."""
+
+    def __init__(self, arena: Arena):
+        self.arena = arena
+        self.sizes = [region.size for region in arena.regions]
+        self.page_bytes = sum(self.sizes)
+        self.fd = -1
+        self._map: mmap.mmap | None = None
+        self.view = memoryview(b"")
+        if not arena.regions:
+            return
+        try:
+            self.fd = os.open(f"/proc/{arena.pid}/fd/{arena.fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise BadArena(f"The KV pages of process {arena.pid} cannot be opened: {error.strerror}.") from error
+        size = os.fstat(self.fd).st_size
+        if extent(arena) > size:
+            os.close(self.fd)
+            raise BadArena(f"The KV pages of process {arena.pid} have {size} bytes, not {extent(arena)}.")
+        self._map = mmap.mmap(self.fd, size)
+        self.view = memoryview(self._map)
+
+    def close(self) -> None:
+        """Let go of it; a view that somebody still has keeps the mapping until it is gone."""
+        self.view.release()
+        if self._map is not None:
+            os.close(self.fd)
+            with suppress(BufferError):
+                self._map.close()
+            self._map = None
+
+    def holds(self, pages: Sequence[int]) -> bool:
+        """Are these page numbers of the arena?"""
+        return not pages or (min(pages) >= 0 and max(pages) < self.arena.pages)
+
+    def views(self, pages: Sequence[int]) -> list[memoryview]:
+        """The bytes of these pages, region by region, in order."""
+        view = self.view
+        return [view[start : start + length] for start, length in spans(self.arena.regions, pages)]
+
+    def checksum(self, pages: Sequence[int]) -> int:
+        """CRC-32 of the bytes of these pages, region by region."""
+        found = 0
+        for view in self.views(pages):
+            found = zlib.crc32(view, found)
+        return found
+
+
+def extent(arena: Arena) -> int:
+    """How many bytes the file of an arena must have."""
+    return max((r.offset + max(arena.pages - 1, 0) * r.stride + r.size for r in arena.regions), default=0)
+
+
+def difference(theirs: str, ours: str, their_sizes: list[int], our_sizes: list[int]) -> str:
+    """In what pages of two layouts differ, in words; empty if one side can use those of the other."""
+    if theirs != ours:
+        one, two = (_named(layout) for layout in (theirs, ours))
+        names = [name for name in one | two if one.get(name) != two.get(name)]
+        return ", ".join(f"{name} {one.get(name, 'unknown')} and {two.get(name, 'unknown')}" for name in names)
+    if len(their_sizes) != len(our_sizes):
+        return f"{len(their_sizes)} and {len(our_sizes)} regions"
+    unlike = [(i, a, b) for i, (a, b) in enumerate(zip(their_sizes, our_sizes, strict=True)) if a != b]
+    return ", ".join(f"{a} and {b} bytes in region {i}" for i, a, b in unlike[:3])
+
+
+def spans(regions: Sequence[Region], pages: Sequence[int]) -> Iterator[Span]:
+    """Where the bytes of these pages are, region by region, in order; what lies side by side is one span."""
+    runs = list(_runs(pages))
+    for offset, stride, size in ((region.offset, region.stride, region.size) for region in regions):
+        if stride == size:
+            for first, count in runs:
+                yield offset + first * stride, count * size
+        else:
+            for page in pages:
+                yield offset + page * stride, size
+
+
+def rest(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of these views behind their first ``count`` bytes."""
+    for i, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[i + 1 :]]
+        count -= len(view)
+    return []
+
+
+def _named(layout: str) -> dict[str, str]:
+    """The parts of a layout, which is ``name=value;…`` or one word."""
+    parts = (part.rpartition("=") for part in layout.split(";"))
+    return {name or "layout": value for name, _, value in parts}
+
+
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First number and length of each run of consecutive numbers."""
+    first, count = -1, 0
+    for page in pages:
+        if page == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = page, 1
+    if count:
+        yield first, count

@@ -1,0 +1,318 @@
+"""An instance as others of its cluster see it: where hand-overs come in, and from where its own go out.
+
+It knows the arenas there are, what has to be alike on both sides of a link, by which ways pages can come, and which
+links are idle. What is handed over it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from parley.kv.frames import FIRST_FRAME, Begin, FromGiver, FromTaker, Hello, Refuse, Welcome
+from parley.kv.gate import GREET_S, Gate, Line, knock
+from parley.kv.giver import Giver
+from parley.kv.link import Link
+from parley.kv.memory import Memory, difference
+from parley.kv.shared import Proof, Shared
+from parley.kv.stream import Channel, Stream
+from parley.kv.taker import Taker
+from parley.kv.transport import LinkError, Lost, Transport, Unreachable
+from parley.types import Arena
+
+log = logging.getLogger("parley.kv")
+
+LEASE_S = 30.0
+LINKS = 4096  # that may come in
+IDLE = 8  # links to one taker that wait for their next hand-over
+IDLE_S = 60.0
+
+
+class Peer:
+    """One for each instance, made and used in the event loop that it belongs to.
+
+    ``secret``: of the cluster, empty for none. ``lets`` and ``shows``: TLS where it listens and where it connects, best
+    with certificates of both. ``lease``: seconds of silence after which the other side is dead. ``checksum``: compare
+    pages when they have landed; one side's wish is enough. ``shared``: read the memory of the same host directly.
+    """
+
+    def __init__(
+        self,
+        *,
+        secret: bytes = b"",
+        lets: ssl.SSLContext | None = None,
+        shows: ssl.SSLContext | None = None,
+        lease: float = LEASE_S,
+        checksum: bool = False,
+        shared: bool = True,
+    ):
+        self._secret = secret
+        self._shows = shows
+        self._lease = lease
+        self._checksum = checksum
+        self._shared = shared
+        self._proof = Proof()
+        self._gate = Gate(secret, lets, self._welcome, self._attach)
+        self._accept: Callable[[Taker], Awaitable[None]] | None = None
+        self._memories: dict[str, Memory] = {}
+        self._links: dict[Link, str] = {}  # and the arena that they are for
+        self._idle: dict[tuple[str, str], dict[Link, asyncio.TimerHandle]] = defaultdict(dict)
+        self._tickets: dict[bytes, Stream] = {}  # of links whose pages need a connection
+        self._tasks: set[asyncio.Task[None]] = set()  # that take hand-overs
+        self._endings: set[asyncio.Task[None]] = set()  # that wait for the end of others
+        self._closed = False
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._gate.port
+
+    def add(self, name: str, arena: Arena) -> None:
+        """Have the pages of this arena, of the model of that name, in place of an earlier one's. Raises BadArena."""
+        memory = Memory(arena)
+        self.remove(name)
+        self._memories[name] = memory
+
+    def remove(self, name: str) -> None:
+        """Have none of that name any more, because its engine has ended: links for it end."""
+        memory = self._memories.pop(name, None)
+        if memory is None:
+            return
+        links = [link for link, arena in self._links.items() if arena == name]
+        for link in links:
+            link.fail(f"The engine of {name} has ended.")
+        _start(self._endings, _release(memory, links))
+
+    async def listen(self, host: str, port: int, accept: Callable[[Taker], Awaitable[None]]) -> None:
+        """Let links come in; ``accept`` is called for each hand-over, in a task of its own. Raises OSError.
+
+        ``port`` 0 takes any. What ``accept`` has neither taken nor refused by its end is refused.
+        """
+        self._accept = accept
+        await self._gate.listen(host, port)
+
+    async def connect(self, address: str, name: str) -> Giver:
+        """A hand-over to the peer at ``address`` (``host:port`` or ``host;port``), of pages of the arena ``name``.
+
+        Raises LinkError: nobody there, another secret, other pages.
+        """
+        memory = self._memories.get(name)
+        if memory is None:
+            raise LinkError(f"There are no pages of a model {name} here.")
+
+        def free(link: Link) -> None:
+            self._pool(link, address, name)
+
+        async def fresh() -> Link:
+            return await self._dial(address, name)
+
+        if idle := self._idle[address, name]:
+            link, timer = idle.popitem()
+            timer.cancel()
+            return Giver(link, memory, free, fresh)
+        return Giver(await fresh(), memory, free)
+
+    async def close(self) -> None:
+        """End all links and the listening; returns when nothing of it is left."""
+        self._closed = True
+        await self._gate.close()
+        for name in list(self._memories):
+            self.remove(name)
+        for link in list(self._links):
+            link.fail("The peer was closed.")
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while self._endings:
+            await asyncio.gather(*self._endings, return_exceptions=True)
+        self._proof.close()
+
+    # ------------------------------------------------------------------------------------------------ taking
+
+    async def _welcome(self, line: Line) -> None:
+        """A link has come in; find out what it is for. Raises Lost."""
+        link = Link(line, FromGiver, f"The giver at {line.name}", self._lease)
+        try:
+            if len(self._links) >= LINKS:
+                raise Lost("there are too many links")
+            hello = await link.read(FIRST_FRAME)
+            if not isinstance(hello, Hello):
+                raise Lost("it did not say what it wants")
+            memory, welcome = await self._choose(link, hello, line.ticket)
+        except Unreachable as no:
+            link.dismiss(Refuse(str(no)))
+            raise Lost(str(no)) from None
+        except BaseException as error:
+            link.fail(str(error) or "The connection ended too soon.")
+            raise
+        finally:
+            if link.reason:
+                _start(self._endings, link.settle())
+        link.holder = _Between(link, lambda begin: self._offered(link, memory, hello.name, begin))
+        self._keep(link, hello.name)
+        link.send(welcome)
+
+    async def _choose(self, link: Link, hello: Hello, ticket: bytes) -> tuple[Memory, Welcome]:
+        """The arena that a link is for, and a way for its pages. Raises Unreachable with the reason for a refusal."""
+        memory = self._memories.get(hello.name)
+        if memory is None:
+            raise Unreachable(f"The taker has no pages of a model {hello.name}.")
+        unlike = difference(hello.layout, memory.arena.layout, hello.sizes, memory.sizes)
+        if unlike:
+            raise Unreachable(f"Pages of {hello.name} are not alike at giver and taker: {unlike}.")
+        link.checksum = hello.checksum or self._checksum
+        if not memory.page_bytes:
+            return memory, Welcome("none", link.checksum)
+        ways: list[Transport] = [Shared(memory)] if self._shared else []
+        ways.append(Stream(memory, self._lease))
+        for way in ways:
+            if way.name not in hello.offers:
+                continue
+            try:
+                await link.work(way.reach, hello.offers[way.name])
+            except Unreachable as no:
+                log.debug("%s cannot be reached by %s: %s", link.name, way.name, no)
+                continue
+            link.transport = way
+            if isinstance(way, Stream):
+                self._tickets[ticket] = way
+                link.on_end(lambda link: self._forget(ticket))
+            return memory, Welcome(way.name, link.checksum)
+        raise Unreachable("The taker knows no way by which the giver's pages could come.")
+
+    def _attach(self, ticket: bytes, channel: Channel) -> bool:
+        """A connection for pages has come: is it for one of the links?"""
+        stream = self._tickets.pop(ticket, None)
+        if stream is None:
+            return False
+        stream.attach(channel)
+        return True
+
+    def _forget(self, ticket: bytes) -> None:
+        self._tickets.pop(ticket, None)
+
+    def _offered(self, link: Link, memory: Memory, name: str, begin: Begin) -> None:
+        between = link.holder
+
+        def free() -> None:
+            link.holder = between
+
+        _start(self._tasks, self._take(Taker(link, memory, name, begin, free)))
+
+    async def _take(self, taker: Taker) -> None:
+        assert self._accept is not None
+        try:
+            await self._accept(taker)
+        except Exception:
+            log.exception("a hand-over could not be taken")
+        finally:
+            await taker.refuse("The other side did not take it.")
+
+    # ------------------------------------------------------------------------------------------------ giving
+
+    async def _dial(self, address: str, name: str) -> Link:
+        host, port = split(address)
+        other = f"The taker at {address}"
+        try:
+            async with asyncio.timeout(GREET_S):
+                line, pages = await knock(host, port, self._secret, self._shows)
+                return await self._introduce(line, other, name, pages)
+        except TimeoutError:
+            raise LinkError(f"{other} did not answer in {GREET_S:g} s.") from None
+        except ssl.SSLError as error:
+            raise LinkError(f"{other} was not believed: {error.reason or error}.") from None
+        except OSError as error:
+            raise LinkError(f"{other} cannot be reached: {error.strerror or error}.") from None
+        except LinkError as error:
+            raise LinkError(f"{other} {error}.") from None
+
+    async def _introduce(self, line: Line, other: str, name: str, pages: Callable[[], Channel]) -> Link:
+        """Say what the link is for, and hear how its pages shall come. Raises LinkError."""
+        link = Link(line, FromTaker, other, self._lease)
+        try:
+            memory = self._memories.get(name)
+            if memory is None or self._closed:
+                raise LinkError("is not needed any more: the engine has ended")
+            ways: list[Transport] = [Stream(memory, self._lease, pages)] if memory.page_bytes else []
+            if self._shared and ways:
+                ways.append(Shared(memory, self._proof))
+            offers = {way.name: way.offer() for way in ways}
+            link.send(Hello(name, memory.arena.layout, memory.sizes, offers, self._checksum))
+            answer = await link.read(FIRST_FRAME)
+            if isinstance(answer, Refuse):
+                raise LinkError(f"refuses: {answer.reason.rstrip('.')}")
+            link.transport = next((way for way in ways if way.name == getattr(answer, "transport", "")), None)
+            if not isinstance(answer, Welcome) or (ways and link.transport is None):
+                raise LinkError("did not say how pages shall come")
+            link.checksum = answer.checksum
+        except BaseException as error:
+            link.fail(str(error) or "The connection ended too soon.")
+            _start(self._endings, link.settle())
+            raise
+        self._keep(link, name)
+        return link
+
+    def _pool(self, link: Link, address: str, name: str) -> None:
+        """A link is free for its next hand-over."""
+        idle = self._idle[address, name]
+        if self._closed or len(idle) >= IDLE:
+            link.fail("The link is not needed any more.")
+        else:
+            idle[link] = asyncio.get_running_loop().call_later(IDLE_S, link.fail, "The link is not needed any more.")
+
+    def _keep(self, link: Link, name: str) -> None:
+        self._links[link] = name
+        link.on_end(self._ended)
+        link.start()
+
+    def _ended(self, link: Link) -> None:
+        del self._links[link]
+        for key, idle in list(self._idle.items()):
+            timer = idle.pop(link, None)
+            if timer is not None:
+                timer.cancel()
+            if not idle:
+                del self._idle[key]
+        _start(self._endings, link.settle())
+
+
+class _Between:
+    """Holds a taker's link while there is no hand-over."""
+
+    def __init__(self, link: Link, begin: Callable[[Begin], None]):
+        self._link = link
+        self._begin = begin
+
+    def take(self, frame: Any) -> None:
+        if not isinstance(frame, Begin):
+            raise Lost(f"{self._link.name} spoke out of turn.")
+        self._begin(frame)
+
+    def lost(self, reason: str) -> None:
+        """Nobody waits."""
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``[v6]:port`` or ``host;port``. Raises LinkError."""
+    host, _, port = address.rpartition(";" if ";" in address else ":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise LinkError(f"{address} is no address of a taker; that is host:port.")
+    return host, int(port)
+
+
+async def _release(memory: Memory, links: list[Link]) -> None:
+    await asyncio.gather(*(link.settle() for link in links))
+    memory.close()
+
+
+def _start(tasks: set[asyncio.Task[None]], action: Coroutine[Any, Any, None]) -> None:
+    """Run it, and know of it until it has ended."""
+    task = asyncio.get_running_loop().create_task(action)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

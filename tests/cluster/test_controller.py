@@ -1,0 +1,221 @@
+"""Roles are given in the documented order, dead instances replaced, numbers kept; instances are played."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+from floor import Clock, Net, cluster, status, up
+
+from parley.cluster import controller as module
+from parley.cluster.controller import Controller
+from parley.cluster.policy import Wanted
+from parley.cluster.ratio import Work
+
+
+class Played(Net):
+    """Instances that take the roles that they are given."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+        self.given = []  # instance, role, and how many requests it had then
+
+    async def __call__(self, url, method="GET", body=b"", timeout=5.0):
+        instance = next(each for each in self.table if url.startswith(each.management))
+        if method == "POST":
+            role = url.rsplit("/", 1)[1]
+            self.given.append((instance.id, role, instance.tasks, [each["id"] for each in json.loads(body)["peers"]]))
+            self.table.status(instance, status(role))
+            return 200, b'{"result":"ok"}'
+        return await super().__call__(url, method, body, timeout)
+
+
+class Machine:
+    """A supervisor that starts names only."""
+
+    def __init__(self):
+        self.running, self.started, self.broken = set(), [], False
+
+    async def start(self, role):
+        if self.broken:
+            raise RuntimeError("no room")
+        url = f"http://10.1.0.{len(self.started) + 1}:1"
+        self.started.append(role)
+        self.running.add(url)
+        return url
+
+    async def stop(self, url):
+        self.running.discard(url)
+
+
+async def until(true):
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def controlled(*roles, supervisor=None, **keys):
+    clock = Clock()
+    table, choice = cluster(*roles, clock=clock, **keys)
+    net = Played(table)
+    controller = Controller(table, choice, net, supervisor)
+    try:
+        yield controller, table, choice, net, clock
+    finally:
+        await controller.close()
+
+
+async def test_instances_without_a_role_get_the_one_that_is_rarer():
+    async with controlled("mixed", "mixed", "mixed", default_p_rate=1, default_d_rate=2) as (
+        controller,
+        table,
+        _,
+        net,
+        _c,
+    ):
+        for each in table:
+            each.role = "none"
+        for _ in range(3):
+            before = len(net.given)
+            controller.step()
+            await until(lambda before=before: len(net.given) > before and controller._changing.done())
+        assert sorted(each.role for each in table) == ["decode", "decode", "prefill"]
+        assert table.ready()
+        controller.step()
+        assert controller._changing.done()  # that is the ratio
+
+
+async def test_a_role_changes_when_the_running_requests_have_ended_and_work_goes_on_meanwhile():
+    roles = ("prefill", "decode", "decode", "decode")
+    async with controlled(*roles, auto_ratio=True, ratio_period=5, separate="always") as (
+        controller,
+        table,
+        choice,
+        net,
+        clock,
+    ):
+        held = [await choice.choose(Wanted(10)) for _ in range(4)]
+        for each in held:
+            each.first()
+        controller._work = lambda: Work(3, 0.5)
+        for _ in range(7):
+            clock.now += 1
+            controller.step()
+        await asyncio.sleep(0)
+        (changing,) = [each for each in table if each.offline]
+        await asyncio.sleep(0.1)
+        assert net.given == []
+        more = [await choice.choose(Wanted(10)) for _ in range(6)]
+        assert changing not in [each.d for each in more]
+        for each in held + more:
+            each.end()
+        await until(lambda: controller.changes)
+        assert net.given[0][:3] == (changing.id, "prefill", 0)
+        others = [each.id for each in table if each.role == "decode"]
+        assert net.given[0][3] == others and changing.id not in others
+        assert sorted(id for id, *_ in net.given[1:]) == others  # the peers are told of it
+        assert all(changing.id in peers for *_, peers in net.given[1:])
+        await until(lambda: not changing.offline)
+
+
+async def test_a_refused_change_leaves_the_instance_at_work():
+    async with controlled("prefill", "decode", "decode", default_p_rate=2, default_d_rate=1) as (
+        controller,
+        table,
+        _,
+        net,
+        _c,
+    ):
+        net.__class__ = Net
+        controller.step()
+        await until(lambda: controller._changing.done())
+        assert controller.changes == 0 and not any(each.offline for each in table)
+        assert table.ready()
+
+
+async def test_when_all_of_a_kind_are_dead_another_takes_over():
+    async with controlled("prefill", "decode", "decode", auto_ratio=True) as (controller, table, _, _n, clock):
+        table.lose(table.instances[1])
+        controller.step()
+        assert controller._changing is None  # it may come back
+        clock.now += module.DEAD + 1
+        controller.step()
+        await until(lambda: controller.changes)
+        assert table.ready() and table.instances[1].role == "prefill"
+
+
+async def test_numbers_are_kept_and_the_dead_are_replaced():
+    machine = Machine()
+    async with controlled(supervisor=machine) as (controller, table, choice, _, clock):
+        controller.scale("prefill", 1)
+        controller.scale("decode", 2)
+        controller.step()
+        controller.step()
+        await until(lambda: len(table) == 3)
+        for each in table:
+            up(table, each)
+        assert sorted(machine.started) == ["decode", "decode", "prefill"] and table.ready()
+        dead = next(each for each in table if each.role == "decode")
+        table.lose(dead)
+        clock.now += module.DEAD + 1
+        controller.step()
+        await until(lambda: dead.url not in machine.running and dead.id not in table.instances)
+        controller.step()
+        await until(lambda: len(table) == 3)
+        assert machine.started[3:] == ["decode"] and len(machine.running) == 3
+        for each in table:
+            up(table, each)
+        held = await choice.choose(Wanted(10))
+        controller.scale("decode", 1)
+        controller.step()
+        await until(lambda: len(table) == 2)
+        assert held.d in list(table)  # the idle one went
+        held.end()
+
+
+async def test_a_start_that_fails_is_tried_again_with_growing_pauses():
+    machine = Machine()
+    machine.broken = True
+    async with controlled(supervisor=machine) as (controller, table, _, _n, clock):
+        controller.scale("mixed", 1)
+        tries = []
+        for _ in range(100):
+            failures = controller._failures
+            controller.step()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if controller._failures > failures:
+                tries.append(clock.now)
+            clock.now += 1
+        pauses = [later - earlier for earlier, later in pairwise(tries)]
+        assert pauses == sorted(pauses) and pauses[-1] > 10 and len(tries) < 10
+        machine.broken = False
+        clock.now += 60
+        controller.step()
+        await until(lambda: len(table) == 1)
+
+
+async def test_without_a_supervisor_there_is_nobody_to_start_any():
+    async with controlled("mixed") as (controller, *_):
+        with pytest.raises(ValueError, match="given"):
+            controller.scale("mixed", 2)
+
+
+async def test_work_is_measured_by_what_requests_take():
+    async with controlled("prefill", "decode", separate="always") as (controller, table, choice, _, clock):
+        p, d = table
+        for tokens in (100, 1000):
+            p.prefill.pace.observe(tokens, tokens / 1000)
+        p.slots = d.slots = 10
+        controller._work()
+        held = []
+        for _ in range(10):  # a prompt of 0.5 s each second
+            clock.now += 1
+            held.append(await choice.choose(Wanted(500)))
+        work = controller._work()
+        assert work.prefill == pytest.approx(0.5, abs=0.01) and work.decode >= 1.0
+        for each in held:
+            each.end()

@@ -1,0 +1,87 @@
+"""A search that is to end gives what it has found by then: at each step what one of that length would have found."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from ledger import VOCAB, Bench, alone
+
+from parley.types import Beam, Work
+
+PROMPT = [(7 * i + 3) % VOCAB for i in range(40)]
+WORK = Work("w", PROMPT, 40, n=3, stop_ids=[5, 6], logprobs=1, prompt_logprobs=0, costs=True)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 0.0, -1.0])
+def test_a_search_that_is_concluded_is_one_of_that_length(penalty):
+    work = msgspec.structs.replace(WORK, beam=Beam(4, penalty))
+    lengths = set()
+    for steps in range(4, 20):
+        bench = Bench(budgets=(16,))
+        bench.loop.add(work)
+        for _ in range(steps):
+            bench.step()
+        search = bench.loop._searches.get("w")
+        if search is None:
+            break  # it has ended by itself
+        length = search.beams[0].sequence.generated
+        lengths.add(length)
+        if steps % 2:
+            bench.loop.scheduler.preempt()  # a beam without pages has its tokens
+        bench.loop.conclude("w", "length")
+        bench.drain()
+        for index in range(work.n):
+            got = bench.result("w", index)
+            same = alone(msgspec.structs.replace(work, max_tokens=length), index)
+            got.cached_tokens = 0
+            assert got == same
+            assert len(bench.outputs["w", index][0].costs) == len(got.token_ids)
+    assert len(lengths) > 3
+
+
+def test_before_there_is_anything_nothing_is_given():
+    work = msgspec.structs.replace(WORK, beam=Beam(4))
+    for steps in range(3):  # it waits; a part of its prompt was read; another one
+        bench = Bench(budgets=(16,))
+        bench.loop.add(work)
+        for _ in range(steps):
+            bench.step()
+        bench.loop.conclude("w", "cancel")
+        bench.drain()
+        for index in range(work.n):
+            got = bench.result("w", index)
+            assert (got.token_ids, got.finish, got.prompt_scores) == ([], "cancel", None)
+
+
+def test_what_waits_for_its_grammar_ends_as_well():
+    bench = Bench()
+    waiting = []
+    bench.loop.intake._prepare = lambda work, done: waiting.append(done)
+    bench.loop.add(msgspec.structs.replace(WORK, beam=Beam(4)))
+    bench.loop.cancel("w", 1)
+    bench.loop.conclude("w", "length")
+    bench.drain()
+    assert set(bench.outputs) == {("w", 0), ("w", 2)} and bench.result("w", 2).finish == "length"
+    waiting.pop()()
+    assert bench.loop.idle
+
+
+def test_others_go_on():
+    bench = Bench(slots=8)
+    plain = msgspec.structs.replace(WORK, id="plain", prompt_logprobs=-1, costs=False)
+    bench.loop.add(plain)
+    bench.loop.add(msgspec.structs.replace(WORK, beam=Beam(3)))
+    for _ in range(6):
+        bench.step()
+    length = bench.loop._searches["w"].beams[0].sequence.generated
+    for id in ("plain", "nobody", "w", "w"):
+        bench.loop.conclude(id, "length")
+    bench.loop.cancel("w", 0)  # nor is one that is cancelled before it was told
+    bench.drain()
+    assert ("w", 0) not in bench.outputs
+    expected = alone(msgspec.structs.replace(WORK, beam=Beam(3), max_tokens=length), 1)
+    assert bench.result("w", 1).token_ids == expected.token_ids
+    for index in range(3):
+        got = bench.result("plain", index)
+        got.cached_tokens = 0
+        assert got == alone(plain, index)

@@ -1,0 +1,47 @@
+"""Arenas of random bytes, for tests of hand-overs."""
+
+import mmap
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Self
+
+from parley.types import Arena, Region
+
+
+@dataclass
+class Pages:
+    """A memfd with regions of pages, as an engine has."""
+
+    pages: int = 16
+    sizes: tuple[int, ...] = (64, 32)
+    gap: int = 0  # bytes between the pages of a region
+    layout: str = "model=demo;dtype=bfloat16"
+    seed: int = 0
+    fd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fd = os.memfd_create("pages")
+        self.regions, offset = [], 24
+        for size in self.sizes:
+            self.regions.append(Region(offset, size + self.gap, size))
+            offset += self.pages * (size + self.gap) + 8
+        os.ftruncate(self.fd, max(offset, 1))
+        self.bytes = mmap.mmap(self.fd, max(offset, 1))
+        if self.seed:
+            block = random.Random(self.seed).randbytes(65537)  # of no page's size: all pages differ
+            self.bytes[:] = (block * (len(self.bytes) // len(block) + 1))[: len(self.bytes)]
+
+    @property
+    def arena(self) -> Arena:
+        return Arena(os.getpid(), self.fd, self.pages, self.regions, self.layout)
+
+    def page(self, number: int) -> bytes:
+        return b"".join(self.bytes[(at := r.offset + number * r.stride) : at + r.size] for r in self.regions)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bytes.close()
+        os.close(self.fd)

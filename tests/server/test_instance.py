@@ -1,0 +1,292 @@
+"""A server as an instance: which requests it takes in which role, results over a real connection, roles that change."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from served import HELLO, Connection, Served, request
+
+from parley.instance import frames, results, role
+from parley.instance.frames import Frame, Reader
+from parley.instance.heads import Order
+from parley.server.surfaces import ALONE, PLANES, alone
+
+DMI = {"req-id": "12345", "req-type": "prefill", "d-target": "10.0.0.2"}
+PEERS: dict[str, Any] = {
+    "local": {"server_ip": "10.0.0.1", "id": 1, "host_ip": "10.0.0.1", "p_percentage": 50,
+              "device": [{"device_id": "0", "device_logical_id": "0", "device_ip": "10.0.0.1", "rank_id": "0"}]},
+    "peers": [{"server_ip": "10.0.0.2", "id": 2, "host_ip": "10.0.0.2", "device": []}],
+}  # fmt: skip
+
+
+class Results:
+    """A coordinator's side of ``GET /dresult``."""
+
+    def __init__(self, connection: Connection):
+        self.connection, self.reader = connection, Reader()
+        self.found: list[Frame] = []
+
+    @classmethod
+    async def open(cls, served: Served, query: str = "") -> Results:
+        connection = await served.connect()
+        await connection.send(request("GET", "/dresult" + query))
+        status, headers = await connection.head()
+        assert status == 200 and headers["transfer-encoding"] == "chunked"
+        assert headers["content-type"] == "text/event-stream"
+        return cls(connection)
+
+    async def chunk(self) -> bytes:
+        size = int(await self.connection.reader.readline(), 16)
+        return (await self.connection.reader.readexactly(size + 2))[:-2]
+
+    async def next(self) -> Frame:
+        while not self.found:
+            self.found += self.reader.feed(await self.chunk()) + self.reader.flush()
+        return self.found.pop(0)
+
+
+async def test_results_are_refused_where_there_are_none(serve) -> None:
+    mixed, prefill = await serve(), await serve(role="prefill")
+    told = (await mixed.get("/dresult")).json
+    assert told == {"error": "Non DMI does not support dresult request", "error_type": "Bad Request"}
+    answer = await prefill.get("/dresult")
+    assert answer.status == 400
+    assert answer.json["error"] == "Only the Decode node supports dresult but you send to prefill"
+
+
+async def test_a_second_connection_closes_the_first(serve) -> None:
+    served = await serve(role="decode")
+    first = await Results.open(served)
+    channel = served.service.node.results.channel("", "1")
+    channel.write(b'{"text":["a"]}\0')
+    assert await first.chunk() == b'reqId:1\0data:{"text":["a"]}\0\0'
+    second = await Results.open(served)
+    assert await first.chunk() == frames.CLOSE
+    assert await first.chunk() == b"" and first.connection.reader._buffer == b""  # type: ignore[attr-defined]
+    channel.write(b"data: b\n\n", last=True)
+    assert await second.chunk() == b"reqId:1\0lastData:data: b\n\n\0"
+
+
+async def test_heartbeats_over_a_connection(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "CHECK", 0.01)
+    monkeypatch.setattr(results, "SILENCE", 0.02)
+    served = await serve(role="flex")
+    line = await Results.open(served)
+    assert await line.chunk() == b"ka:heartbeat\0"
+    assert await line.chunk() == b"ka:heartbeat\0"
+
+
+async def test_what_was_lost_on_the_way_is_sent_again(serve) -> None:
+    served = await serve()  # a mixed one sends results to parley's own coordinators
+    line = await Results.open(served, "?client=c-1")
+    epoch = (await line.next()).payload.decode()
+    channel = served.service.node.results.channel("c-1", "1")
+    for text in (b"a\n", b"b\0", b"c\n"):
+        channel.write(text)
+    assert [(await line.next()).payload for _ in range(3)] == [b"a\n", b"b\0", b"c\n"]
+    line.connection.close()
+    await served.until(lambda: not served.service.node.results.client("c-1").connected)
+    channel.write(b"d\n", record=b"r", last=True)
+    line = await Results.open(served, f"?client=c-1&epoch={epoch}&from=1")
+    found = [await line.next() for _ in range(5)]
+    assert [frame.kind for frame in found] == ["epoch", "data", "data", "record", "lastData"]
+    assert [frame.payload for frame in found] == [epoch.encode(), b"b\0", b"c\n", b"r", b"d\n"]
+    line.connection.close()
+
+
+async def test_hundreds_of_breaks(serve) -> None:
+    """Connections are cut at any time while three requests write: every text is whole."""
+    served = await serve()
+    node, wanted, seen = served.service.node, dict.fromkeys("abc", b""), dict.fromkeys("abc", b"")
+
+    async def write(id: str) -> None:
+        channel = node.results.channel("c", id)
+        for number in range(400):
+            data = f"{id}:{number} ".encode() + bytes([number % 256])
+            wanted[id] += data
+            if not channel.write(data, last=number == 399):
+                await channel.drain()
+            await asyncio.sleep(0.002 if number % 3 else 0)
+
+    writing = [asyncio.create_task(write(id)) for id in "abc"]
+    number, epoch, breaks = 0, "", 0
+    while not (all(task.done() for task in writing) and seen == wanted):
+        line = await Results.open(served, f"?client=c&epoch={epoch}&from={number}" if epoch else "?client=c")
+        frame = await line.next()
+        assert frame.kind == "epoch" and epoch in ("", frame.payload.decode())
+        epoch = frame.payload.decode()
+        for _ in range(breaks % 10):
+            if seen == wanted:
+                break
+            frame = await line.next()
+            number += 1
+            seen[frame.id] += frame.payload
+        line.connection.close()
+        breaks += 1
+    assert breaks > 200
+
+
+async def test_one_requests_results_wait(serve) -> None:
+    served = await serve(cluster_secret="s")
+    wish = {"client": "c", "id": "1", "pause": True}
+    assert (await served.post("/v1/dresult/flow", wish)).status == 401
+    assert (await served.get("/dresult?client=c")).status == 401
+    secret = {"parley-secret": "s"}
+    assert (await served.post("/v1/dresult/flow", wish, **secret)).json == {"known": False}
+    channel = served.service.node.results.channel("c", "1")
+    assert (await served.post("/v1/dresult/flow", wish, **secret)).json == {"known": True}
+    assert channel.blocked
+    assert (await served.post("/v1/dresult/flow", wish | {"pause": False}, **secret)).json == {"known": True}
+    assert not channel.blocked
+    assert (await served.post("/v1/dresult/flow", {"client": "c"}, **secret)).status == 400
+
+
+async def test_requests_need_the_headers_of_a_coordinator(serve) -> None:
+    served = await serve(role="prefill")
+    for path, body in (
+        ("/v1/chat/completions", HELLO),
+        ("/generate", {"inputs": "a"}),
+        ("/v2/models/nobody/generate", b"no json"),
+    ):
+        answer = await served.post(path, body)
+        assert answer.status == 400 and answer.json == {
+            "error": "DMI request must have req-type, req-id, d-target headers", "error_type": "Bad Request"
+        }  # fmt: skip
+    for path in ("/v1/models", "/health", "/metrics", "/v1/status"):
+        assert (await served.get(path)).status == 200
+    assert (await served.post("/tokenize", {"prompt": "a"})).status == 200
+    answer = await served.post("/v1/embeddings", {"model": "tiny", "input": "a"})
+    assert "DMI" not in answer.body.decode()
+    decode = await serve(role="decode")
+    assert "can be sent only to the prefill node" in (await decode.post("/v1/completions", HELLO, **DMI)).json["error"]
+    unknown = await serve(role="none")
+    answer = await unknown.post("/v1/completions", HELLO, **DMI)
+    assert answer.status == 503 and answer.json["error_type"] == "Service Unavailable"
+
+
+async def test_a_mixed_instance_answers_its_clients_as_ever(serve) -> None:
+    served, orders = await serve(), []
+
+    async def begin(service, route, exchange, order: Order) -> None:
+        orders.append(order)
+        await exchange.answer(b"{}")
+
+    served.service.node.begin = begin
+    plain = await served.post("/v1/chat/completions", HELLO, **DMI)
+    assert plain.status == 200 and "choices" in plain.json and not orders
+    ours = DMI | {"parley-results": "c", "d-target": "self"}
+    assert (await served.post("/v1/chat/completions", HELLO, **ours)).json == {}
+    assert orders[0].here and orders[0].client == "c"
+
+
+async def test_status_says_what_others_need(serve) -> None:
+    served = await serve(role="prefill", max_batch=8)
+    told = (await served.get("/v1/status")).json
+    assert told["service"] == {"roleStatus": "RoleReady", "currentRole": "prefill", "p_percentage": 50}
+    assert told["resource"]["availSlotsNum"] == 8
+    assert told["resource"]["availBlockNum"] == told["resource"]["totalNpuBlockNums"] > 0
+    assert told["linkStatus"] == {"peers": []}
+    own = told["parley"]
+    assert own["models"] == ["tiny"] and own["peer"] == f"127.0.0.1;{served.port}" and own["slots"] == 8
+    again = (await served.get("/v2/status")).json
+    assert again["parley"]["epoch"] == own["epoch"] and again["resource"]["totalAvailNpuSlotsNum"] == 8
+
+
+async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(role, "POLL", 0.01)
+    served = await serve(role="none")
+    tries, fail = [], OSError(111, "no")
+
+    async def reach(place: role.Place) -> None:
+        tries.append(place)
+        if len(tries) < 3:
+            raise fail
+        await asyncio.sleep(0.01)
+
+    served.service.node.reach = reach
+    status = (await served.get("/v1/status")).json["service"]
+    assert (status["roleStatus"], status["currentRole"]) == ("RoleUnknown", "none")
+    answer = await served.post("/v1/role/decode", PEERS)
+    assert (answer.status, answer.json) == (200, {"result": "ok"})
+    told = (await served.get("/v1/status")).json
+    assert told["service"]["roleStatus"] == "RoleSwitching" and told["service"]["currentRole"] == "decode"
+    await served.until(lambda: served.service.node.role.state == "RoleReady")
+    assert set(tries) == {role.Place("10.0.0.2", 1121)}
+    told = (await served.get("/v1/status")).json
+    assert told["linkStatus"] == {"peers": [{"target": "10.0.0.2", "link": "ok"}]}
+    fail.errno, tries[:] = 113, []
+    await served.until(lambda: "failed : 113" in served.service.node.role.links.values())
+    assert served.service.node.role.state == "RoleReady"
+
+
+async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
+    served = await serve(role="prefill", tick=0.02)
+    node, going = served.service.node, asyncio.Event()
+
+    async def begin(service, route, exchange, order) -> None:
+        from parley.server import life
+
+        going.set()
+        await life.generate(service, route, exchange)
+
+    node.begin = begin
+    running = asyncio.create_task(served.post("/v1/chat/completions", HELLO | {"max_tokens": 20}, **DMI))
+    await going.wait()
+    await served.until(lambda: bool(served.service.open))
+    assert (await served.post("/v1/role/decode", PEERS)).status == 200
+    told = (await served.get("/v1/status")).json["service"]
+    assert (told["roleStatus"], told["currentRole"]) == ("RoleSwitching", "prefill")
+    refused = await served.post("/v1/chat/completions", HELLO, **DMI)
+    assert refused.status == 503 and "unknown status" in refused.json["error"]
+    answer = await running
+    assert answer.status == 200 and answer.json["choices"][0]["finish_reason"]
+    await served.until(lambda: node.role.name == "decode" and node.role.state == "RoleReady")
+    line = await Results.open(served)
+    # And away again: a plain coordinator's connection ends, for it would get nothing over it any more.
+    assert (await served.post("/v1/role/prefill", PEERS)).status == 200
+    assert await line.chunk() == b""
+    await served.until(lambda: node.role.name == "prefill")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/role/decode", b"{", 422),
+        ("/v1/role/decode", [], 503),
+        ("/v1/role/decode", PEERS | {"peers": {}}, 503),
+        ("/v1/role/decode", PEERS | {"local": {"server_ip": "0.0.0.0", "device": []}}, 503),
+        ("/v1/role/decode", PEERS | {"local": {"server_ip": "10.0.0.1", "id": 1, "device": []}}, 503),
+        ("/v1/role/decode", PEERS | {"local": {"server_ip": "10.0.0.1", "device": [{"device_id": "a"}]}}, 503),
+        ("/v1/role/decode", PEERS | {"local": PEERS["local"] | {"p_percentage": 101}}, 503),
+        ("/v1/role/decode", PEERS | {"peers": []}, 503),
+        ("/v1/role/flex", PEERS | {"local": PEERS["local"] | {"p_percentage": 100}, "peers": []}, 503),
+        ("/v1/role/flex", PEERS | {"peers": []}, 200),
+        ("/v2/role/decode", PEERS, 503),
+        ("/v2/role/decode", {"local": [], "peers": [[{"server_ip": "10.0.0.2", "host_ip": "10.0.0.2",
+                             "dp_inst_list": [{"dp_inst_id": 10000, "device": []}]}]]}, 200),
+        ("/v2/role/decode", {"local": [], "peers": [[{"server_ip": "10.0.0.2",
+                             "dp_inst_list": [{"dp_inst_id": "1", "device": []}]}]]}, 503),
+    ],
+)  # fmt: skip
+async def test_bodies_of_roles(serve, path: str, body: Any, status: int) -> None:
+    served = await serve(role="none")
+    answer = await served.post(path, body)
+    assert answer.status == status, answer.body
+    if status == 422:
+        text = "Req body converts to json fail. Reset to previous node status."
+        assert answer.json == {"error": text, "error_type": "Input validation error"}
+    assert (served.service.node.role.state == "RoleUnknown") == (status != 200)
+
+
+async def test_only_those_who_may_change_a_server_give_roles(serve) -> None:
+    served = await serve(role="none", admin_keys=("boss",))
+    assert (await served.post("/v1/role/decode", PEERS)).status == 401
+    assert (await served.post("/v1/role/decode", PEERS, authorization="Bearer boss")).status == 200
+
+
+async def test_an_instance_on_mindies_planes(serve) -> None:
+    served = await serve(role="decode", surfaces=alone("mindie-management", apis={**ALONE, **PLANES}))
+    assert (await served.get("/v1/status")).json["service"]["currentRole"] == "decode"
+    assert (await served.get("/v1/config")).json["modelName"] == "tiny"
