@@ -31,12 +31,9 @@ class Caller(Exchange):
         dropped = HOP | ORDERS
         if named := self.headers.get(b"connection"):
             dropped = dropped | {name.strip().lower() for name in named.split(b",")}
-        kept = [
+        return [
             header for header in self.scope["headers"] if header[0] not in dropped and not header[0].startswith(OWN)
         ]
-        if b"x-request-id" not in self.headers:
-            kept.append((b"x-request-id", self.id.encode()))
-        return kept
 
     async def take(self) -> bytes:
         """The whole body as it came. Raises UnknownCoding, TooLarge, TimedOut, ClientGone."""
@@ -50,7 +47,19 @@ class Caller(Exchange):
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head of an answer; it is written with the first part."""
         self.status = status
+        if self.options.cors:
+            headers = [*headers, *self._shared()]
         self.cycle.begin(status, headers)
+
+    def _shared(self) -> list[tuple[bytes, bytes]]:
+        """What tells a browser that a page of another origin may read the answer, if it may."""
+        origin, origins = self.headers.get(b"origin", b""), self.options.cors
+        if not origin or ("*" not in origins and origin.decode("latin-1") not in origins):
+            return []
+        shared = [(b"access-control-expose-headers", b"X-Request-Id")]
+        if "*" in origins and b"cookie" not in self.headers:
+            return [(b"access-control-allow-origin", b"*"), *shared]
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *shared]
 
     def finish(self, data: bytes = b"") -> None:
         """The last part."""

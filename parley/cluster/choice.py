@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from parley.cluster.config import Options
 from parley.cluster.load import Charge
 from parley.cluster.pace import ewma
-from parley.cluster.policy import Pair, Wanted, demand, policy
+from parley.cluster.policy import CacheAffinity, LoadBalance, Pair, Policy, Sight, Turn, Wanted
+from parley.cluster.predicted import Predicted, crowded
 from parley.cluster.table import Instance, News, Table
 from parley.cluster.tally import Tally
 
@@ -36,7 +38,7 @@ class Chosen:
     """The instances of one attempt at a request. It is told of ``first``, ``token`` and ``end`` as they happen; each
     may be called at any time and any number of times. As a context it ends by itself."""
 
-    __slots__ = ("_began", "_cached", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
+    __slots__ = ("_began", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
                  "ok", "p", "separate", "tokens")  # fmt: skip
 
     def __init__(self, choice: Choice, pair: Pair, wanted: Wanted):
@@ -49,14 +51,17 @@ class Chosen:
         choice.open += 1
         choice.tally.chosen(self.separate)
         self._choice = choice
-        self._cached = self.p.cached(wanted.marks, now)
-        asked = demand(wanted, self.p, self._cached)
+        sight = Sight(wanted, (), now)
+        asked = sight.asked(self.p)
         self._fresh = self.p.prefill.tokens + asked.tokens  # tokens to be computed until its first
-        other = demand(wanted, self.d, self.d.cached(wanted.marks, now))
-        self._charges: list[Charge] = [self.p.prefill.charge(asked, self.separate), self.d.decode.charge(other)]
+        self._charges: tuple[Charge, Charge] = (
+            self.p.prefill.charge(asked, self.separate),
+            self.d.decode.charge(sight.asked(self.d)),
+        )
         self._began, self._first, self._second, self._last = now, 0.0, 0.0, 0.0
-        for each in {self.p.id: self.p, self.d.id: self.d}.values():
-            each.note(wanted.marks, now)
+        self.p.note(wanted.marks, now)
+        if self.separate:
+            self.d.note(wanted.marks, now)
 
     def __enter__(self) -> Chosen:
         return self
@@ -94,16 +99,29 @@ class Chosen:
         if self.ok is not None:
             return
         self.ok = ok
+        beside = self.d.decode.tasks
         self._choice.open -= 1
         for charge in self._charges:
             charge.release()
         each = None
         if self.tokens > 2 and self._last > self._second:
             each = (self._last - self._second) / (self.tokens - 2)
-            self.d.decode.cadence = ewma(self.d.decode.cadence, each)
+            side = self.d.decode
+            side.cadence = ewma(side.cadence, each)
+            side.rhythm.observe(beside, each)
+            side.stay = ewma(side.stay, self._last - self._began)
         first = self._first - self._began if self._first else None
         self._choice.tally.end(ok, first, each, self.length, self.tokens)
         self._choice.wake()
+
+
+def policy(options: Options) -> Policy:
+    """The one that the configuration names."""
+    if options.algorithm_type == "cache_affinity":
+        return CacheAffinity(options)
+    if options.scheduler_type == "default_scheduler":
+        return Turn(options)
+    return LoadBalance(options) if options.algorithm_type == "load_balance" else Predicted(options)
 
 
 class _Waiting:
@@ -192,13 +210,25 @@ class Choice:
             if self.possible() and not usable:
                 raise self._refused(500, NOBODY)
             return None
+        if wanted.attempt == 0:
+            self._admit(wanted, pair)
+        return Chosen(self, pair, wanted)
+
+    def _admit(self, wanted: Wanted, pair: Pair) -> None:
+        """Refuse what would be late because of others: its first token, or those behind it. Raises Refused.
+
+        Who has got a part of its answer is never refused.
+        """
         deadlines = [each for each in (wanted.deadline, self.options.slo_ttft) if each is not None]
         if deadlines and pair.first is not None:
             least = min(deadlines)
             own = pair.first - pair.wait
             if pair.wait > (least - own if own <= least else least):
                 raise self._refused(429, TOO_MANY, pair.first - least)
-        return Chosen(self, pair, wanted)
+        if self.options.slo_tpot is not None:
+            slow, after = crowded(pair, self.options.slo_tpot)
+            if slow:
+                raise self._refused(429, TOO_MANY, after)
 
     def _able(self, wanted: Wanted, avoid: bool = True) -> list[Instance]:
         """Usable instances that have the model. Where nobody has it, any of them may say so to the client."""

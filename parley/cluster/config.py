@@ -36,6 +36,8 @@ class Place:
     role: str = entry(choice(*ROLES), "mixed", "What it does, until it says otherwise itself.")
     id: int | None = entry(integer(0, 2**63 - 1), None, "Its number; without one, its place in the list from 1 on.")
     management: str | None = entry(URL, None, "Where it answers /v1/status and takes roles; at its url if not said.")
+    metrics: str | None = entry(URL, None, "Where it answers /metrics; at the management address if not said.")
+    grpc: str | None = entry(text("HOST:PORT"), None, "Where it answers Triton's gRPC, if it does.")
     peer: str | None = entry(text("IP;PORT"), None, "Where it takes hand-overs; if not said, what it tells of itself.")
     group: int = entry(integer(0), 0, "P and D are only put together within a group.")
     slots: int | None = entry(integer(1, 5000), None, "Requests that it computes at a time, if it does not tell.")
@@ -62,6 +64,9 @@ class Options:
 
     # ports
     host: str = entry(text("ADDRESS"), "127.0.0.1", "Address of all ports that have none of their own.")
+    grpc_port: int | None = entry(
+        PORT, None, "For Triton's gRPC, passed on to instances that have it; 0: any free one."
+    )
     predict_port: int = entry(PORT, 1025, "For inference; 0: any free one.")
     management_host: str | None = entry(text("ADDRESS"), None, "Address of the management port.")
     management_port: int | None = entry(PORT, 1026, "For instances, tasks and alarms.")
@@ -69,12 +74,20 @@ class Options:
     metrics_port: int | None = entry(PORT, 1028, "For sums over all instances, in Prometheus' format.")
     status_host: str | None = entry(text("ADDRESS"), None, "Address of the status port.")
     status_port: int | None = entry(PORT, 1029, "For probes and the live page.")
+    cors_origin: tuple[str, ...] = entry(
+        text("ORIGIN"), (), "Origins whose pages browsers may let call the inference port; * for all.", many=True
+    )
+    allow_host: tuple[str, ...] = entry(
+        text("NAME"), (), "Further Host names that are let in where the address is a loopback one.", many=True
+    )
+    strict: bool = entry(switch(), False, "Refuse in MindIE's words on every API's paths, not only on MindIE's.")
     # limits
     max_requests: int = entry(integer(1, 90_000), 10_000, "Open requests, and connections of clients.")
     single_node_max_requests: int = entry(integer(1, 90_000), 1000, "Open requests of one instance.")
     body_limit: int = entry(size(1 << 10), 32 << 20, "Largest body; in MindIE a whole number of MB from 1 to 20.")
     http_timeout_seconds: float = entry(SECONDS, 600.0, "For a client's request to arrive, and between two writes.")
     keep_alive_seconds: float = entry(SECONDS, 180.0, "How long an idle connection is kept.")
+    memory_limit: int = entry(size(1 << 20), 2 << 30, "Bodies that are held at once; what comes beyond is refused.")
     max_retry: int = entry(integer(0, 100), 5, "How often a request is tried again after an instance failed.")
     schedule_timeout: float = entry(SECONDS, 600.0, "How long a request may wait to be given to instances.")
     recovery_timeout: float = entry(SECONDS, 30.0, "How long one that lost its instance may wait for another.")

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
 from starlette.types import ASGIApp
@@ -36,11 +36,13 @@ from parley.server.options import Tls as Files
 from parley.server.port import Server, http, keep_standard_streams, listen, settle
 from parley.server.surfaces import universal
 
+if TYPE_CHECKING:
+    from parley.cluster import rpc
+
 log = logging.getLogger("parley.cluster")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DRAIN = 30.0  # seconds that open requests have after the first signal
-MEMORY = 2 << 30  # bytes of bodies that are held at once
 LOOK = 0.05  # seconds between two looks whether they have ended
 
 
@@ -75,7 +77,8 @@ class Coordinator:
             self._page,
             universal(),
             served,
-            MEMORY,
+            options.memory_limit,
+            options.strict,
         )
         apps: dict[str, ASGIApp] = {
             "predict": application(self.front, served),
@@ -90,17 +93,23 @@ class Coordinator:
         ]
         self._stop, self._force = asyncio.Event(), asyncio.Event()
         self._signals: list[int] = []
+        self._rpc: rpc.Port | None = None
 
     async def run(self, *, signals: bool = True) -> int:
         """Until a signal, or ``stop``: its exit code."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS if signals else ():
             loop.add_signal_handler(number, self._signalled, number)
+        try:
+            calls = await self._listen()
+        except OSError as error:
+            banner.say(f"parley: {error}")
+            return 1
         self.links.start()
         self.health.start()
         self.controller.start()
         serving = asyncio.create_task(self._serve())
-        banner.say("\n".join([f"parley {__version__} coordinator", *self._addresses()]))
+        banner.say("\n".join([f"parley {__version__} coordinator", *self._addresses(), *calls]))
         settle()
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -111,6 +120,8 @@ class Coordinator:
             for server in self._servers:
                 server.should_exit = server.force_exit = True
             await asyncio.gather(serving, stop, return_exceptions=True)
+            if self._rpc is not None:
+                await self._rpc.stop(LOOK)
             await self.controller.close()
             await self.health.close()
             await self.links.stop()
@@ -122,12 +133,23 @@ class Coordinator:
         """End, as after a signal; the second time at once."""
         (self._force if self._stop.is_set() else self._stop).set()
 
+    async def _listen(self) -> list[str]:
+        """Listen for gRPC as well, if that is wanted: what is said of it. Raises OSError."""
+        if self.options.grpc_port is None:
+            return []
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
+        from parley.cluster import rpc  # needs packages that nothing else needs
+
+        self._rpc = rpc.Port(self.table, self.options.body_limit)
+        return [f"  {'gRPC':<10} {await self._rpc.start(self.options.host, self.options.grpc_port)}"]
+
     async def _serve(self) -> None:
         pairs = zip(self._servers, self._ports, strict=True)
         await asyncio.gather(*(server.serve(sockets=[port.sock]) for server, port in pairs))
 
     async def _drain(self) -> None:
-        """Let open requests end."""
+        """Let open requests end, and take no more."""
+        self.front.stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN):
                 while self.front.open and not self._force.is_set():
@@ -189,6 +211,8 @@ def port_options(options: Options, host: str) -> ServerOptions:
     """How the coordinator's keys read for a port."""
     return ServerOptions(
         host=host,
+        cors=options.cors_origin,
+        hosts=options.allow_host,
         body_limit=options.body_limit,
         body_timeout=options.http_timeout_seconds,
         write_timeout=options.http_timeout_seconds,

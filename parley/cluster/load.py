@@ -33,8 +33,10 @@ class Side:
         self.job = job  # prefill or decode
         self.slots = self.blocks = self.tokens = 0
         self.lengths: list[int] = []  # ascending
-        self.pace = Line()  # prefill: seconds to a first token over tokens ahead of it; decode: of a hand-over
+        self.pace = Line(flat=job == "decode")  # to a first token over tokens ahead of it; decode: of a hand-over
         self.cadence = 0.0  # decode: seconds of a token
+        self.rhythm = Line(flat=True)  # decode: the same over the requests that are here
+        self.stay = 0.0  # decode: seconds that a request is here
         self._asked = self._since = 0.0  # seconds of work that came since then
 
     @property
@@ -45,12 +47,13 @@ class Side:
     @property
     def share(self) -> float:
         """Which part of the instance this side has, 0 to 1."""
-        role, part = self.instance.role, self.instance.p_percentage / 100
+        role = self.instance.role
         if role == "mixed" or role == self.job:
             return 1.0
-        if role == "flex":
-            return part if self.job == "prefill" else 1.0 - part
-        return 0.0
+        if role != "flex":
+            return 0.0
+        part = self.instance.p_percentage / 100
+        return part if self.job == "prefill" else 1.0 - part
 
     def busy(self, now: float) -> float:
         """Work that came since this was asked last, as a share of that time: above 1 it is more than can be done.

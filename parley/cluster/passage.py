@@ -24,18 +24,20 @@ from parley.cluster.policy import Wanted
 from parley.cluster.table import Instance
 from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable
 from parley.errors import ParleyError
+from parley.instance import handover
 from parley.instance.frames import Frame
 from parley.server.chance import draw
 
 HOLD = 32 << 10  # bytes that wait for a client that does not read, from which its instance is to wait as well
 QUEUE = 1 << 20  # bytes of them at which the client is given up, for the instance goes on
 EARLY = 16 << 20  # bytes of D's that wait for P's answer
+PAUSE, LONGEST = 0.05, 2.0  # seconds until the same instance is tried again: doubled each time
 RECOMPUTE = 1.0  # seconds until a recompute that was refused is tried again
 
 
 class Failed(Exception):
-    """An attempt did not succeed, because of an instance. ``answer``: what it said instead; ``final``: no other will
-    do better. ``status`` and ``text``: what the client is told if there is no other."""
+    """An attempt did not succeed, because of an instance. ``answer``: what P said instead; ``final``: no other will do
+    better. ``status`` and ``text``: what the client is told if there is no other."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class Passage:
         self._headers = caller.forwarded()
         self._created = b"%d" % time.time()
         self._avoid: frozenset[int] = frozenset()
+        self._told: Response | None = None  # what the last P said that took no request
         self._recomputes = 0
         self._records: list[bytes] = []  # what stands behind what the client has got
         self._exact = True  # all of that is known
@@ -147,6 +150,11 @@ class Passage:
         """One attempt: is the request answered? Raises ParleyError when there is to be no other."""
         chosen = self._chosen = await self._choose()
         try:
+            if self.attempts and chosen.p.id in self._avoid:  # there is no other
+                if self._told is not None and not self._sent:
+                    self.caller.whole(*self._told)
+                    return True
+                await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
             await self._attempt(chosen)
             chosen.end()
             return True
@@ -164,6 +172,7 @@ class Passage:
         self.attempts += 1
         if failure.instance is not None:
             self._avoid |= {failure.instance.id}
+        answer = self._told = failure.answer
         if self._recomputes:
             if self.attempts > self.options.max_retry:
                 raise words.refusal(500, words.NO_RETRY)
@@ -171,8 +180,7 @@ class Passage:
             return False
         if not (failure.final or self.attempts > self.options.max_retry or (self._sent and not self._exact)):
             return False
-        answer = failure.answer
-        if answer is None or self._sent or answers.refused(answer):
+        if answer is None or self._sent:
             raise words.refusal(failure.status if failure.status >= 400 else 500, failure.text)
         self.caller.whole(*answer)
         return True
@@ -221,7 +229,7 @@ class Passage:
     async def _ask(self, chosen: Chosen) -> First:
         """P's answer. Raises Failed."""
         p, d = chosen.p, chosen.d
-        given = answers.joined(self._records) if self._sent and self._records else b""
+        given = handover.join(self._records) if self._sent and self._records else b""
         headers = [
             *self._headers,
             (b"req-id", self._id.encode()),
@@ -239,7 +247,7 @@ class Passage:
         self._busy = (p, d) if chosen.separate else (p,)
         try:
             async with asyncio.timeout(self.options.first_token_timeout):
-                answer = await self._links.upstream(p).ask(self._method, self._target, headers, body)
+                answer = await self._links.upstream(p).ask(self._method, self._target, headers, body, again=False)
         except TimeoutError:
             raise Failed(408, words.LATE_FIRST, p, final=True) from None
         except Unreachable:
@@ -414,7 +422,7 @@ class Passage:
 def _refused(chosen: Chosen, answer: Response) -> Failed:
     """P answered with an error: one of its own or D's state, after which another may do better, or the client's."""
     if answers.refused(answer):
-        return Failed(503, words.D_FAILED, chosen.d, answer=answer)
+        return Failed(429, words.TOO_MANY, chosen.d)
     return Failed(answer.status, words.P_FAILED, chosen.p, answer=answer, final=answer.status not in (429, 503))
 
 

@@ -25,10 +25,11 @@ FRESH = 10.0  # seconds in which what was sent to an instance must show in its r
 class Instance:
     """One server. ``slots``, ``blocks``: what it has in all; ``avail_…``: of that free, as it says itself.
 
-    ``management``: where it is asked for its status. ``extended``: it is parley, and runs any request whole as well.
-    ``attached``: its results can be received; who receives them says so. ``peers``: the only ones that it is linked
-    with, if it tells. ``meant``: the role that it had first, by whoever named it. ``found``: its origin; those of a
-    controller's list are as that says and are not asked.
+    ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers
+    that, if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be
+    received; who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the
+    role that it had first, whoever named it. ``found``: its origin; those of a controller's list are as that says and
+    are not asked.
     """
 
     id: int
@@ -36,7 +37,9 @@ class Instance:
     role: str = "mixed"
     group: int = 0
     management: str = ""
+    metrics: str = ""
     peer: str = ""
+    grpc: str = ""
     found: Literal["file", "list", "controller"] = "file"
     slots: int = 200
     blocks: int = 1024
@@ -51,6 +54,7 @@ class Instance:
     attached: bool = True
     offline: bool = False
     switching: bool = False
+    loaded: bool = True  # it takes requests, as it says: it is neither loading nor about to end
     seen: bool = False  # it has answered at all
     misses: int = 0  # looks without an answer, in a row
     answered: float = 0.0  # when it last did
@@ -73,6 +77,7 @@ class Instance:
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         self.management = (self.management or self.url).rstrip("/")
+        self.metrics = (self.metrics or self.management).rstrip("/")
         self.meant = self.role
         self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
         self.tasks = 0  # requests that are here
@@ -90,7 +95,7 @@ class Instance:
             return "faulty"
         if self.offline:
             return "offline"
-        if not self.seen:
+        if not self.seen or not self.loaded:
             return "joining"
         return "switching" if self.switching or self.role not in ("mixed", "prefill", "decode", "flex") else "ready"
 
@@ -233,6 +238,7 @@ class Table:
         if isinstance(role, str):
             instance.role = role
         instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
+        instance.loaded = own.get("ready", True) is not False
         share = service.get("p_percentage")
         if isinstance(share, int) and 0 <= share <= 100:
             instance.p_percentage = share
@@ -283,7 +289,9 @@ def placed(place: Place) -> Instance:
         place.role,
         place.group,
         place.management or "",
+        place.metrics or "",
         place.peer or "",
+        grpc=place.grpc or "",
         p_percentage=place.p_percentage,
     )
     instance.slots, instance.blocks = place.slots or instance.slots, place.blocks or instance.blocks

@@ -235,19 +235,26 @@ class Upstream:
         return [head + body[0]] if len(body) == 1 and size < 65536 else [head, *body]
 
     async def ask(
-        self, method: bytes, target: bytes, headers: Headers = (), body: Sequence[bytes] = (), limit: int = LARGEST
+        self,
+        method: bytes,
+        target: bytes,
+        headers: Headers = (),
+        body: Sequence[bytes] = (),
+        *,
+        again: bool = True,
     ) -> Response:
-        """A whole answer. A kept connection that had been closed meanwhile is replaced. Raises Unreachable, Broken."""
+        """A whole answer. ``again``: send it once more if a kept connection ends instead of bringing one; mostly it had
+        been closed meanwhile. Raises Unreachable, Broken."""
         parts = self.request(method, target, headers, body)
         while True:
             kept = self.idle()
             connection = kept or await self.connect()
-            whole = Whole(connection, limit)
+            whole = Whole(connection)
             connection.send(parts, whole, bodiless=method == b"HEAD")
             try:
                 return await whole.future
             except Broken as broken:
-                if kept is None or broken.begun:
+                if kept is None or broken.begun or not again:
                     raise
             except asyncio.CancelledError:
                 connection.abort()

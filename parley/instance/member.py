@@ -9,12 +9,12 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Coroutine
-from functools import cached_property, partial
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from parley.dialects.dialect import Route
-from parley.instance import handover
+from parley.instance import handover, recompute
 from parley.instance.decode import accept
 from parley.instance.heads import Order
 from parley.instance.node import Node
@@ -29,17 +29,17 @@ from parley.server.life import generate
 from parley.server.model import Model
 from parley.server.respond import Exchange
 from parley.server.service import Service
-from parley.server.surfaces import universal
-from parley.types import ModelInfo
+from parley.types import Arena, ModelInfo
 
 log = logging.getLogger("parley.instance")
 
 
 class Member:
-    """Of the cluster whose instances know each other by the node's secret."""
+    """Of the cluster whose instances know each other by the node's secret. ``apps``: of its ports."""
 
-    def __init__(self, service: Service, peer: Peer):
+    def __init__(self, service: Service, peer: Peer, apps: Sequence[App]):
         self.service = service
+        self._apps = apps
         self.node: Node = service.node
         self.peer = peer
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,11 +47,9 @@ class Member:
         for model in service.models:
             self.share(model)
 
-    @cached_property
-    def app(self) -> App:
-        """Answers what is handed over."""
-        options = self.service.options
-        return App(self.service, universal(options.strict, options.tgi_compat), options.host)
+    def app(self, apis: str) -> App | None:
+        """Which of them answers what was handed over by a port with these APIs."""
+        return next((app for app in self._apps if app.apis == apis), None)
 
     async def listen(self, host: str, port: int) -> None:
         """Let other members hand over to this one. Raises OSError."""
@@ -65,9 +63,9 @@ class Member:
             self._began(model, model.engine.info)
 
     def _began(self, model: Model, info: ModelInfo) -> None:
+        """Where pages cannot be read by others, they are computed again."""
         try:
-            if info.arena is not None:
-                self.peer.add(model.name, info.arena)
+            self.peer.add(model.name, info.arena or Arena(0, -1, info.kv_blocks, [], "none"))
         except BadArena as error:
             log.error("Nothing can be handed over: %s", error)
 
@@ -81,13 +79,20 @@ class Member:
                 raise OSError(errno.ENOLINK, str(error)) from None
 
     async def begin(self, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
-        """Do what a coordinator orders. Raises ParleyError, ClientGone."""
+        """Do what a coordinator orders. Raises ParleyError, ClientGone, heads.Refused."""
         exchange.identify(order.identity or exchange.unique)
         exchange.created = int(time.time()) if order.created is None else order.created
         handover.strip(exchange.headers)
         body = await exchange.peek()
-        past = handover.split(exchange.before) if order.given else None
-        exchange.leg = leg = Prefill(self, exchange, order, body, past)
+        past, prompt = handover.split(exchange.before) if order.given else None, None
+        if order.recompute and not order.client:
+            opened = recompute.read(exchange.scope["path"], body)
+            body, past, prompt = opened.body, opened.past, opened.prompt
+            exchange.replace(body)
+            if opened.unique:
+                exchange.identify(opened.unique)
+                exchange.created = opened.created
+        exchange.leg = leg = Prefill(self, exchange, order, body, past, prompt)
         exchange.divert(leg.front)
         self.note(body)
         del body

@@ -49,7 +49,7 @@ class Giver:
         self._pump: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
         self._over = False
-        self._take_over(link)
+        self._use(link)
 
     @property
     def transport(self) -> str:
@@ -71,7 +71,10 @@ class Giver:
             except Lost:
                 if self._again is None:
                     raise
-                self._take_over(await self._again())
+                link = await self._again()
+                if self._again is None:  # closed meanwhile
+                    link.fail("The hand-over was closed on this side.")
+                self._use(link)
                 answer = await self._ask(Begin(body, parts))
             if isinstance(answer, Refuse):
                 self._finish()
@@ -125,6 +128,7 @@ class Giver:
 
     def close(self) -> None:
         """End the hand-over, at any time; unless it was done, the taker loses it. Twice does no harm."""
+        self._again = None
         if not self._over:
             self._over = True
             self._wake.set()
@@ -138,13 +142,13 @@ class Giver:
                 self._link.holder = None
                 self._end(self._link)
 
-    def _take_over(self, link: Link) -> None:
-        self._link = link
+    def _use(self, link: Link) -> None:
+        self._link, self._over = link, False
         link.holder = self
 
     async def _ask(self, frame: Begin | Give | End) -> Any:
-        if self._link.reason:
-            raise Lost(self._link.reason)
+        if self._over or self._link.reason:
+            raise Lost(self._link.reason or "The hand-over is over.")
         if self._answer is not None:
             raise RuntimeError("one question at a time")
         self._answer = asyncio.get_running_loop().create_future()
@@ -159,11 +163,11 @@ class Giver:
         most = max(1, BATCH // max(1, self._memory.page_bytes))
         try:
             while True:
-                while not self._news:
+                while not (self._news or self._over):
                     self._wake.clear()
                     await self._wake.wait()
-                    if self._over:
-                        return
+                if self._over:
+                    return
                 part, pages = self._news.popleft()
                 if part < 0:
                     return

@@ -18,7 +18,7 @@ import msgspec
 from parley import wire
 from parley.kv.frames import MAX_FRAME, Beat, Frame
 from parley.kv.gate import Line
-from parley.kv.transport import Lost, Transport
+from parley.kv.transport import Lost, Transport, Unreachable
 
 log = logging.getLogger("parley.kv")
 
@@ -93,13 +93,19 @@ class Link:
             self._writer.write(wire.frame(frame))
 
     async def work(self, action: Callable[..., T], *arguments: Any) -> T:
-        """Do something that blocks in the link's thread. It is waited for whatever happens. Raises what it raises."""
+        """Do something that blocks in the link's thread. Raises Lost, OSError and Unreachable, as it does.
+
+        A caller that is cancelled does not wait for it, ``settle`` does.
+        """
         if self.reason:
             raise Lost(self.reason)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "parley-kv")
-        done = asyncio.get_running_loop().run_in_executor(self._thread, action, *arguments)
-        return await asyncio.shield(done)
+        done = asyncio.get_running_loop().run_in_executor(self._thread, _attempt, action, arguments)
+        result, error = await asyncio.shield(done)
+        if error is not None:
+            raise error
+        return result
 
     def dismiss(self, frame: Frame) -> None:
         """End it with a last frame, which is still sent."""
@@ -164,3 +170,12 @@ class Link:
                 self.fail(f"{self.name} has been silent for {self.lease:g} s.")
             elif self._sent - self._echoed > 2 * BEATS:
                 self.fail(f"{self.name} does not read what it is sent.")
+
+
+def _attempt(action: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    """The result, or what was raised, without its frames: they have views of pages, which would keep the memory."""
+    try:
+        return action(*arguments), None
+    except (Lost, OSError, Unreachable) as error:
+        error.__context__ = None
+        return None, error.with_traceback(None)

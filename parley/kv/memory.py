@@ -11,6 +11,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from parley.types import Arena, Region
 
@@ -45,11 +46,12 @@ class Memory:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """After the last view of it is gone."""
+        """Let go of it; a view that somebody still has keeps the mapping until it is gone."""
         self.view.release()
         if self._map is not None:
-            self._map.close()
             os.close(self.fd)
+            with suppress(BufferError):
+                self._map.close()
             self._map = None
 
     def holds(self, pages: Sequence[int]) -> bool:

@@ -187,7 +187,8 @@ class Cycle:
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The head. Raises RuntimeError when a header would begin a line of its own."""
         names = dict(headers)
-        self._chunked = b"content-length" not in names and status not in (204, 304)
+        sized = b"content-length" in names or status in (204, 304)
+        self._chunked = not sized and self.scope["http_version"] != "1.0"  # whose answers end with the connection
         if self._chunked and not self._silent:
             headers.append((b"transfer-encoding", b"chunked"))
         if names.get(b"connection") == b"close":

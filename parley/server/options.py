@@ -93,6 +93,7 @@ class ServerOptions:
     peer_port: int | None = None  # where other instances hand requests over; 0: any free port; None: nowhere
     p_percentage: int = 50  # how much of a flex instance is for prefill
     cluster_secret: str = ""  # that all instances and coordinators of the cluster know
+    peer_tls: Tls | None = None  # of what instances hand over, with certificates on both sides
 
     access_log: bool = True
     log_format: Literal["text", "json"] = "text"

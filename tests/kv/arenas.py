@@ -4,6 +4,7 @@ import mmap
 import os
 import random
 from dataclasses import dataclass, field
+from typing import Self
 
 from parley.types import Arena, Region
 
@@ -28,7 +29,8 @@ class Pages:
         os.ftruncate(self.fd, max(offset, 1))
         self.bytes = mmap.mmap(self.fd, max(offset, 1))
         if self.seed:
-            self.bytes[:] = random.Random(self.seed).randbytes(len(self.bytes))
+            block = random.Random(self.seed).randbytes(65537)  # of no page's size: all pages differ
+            self.bytes[:] = (block * (len(self.bytes) // len(block) + 1))[: len(self.bytes)]
 
     @property
     def arena(self) -> Arena:
@@ -37,6 +39,9 @@ class Pages:
     def page(self, number: int) -> bytes:
         return b"".join(self.bytes[(at := r.offset + number * r.stride) : at + r.size] for r in self.regions)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self.bytes.close()
         os.close(self.fd)

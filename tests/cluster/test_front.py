@@ -1,0 +1,198 @@
+"""The inference port: what is refused and how, who answers what, and HTTP itself. Instances are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+
+import pytest
+from asking import told
+from scripted import Asked, Script, Scripted
+
+from parley.cluster import words
+from parley.cluster.places import Places
+from parley.server.surfaces import table, universal
+
+CHAT = Script([b"data: 0\n\n", b"data: 1\n\n"])
+BODY = b'{"model":"m","messages":[]}'
+TEXT = "text/plain; charset=utf-8"
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_nobody_is_there(cluster, strict):
+    running = await cluster(strict=strict)
+    answer = await running.post("/mindie/generate", BODY)
+    assert (answer.status, answer.headers["content-type"]) == (503, TEXT)
+    assert answer.body == b"MindIE-MS Coordinator is not ready\r\n"
+    answer = await running.post("/v1/chat/completions", BODY)
+    if strict:
+        assert (answer.status, answer.body) == (503, b"MindIE-MS Coordinator is not ready\r\n")
+    else:
+        said = json.loads(answer.body)["error"]
+        assert (answer.status, said["message"]) == (503, words.NOT_READY) and "retry-after" in answer.headers
+    assert (await running.get("/health/live")).status == 200
+    ready = await running.get("/health/ready")
+    assert ready.status == 503 and json.loads(ready.body)["status"] == "waiting"
+    assert (await running.get("/health")).status == 503
+    assert (await running.get("/v1/models")).status == 503
+
+
+async def test_too_many(cluster):
+    p = Scripted("prefill")
+    running = await cluster(p, Scripted("decode"), max_requests=1)
+    waiting = asyncio.Event()
+
+    async def wait(asked: Asked) -> None:
+        waiting.set()
+        await asyncio.sleep(5)
+
+    p.before = wait
+    first = asyncio.create_task(running.post("/v1/completions", BODY))
+    await waiting.wait()
+    answer = await running.post("/mindie/generate", BODY)
+    assert (answer.status, answer.body) == (429, b"Too many requests\r\n")
+    answer = await running.post("/v1/completions", BODY)
+    assert answer.status == 429 and answer.headers["retry-after"] == "1"
+    first.cancel()
+
+
+@pytest.mark.parametrize(
+    "path,body",
+    [
+        ("/v1/chat/completions",
+         b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}'),
+        ("/generate_stream", b'{"error":"Memory limit exceeded","error_type":"overloaded"}'),
+        ("/v2/models/m/generate", b'{"error":"Memory limit exceeded","code":429}'),
+    ],
+)  # fmt: skip
+async def test_no_memory(cluster, path, body):
+    running = await cluster(Scripted(), memory_limit=1 << 20, body_limit=4 << 20, strict=True)
+    answer = await running.post(path, b" " * (2 << 20))
+    assert (answer.status, answer.body) == (429, body)
+
+
+async def test_paths_that_there_are_not(cluster):
+    running = await cluster(Scripted())
+    answer = await running.get("/mindie/nowhere")
+    assert (answer.status, answer.body) == (400, b"Invalid request\r\n")
+    assert answer.headers["connection"] == "close"
+    answer = await running.get("/v1/nowhere")
+    assert answer.status == 404 and "error" in json.loads(answer.body)
+    answer = await running.get("/v1/chat/completions")
+    assert answer.status == 405 and answer.headers["allow"] == "POST"
+
+
+async def test_bodies_that_are_not_taken(cluster):
+    running = await cluster(Scripted(script=CHAT), body_limit=1024)
+    answer = await running.post("/v1/completions", gzip.compress(BODY), "content-encoding: gzip")
+    assert answer.status == 415 and "error" in json.loads(answer.body)
+    answer = await running.post("/v1/completions", b" " * 1025)
+    assert answer.status == 413
+    assert (await running.post("/v1/completions", BODY, "content-encoding: identity")).status == 200
+
+
+async def test_pages_of_other_origins(cluster):
+    running = await cluster(Scripted(script=CHAT))
+    assert (await running.post("/v1/completions", BODY, "origin: http://evil.example")).status == 403
+    running = await cluster(Scripted(script=CHAT), cors_origin=("http://good.example",))
+    answer = await running.post("/v1/completions", BODY, "origin: http://good.example")
+    assert answer.status == 200 and answer.headers["access-control-allow-origin"] == "http://good.example"
+
+
+# -- HTTP
+
+
+async def test_connections_are_kept_and_requests_may_come_together(cluster):
+    running = await cluster(Scripted(script=CHAT))
+    one = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    reader, writer = await running.send(one * 5)
+    for _ in range(5):
+        assert (await told(reader)).body == b"".join(CHAT.parts)
+    writer.write(one)
+    assert (await told(reader)).status == 200
+    writer.close()
+
+
+async def test_an_old_client_gets_no_chunks(cluster):
+    running = await cluster(Scripted(script=CHAT))
+    reader, writer = await running.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"chunked" not in head and body == b"".join(CHAT.parts)
+    writer.close()
+
+
+async def test_a_client_that_waits_to_be_asked_for_its_body(cluster):
+    running = await cluster(Scripted(script=CHAT))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+    reader, writer = await running.send(head)
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"{}")
+    assert (await told(reader)).body == b"".join(CHAT.parts)
+    writer.close()
+
+
+async def test_a_body_in_chunks(cluster):
+    mixed = Scripted(script=CHAT)
+    running = await cluster(mixed)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    reader, writer = await running.send(head + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
+    assert (await told(reader)).status == 200
+    assert mixed.asked[0].body == b"{}" and mixed.asked[0].headers["content-length"] == "2"
+    writer.close()
+
+
+# -- who answers
+
+
+async def test_what_the_coordinator_says_of_itself(cluster):
+    running = await cluster(Scripted())
+    assert (await running.get("/health/ready")).body == b'{"status":"ready"}'
+    assert (await running.get("/health")).status == 200
+    assert b"parley:cluster_ready 1" in (await running.get("/metrics")).body
+    assert "version" in json.loads((await running.get("/version")).body)
+
+
+async def test_what_is_asked_goes_to_one_and_what_changes_goes_to_all(cluster):
+    one, two = Scripted(label="one"), Scripted(label="two")
+    running = await cluster(one, two)
+    answer = await running.get("/v1/models")
+    assert json.loads(answer.body) == {"instance": "one", "method": "GET", "path": "/v1/models"}
+    assert (await running.get("/v1/models", "HEAD")).status == 200
+    answer = await running.post("/v1/load_lora_adapter", b'{"lora_name":"a","lora_path":"b"}')
+    assert json.loads(answer.body)["path"] == "/v1/load_lora_adapter"
+    assert [[asked.target for asked in each.asked][-1] for each in (one, two)] == ["/v1/load_lora_adapter"] * 2
+
+    async def refuse(asked: Asked) -> bytes:
+        return b"HTTP/1.1 409 X\r\ncontent-length: 2\r\n\r\nno"
+
+    two.before = refuse
+    answer = await running.post("/v1/load_lora_adapter", b"{}")
+    assert (answer.status, answer.body) == (409, b"no")
+
+
+async def test_a_large_answer_goes_at_the_clients_pace(cluster):
+    mixed = Scripted()
+    running = await cluster(mixed)
+    size = 8 << 20
+
+    async def much(asked: Asked) -> bytes:
+        return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (size, b"x" * size)
+
+    mixed.before = much
+    answer = await running.get("/v1/models")
+    assert (answer.status, len(answer.body), answer.headers["content-length"]) == (200, size, str(size))
+
+
+def test_every_route_of_a_server_is_found():
+    places = Places(universal())
+    for (method, path), answering in table(universal()).items():
+        written = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
+        if "{" in written:
+            continue
+        place, parts = places.find(method, written)
+        assert place.route in [route for route, _ in answering] or "{" in path
+        assert all(value for value in parts.values())

@@ -1,0 +1,55 @@
+"""Two peers in one process, and what is left when they are gone."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from arenas import Pages
+
+from parley.kv.giver import Giver
+from parley.kv.peer import Peer
+from parley.kv.taker import Taker
+
+WAYS = ("shared", "tcp")
+
+
+def left() -> tuple[int, set[str], int]:
+    """Tasks, threads of links and open files."""
+    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("parley-kv")}
+    return len(asyncio.all_tasks()), threads, len(os.listdir("/proc/self/fd"))
+
+
+@asynccontextmanager
+async def pair(
+    way: str, source: Pages, target: Pages, **options: Any
+) -> AsyncIterator[tuple[Peer, Peer, asyncio.Queue[Taker]]]:
+    """A giver's peer, a taker's and what is offered to it. Nothing of them may be left behind."""
+    before = left()
+    takers: asyncio.Queue[Taker] = asyncio.Queue()
+
+    async def accept(taker: Taker) -> None:
+        takers.put_nowait(taker)
+        await asyncio.Event().wait()
+
+    p, d = (Peer(secret=b"secret", shared=way == "shared", **options) for _ in range(2))
+    try:
+        p.add("demo", source.arena)
+        d.add("demo", target.arena)
+        await d.listen("127.0.0.1", 0, accept)
+        yield p, d, takers
+    finally:
+        await p.close()
+        await d.close()
+    await asyncio.sleep(0)
+    after = left()
+    assert after == before
+
+
+async def begun(p: Peer, d: Peer, takers: asyncio.Queue[Taker], parts: int = 1) -> tuple[Giver, Taker, Any]:
+    """A hand-over that was asked for, and the giver's question."""
+    giver = await p.connect(f"127.0.0.1:{d.port}", "demo")
+    question = asyncio.create_task(giver.begin(b"body", parts))
+    return giver, await takers.get(), question
