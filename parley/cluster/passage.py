@@ -24,6 +24,7 @@ from parley.cluster.policy import Wanted
 from parley.cluster.table import Instance
 from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable
 from parley.errors import ParleyError
+from parley.instance import handover
 from parley.instance.frames import Frame
 from parley.server.chance import draw
 
@@ -237,7 +238,7 @@ class Passage:
     async def _ask(self, chosen: Chosen) -> First:
         """P's answer. Raises Failed."""
         p, d = chosen.p, chosen.d
-        given = answers.joined(self._records) if self._sent and self._records else b""
+        given = handover.join(self._records) if self._sent and self._records else b""
         headers = [
             *self._headers,
             (b"req-id", self._id.encode()),
