@@ -15,7 +15,7 @@ from starlette.types import Message
 from parley.dialects.dialect import Answer
 from parley.engine.protocol import Stream
 from parley.errors import EngineError, Overloaded, ParleyError
-from parley.instance import handover
+from parley.instance import handover, recompute
 from parley.instance.outlet import Outlet
 from parley.kv.taker import Taker
 from parley.kv.transport import Lost
@@ -41,7 +41,8 @@ class Decode(Leg):
         self._member = member
         self._taker = taker
         self._begin = begin
-        self._recent: list[Batch] = []  # not recorded yet
+        self._recent: list[Batch] = []  # not recorded yet, which in the plain manner none is
+        self._first: Work
         self._keys: dict[int, str] = {}  # of what is reserved, by the number of the work that it is for
         self._starting: set[int] = set()  # works that have not attached to it
         self._landed = 0.0  # when a page has, by the event loop's clock
@@ -51,6 +52,8 @@ class Decode(Leg):
 
     async def prepare(self, request: Request, works: list[Work]) -> None:
         past, attempt = self._begin.past or [], draw().hex()[:8]
+        recompute.restore(works, self._begin.prompt, self.generation.model.info.max_model_len)
+        self._first = works[0]
         wants = await self._reserve(works, past, attempt)
         self._taker.landed = self._land
         try:
@@ -76,10 +79,21 @@ class Decode(Leg):
             self._starting.discard(number)
             if not self._starting:
                 self._return()
-        if self.outlet.exact:
-            for output in outputs:
-                output.id = ""
+        for output in outputs:
+            output.id = ""
+        if not self.outlet.exact and any(output.finish == "error" for output in outputs):
+            self._retry()
+        else:
             self._recent.append([(number, output) for output in outputs])
+
+    def _retry(self) -> None:
+        """A plain coordinator has no records: give it what the request can go on with, if the engine is lost."""
+        if self.generation.model.engine.state == "ready" or self.outlet.channel is None or self.outlet.silent:
+            return
+        begin, past = self._begin, [*(self.past or []), *self._recent]
+        origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
+        self.outlet.channel.retry(recompute.write(begin.path, origin, self._first.token_ids, self._first.seed))
+        self.outlet.silent = True
 
     def drop(self) -> None:
         self.outlet.depart()

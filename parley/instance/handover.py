@@ -30,7 +30,8 @@ class Begin(msgspec.Struct, kw_only=True):
 
     ``id``, ``client``: of the order, as in ``heads``. ``unique``, ``created``: what its answer shows of it. ``spent``:
     seconds since it came. ``body``: without a coding. ``tenant``: on whose behalf it is.
-    ``past``: outputs of attempts before this one. ``digest``: of the adapter's content, if it has one.
+    ``past``: outputs of attempts before this one. ``prompt``: the ids of its tokens, where the body does not say them.
+    ``digest``: of the adapter's content, if it has one.
     """
 
     version: int
@@ -46,6 +47,7 @@ class Begin(msgspec.Struct, kw_only=True):
     body: bytes
     tenant: str
     past: list[Batch] | None
+    prompt: list[int] | None
     digest: str
 
 

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from parley.dialects.dialect import Route
-from parley.instance import handover
+from parley.instance import handover, recompute
 from parley.instance.decode import accept
 from parley.instance.heads import Order
 from parley.instance.node import Node
@@ -81,13 +81,20 @@ class Member:
                 raise OSError(errno.ENOLINK, str(error)) from None
 
     async def begin(self, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
-        """Do what a coordinator orders. Raises ParleyError, ClientGone."""
+        """Do what a coordinator orders. Raises ParleyError, ClientGone, heads.Refused."""
         exchange.identify(order.identity or exchange.unique)
         exchange.created = int(time.time()) if order.created is None else order.created
         handover.strip(exchange.headers)
         body = await exchange.peek()
-        past = handover.split(exchange.before) if order.given else None
-        exchange.leg = leg = Prefill(self, exchange, order, body, past)
+        past, prompt = handover.split(exchange.before) if order.given else None, None
+        if order.recompute and not order.client:
+            opened = recompute.read(exchange.scope["path"], body)
+            body, past, prompt = opened.body, opened.past, opened.prompt
+            exchange.replace(body)
+            if opened.unique:
+                exchange.identify(opened.unique)
+                exchange.created = opened.created
+        exchange.leg = leg = Prefill(self, exchange, order, body, past, prompt)
         exchange.divert(leg.front)
         self.note(body)
         del body

@@ -16,7 +16,7 @@ import msgspec
 from parley.dialects.dialect import Answer
 from parley.engine.protocol import Stream
 from parley.errors import ParleyError
-from parley.instance import handover
+from parley.instance import handover, recompute
 from parley.instance.heads import Order
 from parley.instance.outlet import Front
 from parley.kv.giver import Giver, Refused
@@ -38,9 +38,18 @@ class Declined(ParleyError):
 class Prefill(Leg):
     """``order``: says who goes on."""
 
-    def __init__(self, member: Member, exchange: Exchange, order: Order, body: bytes, past: list[Batch] | None):
+    def __init__(
+        self,
+        member: Member,
+        exchange: Exchange,
+        order: Order,
+        body: bytes,
+        past: list[Batch] | None,
+        prompt: list[int] | None,
+    ):
         self.label = order.id
         self.past = past
+        self._prompt = prompt  # where the body does not say it
         self._member = member
         self._exchange = exchange
         self._order = order
@@ -64,6 +73,7 @@ class Prefill(Leg):
         self.front.stream = request.stream
         if self._order.here:
             self.front.channel = self._member.node.results.channel(self._order.client, self._order.id)
+        recompute.restore(works, self._prompt, self.generation.model.info.max_model_len)
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
             handover.resume(work, tokens[number], attempt)
@@ -168,6 +178,7 @@ class Prefill(Leg):
             body=self._body,
             tenant=exchange.tenant,
             past=list(self.past) if self.past is not None else None,
+            prompt=self._prompt,
             digest=digest,
         )
         self._body = b""

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
-from parley.instance.heads import preface
+from parley.instance.heads import Refused, preface
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
@@ -66,6 +66,8 @@ class Fork:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
+        if self.route.kind == "generate" and exchange.leg is None:
+            self.service.node.order(exchange)  # what is wrong with it is said before what is with the body
         body = await exchange.peek()
         names = await off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
@@ -124,6 +126,9 @@ class App:
             await answering(scope, exchange.receive, exchange.raw_send)
         except ClientGone:
             exchange.abort()
+        except Refused as refused:
+            answer = refused.answer
+            await exchange.answer(answer.body, answer.status, answer.type)
         except ParleyError as error:
             await self._refuse(exchange, error)
         except HTTPException as error:

@@ -110,9 +110,13 @@ class Exchange:
             self._held = await self._read()
         return self._held
 
+    def replace(self, body: bytes) -> None:
+        """Have this for the body, which has been looked at, from now on."""
+        self._held = body
+
     async def _read(self) -> bytes:
         limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
-        limit += self.preface
+        limit += min(limit, self.preface)  # who says how long that is may be anybody
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")

@@ -154,6 +154,12 @@ async def test_requests_need_the_headers_of_a_coordinator(serve) -> None:
         assert answer.status == 400 and answer.json == {
             "error": "DMI request must have req-type, req-id, d-target headers", "error_type": "Bad Request"
         }  # fmt: skip
+    wrong = {"req-id": "x"} | {name: DMI[name] for name in ("req-type", "d-target")}
+    answer = await served.call("POST", "/generate", b"x" * 100, wrong | {"content-encoding": "zip"})
+    assert answer.json["error"].startswith("Invalid req-id")  # although the body cannot be read either
+    ours = DMI | {"parley-results": "c", "d-target": "self", "parley-given": "9" * 15}
+    answer = await served.call("POST", "/generate", None, ours | {"content-length": "99999999999"})
+    assert answer.status in (400, 413)
     for path in ("/v1/models", "/health", "/metrics", "/v1/status"):
         assert (await served.get(path)).status == 200
     assert (await served.post("/tokenize", {"prompt": "a"})).status == 200
