@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "answer requests for a model over HTTP",
     "coordinator": "let several servers answer as one, prefill and decode apart",
     "chat": "talk to a model in the terminal",
+    "cluster": "run a coordinator and instances over the machines of a Ray cluster",
     "bench": "measure a server's latency and throughput",
     "doctor": "check this machine, the installation and a model",
     "routes": "list the routes and the API each belongs to",

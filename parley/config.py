@@ -376,6 +376,22 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "cluster-cert",
+        text("FILE"),
+        "Certificate (PEM) that an instance shows to others; what they hand over is then encrypted.",
+        section="cluster",
+        unset="nothing is encrypted",
+        variable=True,
+    ),
+    Option("cluster-key", text("FILE"), "Its key, without a password.", section="cluster", variable=True),
+    Option(
+        "cluster-ca",
+        text("FILE"),
+        "Authority of the certificates that others must show.",
+        section="cluster",
+        variable=True,
+    ),
+    Option(
         "mindie-config",
         text("FILE"),
         "MindIE's config.json: its three planes are listened on as it says, with its models, limits and certificates. "

@@ -57,6 +57,22 @@ def test_a_prediction_changes_nothing_but_what_usage_says_of_it(llm):
             llm.chat(TALK, prediction=wrong)
 
 
+def test_scores_of_tokens_that_are_named(llm):
+    wish = {"max_tokens": 6, "temperature": 0.9, "seed": 4, "ignore_eos": True}
+    every = llm.generate("the quick brown", logprobs=-1, **wish).completions[0]
+    named = llm.generate("the quick brown", logprobs=2, logprob_token_ids=[300, 5, every.tokens[1].id], **wish)
+    assert named.completions[0].text == every.text
+    for token, whole in zip(named.completions[0].tokens, every.tokens, strict=True):
+        ids = list(dict.fromkeys([token.id, 300, 5, every.tokens[1].id]))
+        known = {each.id: each.logprob for each in whole.top} | {token.id: whole.logprob}
+        assert [(each.id, each.logprob) for each in token.top] == [(id, known[id]) for id in ids]
+        assert (token.id, token.logprob, token.rank) == (whole.id, whole.logprob, whole.rank)
+    with pytest.raises(ParleyError, match="vocabulary"):
+        llm.generate("a", logprobs=1, logprob_token_ids=[10**6])
+    with pytest.raises(ParleyError, match=r"logprob_token_ids.*use_beam_search"):
+        llm.generate("a", logprobs=1, logprob_token_ids=[5], use_beam_search=True, n=2)
+
+
 def test_vectors_come_in_order_and_are_as_each_alone(llm):
     texts = ["the quick brown fox", "jumps", "the quick brown fox"]
     first, second, third = llm.embed(texts)

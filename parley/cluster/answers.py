@@ -6,7 +6,6 @@ Pure: bytes in, values out.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Sequence
 
 import msgspec
 
@@ -51,8 +50,6 @@ class First(msgspec.Struct, gc=False):
 
 _ANSWER = msgspec.json.Decoder(_Answer)
 _REFUSED = msgspec.json.Decoder(_Refused)
-_RECORDS = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_PACK = msgspec.msgpack.Encoder()
 
 
 def first(body: bytes) -> First:
@@ -98,11 +95,6 @@ def head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
         return said.status, [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in said.headers]
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise BadAnswer("It is not of the form that was expected.") from error
-
-
-def joined(records: Sequence[bytes]) -> bytes:
-    """Lists of records as one list, in msgpack."""
-    return _PACK.encode([each for record in records for each in _RECORDS.decode(record)])
 
 
 def opening(payload: bytes) -> bool:

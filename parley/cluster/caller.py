@@ -31,12 +31,9 @@ class Caller(Exchange):
         dropped = HOP | ORDERS
         if named := self.headers.get(b"connection"):
             dropped = dropped | {name.strip().lower() for name in named.split(b",")}
-        kept = [
+        return [
             header for header in self.scope["headers"] if header[0] not in dropped and not header[0].startswith(OWN)
         ]
-        if b"x-request-id" not in self.headers:
-            kept.append((b"x-request-id", self.id.encode()))
-        return kept
 
     async def take(self) -> bytes:
         """The whole body as it came. Raises UnknownCoding, TooLarge, TimedOut, ClientGone."""

@@ -15,7 +15,7 @@ from parley.cluster.config import Options
 from parley.cluster.load import Charge
 from parley.cluster.pace import ewma
 from parley.cluster.policy import CacheAffinity, LoadBalance, Pair, Policy, Sight, Turn, Wanted
-from parley.cluster.predicted import Predicted
+from parley.cluster.predicted import Predicted, crowded
 from parley.cluster.table import Instance, News, Table
 from parley.cluster.tally import Tally
 
@@ -99,13 +99,17 @@ class Chosen:
         if self.ok is not None:
             return
         self.ok = ok
+        beside = self.d.decode.tasks
         self._choice.open -= 1
         for charge in self._charges:
             charge.release()
         each = None
         if self.tokens > 2 and self._last > self._second:
             each = (self._last - self._second) / (self.tokens - 2)
-            self.d.decode.cadence = ewma(self.d.decode.cadence, each)
+            side = self.d.decode
+            side.cadence = ewma(side.cadence, each)
+            side.rhythm.observe(beside, each)
+            side.stay = ewma(side.stay, self._last - self._began)
         first = self._first - self._began if self._first else None
         self._choice.tally.end(ok, first, each, self.length, self.tokens)
         self._choice.wake()
@@ -206,13 +210,25 @@ class Choice:
             if self.possible() and not usable:
                 raise self._refused(500, NOBODY)
             return None
+        if wanted.attempt == 0:
+            self._admit(wanted, pair)
+        return Chosen(self, pair, wanted)
+
+    def _admit(self, wanted: Wanted, pair: Pair) -> None:
+        """Refuse what would be late because of others: its first token, or those behind it. Raises Refused.
+
+        Who has got a part of its answer is never refused.
+        """
         deadlines = [each for each in (wanted.deadline, self.options.slo_ttft) if each is not None]
         if deadlines and pair.first is not None:
             least = min(deadlines)
             own = pair.first - pair.wait
             if pair.wait > (least - own if own <= least else least):
                 raise self._refused(429, TOO_MANY, pair.first - least)
-        return Chosen(self, pair, wanted)
+        if self.options.slo_tpot is not None:
+            slow, after = crowded(pair, self.options.slo_tpot)
+            if slow:
+                raise self._refused(429, TOO_MANY, after)
 
     def _able(self, wanted: Wanted, avoid: bool = True) -> list[Instance]:
         """Usable instances that have the model. Where nobody has it, any of them may say so to the client."""

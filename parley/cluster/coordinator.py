@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvloop
 from starlette.types import ASGIApp
@@ -35,6 +35,9 @@ from parley.server.options import ServerOptions
 from parley.server.options import Tls as Files
 from parley.server.port import Server, http, keep_standard_streams, listen, settle
 from parley.server.surfaces import universal
+
+if TYPE_CHECKING:
+    from parley.cluster import rpc
 
 log = logging.getLogger("parley.cluster")
 
@@ -67,7 +70,8 @@ class Coordinator:
         management = Management(self.table, self.choice, hosts.get("management", host))
         self.metrics = Metrics(self.table, self.choice, self.links.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, management, hosts.get("status", host))
-        served = replace(port_options(options, host), access_log=access_log)
+        most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
+        served = replace(port_options(options, host), access_log=access_log, connections=most)
         self.front = Front(
             self.choice,
             self.links,
@@ -84,23 +88,28 @@ class Coordinator:
             "status": status.app,
         }
         self._ports = [Port(name, *place, apps[name]) for name, place in sockets.items()]
+        limits = {name: port_options(options, host) for name, host in hosts.items()} | {"predict": served}
         self._context = front_tls(options.tls)
-        self._servers = [
-            Server(http(port_options(options, port.host), port.app, self._context)) for port in self._ports
-        ]
+        self._servers = [Server(http(limits[port.name], port.app, self._context)) for port in self._ports]
         self._stop, self._force = asyncio.Event(), asyncio.Event()
         self._signals: list[int] = []
+        self._rpc: rpc.Port | None = None
 
     async def run(self, *, signals: bool = True) -> int:
         """Until a signal, or ``stop``: its exit code."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS if signals else ():
             loop.add_signal_handler(number, self._signalled, number)
+        try:
+            calls = await self._listen()
+        except OSError as error:
+            banner.say(f"parley: {error}")
+            return 1
         self.links.start()
         self.health.start()
         self.controller.start()
         serving = asyncio.create_task(self._serve())
-        banner.say("\n".join([f"parley {__version__} coordinator", *self._addresses()]))
+        banner.say("\n".join([f"parley {__version__} coordinator", *self._addresses(), *calls]))
         settle()
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -111,6 +120,8 @@ class Coordinator:
             for server in self._servers:
                 server.should_exit = server.force_exit = True
             await asyncio.gather(serving, stop, return_exceptions=True)
+            if self._rpc is not None:
+                await self._rpc.stop(LOOK)
             await self.controller.close()
             await self.health.close()
             await self.links.stop()
@@ -122,12 +133,23 @@ class Coordinator:
         """End, as after a signal; the second time at once."""
         (self._force if self._stop.is_set() else self._stop).set()
 
+    async def _listen(self) -> list[str]:
+        """Listen for gRPC as well, if that is wanted: what is said of it. Raises OSError."""
+        if self.options.grpc_port is None:
+            return []
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
+        from parley.cluster import rpc  # needs packages that nothing else needs
+
+        self._rpc = rpc.Port(self.table, self.options.body_limit)
+        return [f"  {'gRPC':<10} {await self._rpc.start(self.options.host, self.options.grpc_port)}"]
+
     async def _serve(self) -> None:
         pairs = zip(self._servers, self._ports, strict=True)
         await asyncio.gather(*(server.serve(sockets=[port.sock]) for server, port in pairs))
 
     async def _drain(self) -> None:
-        """Let open requests end."""
+        """Let open requests end, and take no more."""
+        self.front.stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN):
                 while self.front.open and not self._force.is_set():

@@ -86,7 +86,8 @@ class Feed:
             while not self.replaced:
                 try:
                     reason = await self._live()
-                    failures, since = 0, time.monotonic()
+                    if self._accepted:
+                        failures, since = 0, time.monotonic()
                 except Unreachable as error:
                     reason = str(error)
                     if error.refused:

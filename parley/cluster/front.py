@@ -18,6 +18,7 @@ from parley import __version__
 from parley.cluster import relay, words
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
+from parley.cluster.form import wrong
 from parley.cluster.links import Links
 from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
@@ -57,6 +58,7 @@ class Front:
         strict: bool = False,
     ):
         self.open = 0
+        self.stopping = False  # no more are taken
         self.held = 0  # bytes of bodies
         self._choice, self._links, self._page = choice, links, page
         self._options, self._memory, self._strict = options, memory, strict
@@ -145,7 +147,7 @@ class Front:
 
     async def _own(self, kind: Kind, place: Place, caller: Caller) -> bool:
         """Answer what is asked of the coordinator itself. False if it is not."""
-        write, ready = place.route.write, self._choice.possible()
+        write, ready = place.route.write, self._ready
         if kind in ("live", "ready") and write is not None:
             told: Answer = write(kind == "live" or ready)
             await caller.answer(told.body, told.status, told.type)
@@ -182,11 +184,15 @@ class Front:
     def _idlest(self, usable: list[Instance]) -> Instance:
         return min(usable, key=lambda each: (not each.extended, each.tasks, each.id))
 
+    @property
+    def _ready(self) -> bool:
+        return not self.stopping and self._choice.possible()
+
     # -- generating
 
     async def _generate(self, place: Place, caller: Caller, body: bytes | None) -> None:
         """Raises ParleyError as long as nothing was sent, ClientGone."""
-        if not self._choice.possible():
+        if not self._ready:
             raise words.refusal(503, words.NOT_READY)
         if self.open > self._choice.options.max_requests:
             raise words.refusal(429, words.TOO_MANY, 1.0)
@@ -195,6 +201,8 @@ class Front:
             raise words.refusal(429, words.MEMORY, 1.0)
         if body is None:
             body = await caller.take()
+        if self._strict and (text := wrong(place.route.path, body)):
+            raise words.refusal(400, text)
         self.held += len(body)
         try:
             wanted = await self._wanted(place, caller, body)

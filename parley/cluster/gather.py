@@ -1,7 +1,8 @@
 """Many instances' pages of metrics as one: the same series added up, whatever they are.
 
 Counters, histograms and gauges are sums. Shares are not: those of a cache are means weighted by its size, and hit rates
-are made anew from the numbers behind them. Knows Prometheus' text format, and of names only what makes such a share.
+are made anew from the numbers behind them. What only informs says 1. Knows Prometheus' text format, and of names only
+what makes such a share.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ def gather(pages: Sequence[tuple[str, float]]) -> str:
     parts = []
     for name, each in order.items():
         parts += [f"{line}\n" for line in heads.get(name, ())]
+        if name.endswith("_info"):
+            parts += [f"{series} 1\n" for series in each]
+            continue
         share = kinds.get(name, "gauge") in ("gauge", "untyped") and name.endswith(SHARES)
         for series, values in each.items():
             parts.append(f"{series} {_made(name, series, values, order, share):.17g}\n")

@@ -33,8 +33,10 @@ class Side:
         self.job = job  # prefill or decode
         self.slots = self.blocks = self.tokens = 0
         self.lengths: list[int] = []  # ascending
-        self.pace = Line()  # prefill: seconds to a first token over tokens ahead of it; decode: of a hand-over
+        self.pace = Line(flat=job == "decode")  # to a first token over tokens ahead of it; decode: of a hand-over
         self.cadence = 0.0  # decode: seconds of a token
+        self.rhythm = Line(flat=True)  # decode: the same over the requests that are here
+        self.stay = 0.0  # decode: seconds that a request is here
         self._asked = self._since = 0.0  # seconds of work that came since then
 
     @property

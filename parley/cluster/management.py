@@ -196,7 +196,7 @@ def listed(item: dict[str, Any]) -> Instance | None:
     static = item["static_info"]
     try:
         host, port = _address(item.get("ip")), _port(item.get("port"))
-        peer = _port(item.get("inter_comm_port", "1121"))
+        peer, metrics = _port(item.get("inter_comm_port", "1121")), _port(item.get("metric_port", item.get("port")))
     except ValueError:
         return None
     where = f"[{host}]" if host.version == 6 else str(host)
@@ -213,6 +213,7 @@ def listed(item: dict[str, Any]) -> Instance | None:
         f"http://{where}:{port}",
         role,
         group,
+        metrics=f"http://{where}:{metrics}",
         peer=f"{host};{peer}",
         found="list",
         slots=slots,

@@ -63,7 +63,7 @@ class Metrics:
 
     async def _scrape(self, instance: Instance) -> tuple[str, float] | None:
         try:
-            status, body = await self._ask(f"{instance.management}/metrics", timeout=2.0)
+            status, body = await self._ask(f"{instance.metrics}/metrics", timeout=2.0)
         except Unanswered:
             return None
         return (body.decode("utf-8", "replace"), float(instance.blocks)) if status == 200 else None

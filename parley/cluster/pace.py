@@ -7,11 +7,15 @@ SPREAD = 0.05  # sizes must differ by so much of their mean before a slope is re
 
 
 class Line:
-    """y = a + b·x with a, b ≥ 0, by least squares over observations of which older ones weigh less."""
+    """y = a + b·x with a, b ≥ 0, by least squares over observations of which older ones weigh less.
 
-    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "seen")
+    Where all sizes were alike, y is taken to be proportional to x, or the same for all if it is ``flat``.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_flat", "_n", "_x", "_xx", "_xy", "_y", "seen")
+
+    def __init__(self, *, flat: bool = False) -> None:
+        self._flat = flat
         self.seen = 0
         self._n = self._x = self._y = self._xx = self._xy = 0.0
 
@@ -24,7 +28,7 @@ class Line:
         self._xy = self._xy * KEEP + x * y
 
     def predict(self, x: float) -> float | None:
-        """None before anything was seen. Where all sizes were alike, y is taken to be proportional to x."""
+        """None before anything was seen."""
         if not self.seen:
             return None
         a, b = self.fit()
@@ -40,7 +44,7 @@ class Line:
             slope = max(0.0, (self._xy / self._n - x * y) / variance)
             if slope * x <= y:
                 return y - slope * x, slope
-        return (0.0, y / x) if x > 0 else (y, 0.0)
+        return (0.0, y / x) if x > 0 and not self._flat else (y, 0.0)
 
 
 def ewma(before: float, value: float, weight: float = 0.1) -> float:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from parley.cluster import answers, words
+from parley.cluster import answers, relay, words
 from parley.cluster.answers import BadAnswer, First
 from parley.cluster.caller import Caller, returned
 from parley.cluster.choice import Choice, Chosen, Refused
@@ -24,6 +24,7 @@ from parley.cluster.policy import Wanted
 from parley.cluster.table import Instance
 from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable
 from parley.errors import ParleyError
+from parley.instance import handover
 from parley.instance.frames import Frame
 from parley.server.chance import draw
 
@@ -154,7 +155,10 @@ class Passage:
                     self.caller.whole(*self._told)
                     return True
                 await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
-            await self._attempt(chosen)
+            if chosen.p is chosen.d and not chosen.p.extended:
+                await self._whole(chosen.p)
+            else:
+                await self._attempt(chosen)
             chosen.end()
             return True
         except Recompute as wish:
@@ -194,6 +198,12 @@ class Passage:
         except Refused as refused:
             raise words.refusal(refused.status, refused.text, refused.retry_after) from None
 
+    async def _whole(self, instance: Instance) -> None:
+        """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
+        if self._sent:
+            raise Failed(500, words.D_FAILED, instance, final=True)
+        await relay.one(self._links, self.caller, instance, b"".join(self._body))
+
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
         feed = self._links.feed(chosen.d)
@@ -228,7 +238,7 @@ class Passage:
     async def _ask(self, chosen: Chosen) -> First:
         """P's answer. Raises Failed."""
         p, d = chosen.p, chosen.d
-        given = answers.joined(self._records) if self._sent and self._records else b""
+        given = handover.join(self._records) if self._sent and self._records else b""
         headers = [
             *self._headers,
             (b"req-id", self._id.encode()),

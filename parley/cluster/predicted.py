@@ -8,12 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parley.cluster.config import Options
 from parley.cluster.load import prefill_load
 from parley.cluster.policy import Base, Pair, Sight, Wanted, followers
 from parley.cluster.table import Instance
 
+TRIAL = 32  # of so many short prompts one is handed over all the same, or what that takes would not be known any more
+
 
 class Predicted(Base):
+    def __init__(self, options: Options):
+        super().__init__(options)
+        self._short = 0  # prompts that were
+
     def pick(self, wanted: Wanted, usable: Sequence[Instance], now: float) -> Pair | None:
         sight = Sight(wanted, usable, now)
         mode = self.options.separate
@@ -28,7 +35,9 @@ class Predicted(Base):
             return self._alone(sight, whole) if wanted.attempt > 0 or self.options.fallback else None
         if mode == "always":
             return pair
-        return self._alone(sight, [d for d in ds if d.extended and _short(sight, d, pair)]) or pair
+        short = [d for d in ds if d.extended and _short(sight, d, pair)]
+        self._short += bool(short)
+        return pair if self._short % TRIAL == 0 else self._alone(sight, short) or pair
 
     def _pair(self, sight: Sight, ds: Sequence[Instance]) -> Pair | None:
         """Where the first token comes soonest, and who has the most room behind it."""
@@ -84,6 +93,19 @@ def foresee(sight: Sight, instance: Instance) -> tuple[float | None, float]:
         return None, 0.0
     a, b = line.fit()
     return a + b * (own + side.tokens), b * side.tokens
+
+
+def crowded(pair: Pair, slo: float) -> tuple[bool, float]:
+    """Would D's tokens take longer than ``slo`` seconds each with this request, by the requests that will be there when
+    its prefill ends? And in how many seconds one of them has probably ended.
+
+    Of those that are there now a part has left by then, as long as requests stay on average.
+    """
+    side = pair.d.decode
+    left = min(1.0, (pair.first or 0.0) / side.stay) if side.stay else 0.0
+    there = side.tasks * (1.0 - left)
+    each = side.rhythm.predict(there + 1)
+    return each is not None and there >= 1 and each > slo, side.stay / max(1, side.tasks)
 
 
 def fullness(sight: Sight, instance: Instance) -> float:

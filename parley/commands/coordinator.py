@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 from parley.kinds import choice, integer, switch, text
-from parley.options import Config, Option
+from parley.options import Config, ConfigError, Option
 
 USAGE = """\
 usage: parley coordinator --config FILE [options]
@@ -31,4 +32,6 @@ def run(config: Config) -> int:
         options = replace(options, host=config["host"])
     if config["port"] is not None:
         options = replace(options, predict_port=config["port"])
+    if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
+        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
     return coordinator.run(options, config["log-format"], access_log=not config["quiet"])

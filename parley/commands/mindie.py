@@ -38,6 +38,7 @@ class Plan:
     listen: list[Listen]
     options: dict[str, Any]
     rules: dict[str, Any]
+    peer_tls: Tls | None
     figures: bool
     weights: str | None
     max_prompt: int
@@ -70,6 +71,7 @@ class Plan:
             listen=(*self.listen, *options.listen),
             apis={made.name: made for made in (plane(rules) for plane in PLANES)},
             notes=(note,) if self.idle else (),
+            peer_tls=self.peer_tls or options.peer_tls,
             max_prompt=self.max_prompt,
             max_output=self.max_output,
             timeout=self.timeout,
@@ -156,6 +158,7 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
         listen=_listen(server, root, environment),
         options=options,
         rules=rules,
+        peer_tls=_between(server, root) if apart else None,
         figures=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
         weights=weights,
         max_prompt=prompt,
@@ -270,3 +273,20 @@ def _files(server: Section, root: Path, plane: str) -> Tls:
         ),
         revoked=tuple(each for each in crl if revoked is not None or each.is_file()),
     )
+
+
+def _between(server: Section, root: Path) -> Tls | None:
+    """Those of what instances hand over to each other."""
+    where = "security/grpc/"
+    authorities = root / server.get("interCommTlsCaPath", text, f"{where}ca/")
+    lists = root / server.get("interCommTlsCrlPath", text, f"{where}certs/")
+    revoked = server.get("interCommTlsCrlFiles", files, None)
+    password = server.get("interCommPkPwd", text, None)
+    made = Tls(
+        certificate=root / server.get("interCommTlsCert", text, f"{where}certs/server.pem"),
+        key=root / server.get("interCommPk", text, f"{where}keys/server.key.pem"),
+        password=root / password if password else None,
+        clients=tuple(authorities / each for each in server.get("interCommTlsCaFiles", files, ["ca.pem"])),
+        revoked=tuple(lists / each for each in revoked or ()),
+    )
+    return made if server.get("interCommTLSEnabled", flag, True) else None

@@ -14,7 +14,7 @@ from parley.kinds import Named
 from parley.options import Config, ConfigError, nearest, show
 
 if TYPE_CHECKING:
-    from parley.server.options import Listen, Offer, ServerOptions
+    from parley.server.options import Listen, Offer, ServerOptions, Tls
 
 OPTIONS = SERVE
 GRPC = "grpc"  # what --listen calls it
@@ -58,6 +58,8 @@ def offers(config: Config) -> list[Offer]:
             own.setdefault("lora", [])  # adapters that are given without a model are the first one's
         counts.update(name for name, _ in own.get("lora", config["lora"]))
         made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model)))
+    if config["role"] != "mixed" and any(offer.settings.device != "cpu" for offer in made):
+        raise ConfigError("--role: instances other than mixed ones compute on the CPU, whose pages others can read.")
     called = Counter(name for names, _ in made for name in names)
     if twice := [name for name, count in called.items() if count > 1]:
         raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
@@ -92,6 +94,7 @@ def server_options(config: Config) -> ServerOptions:
         peer_port=config["peer-port"] if config["role"] != "mixed" else None,
         p_percentage=config["p-percentage"],
         cluster_secret=secret_of(config),
+        peer_tls=peer_tls_of(config),
         engine="scripted" if config["fake-engine"] else "thread" if config["in-process"] else "process",
         access_log=not config["quiet"],
         log_format=config["log-format"],
@@ -130,6 +133,19 @@ def secret_of(config: Config) -> str:
     if not secret.isascii() or not secret.isprintable():
         raise ConfigError("--cluster-secret: it has to be of printable ASCII, for it travels in headers.")
     return secret
+
+
+def peer_tls_of(config: Config) -> Tls | None:
+    """How what instances hand over is encrypted. Raises ConfigError."""
+    from parley.server.options import Tls
+
+    files = [config[name] for name in ("cluster-cert", "cluster-key", "cluster-ca")]
+    if not any(files):
+        return None
+    if not all(files):
+        raise ConfigError("--cluster-cert, --cluster-key and --cluster-ca go together.")
+    certificate, key, authority = map(Path, files)
+    return Tls(certificate, key, clients=(authority,))
 
 
 def keys_of(file: str | None, option: str = "api-key-file") -> list[str]:

@@ -231,7 +231,7 @@ class FakeEngine(Engine):
             work.id,
             choice.index,
             ids,
-            scores=[self._score(token, work.logprobs) for token in ids] if work.logprobs >= 0 else None,
+            scores=[self._score(token, work.logprobs, work.named) for token in ids] if work.logprobs >= 0 else None,
             finish=finish,
             stop_id=stop_id,
             prompt_scores=[None, *(self._score(t, work.prompt_logprobs) for t in work.token_ids[1:])]
@@ -256,10 +256,10 @@ class FakeEngine(Engine):
         before, choice.since = choice.since, perf_counter()
         return Cost(rows, choice.since - before, 0.0)
 
-    def _score(self, token: int, top: int) -> Score:
+    def _score(self, token: int, top: int, named: list[int] | None = None) -> Score:
         """Made-up but plausible numbers: the token itself is the most likely, its successors follow."""
-        ids = [(token + k) % self._model.vocab_size for k in range(top)]
-        return Score(-0.5, 1, ids, [-0.5 - k for k in range(top)])
+        ids = named or [(token + k) % self._model.vocab_size for k in range(top)]
+        return Score(-0.5, 1, ids, [-0.5 - k for k in range(len(ids))])
 
     def _stats(self) -> Stats:
         self._counts.running = len(self._running)

@@ -147,6 +147,9 @@ class Engine(ABC):
         self.info: ModelInfo | None = None
         self.stats = Stats()
         self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
+        self.began: Callable[[ModelInfo], None] = lambda info: (
+            None
+        )  # when the model is loaded, for the first time or again
         self.failure = ""
         self._streams: dict[str, Stream] = {}
         self._touched: list[Stream] = []  # have got outputs, of which nobody has been told
@@ -265,6 +268,7 @@ class Engine(ABC):
     def _serve(self, info: ModelInfo) -> None:
         """The model is loaded, for the first time or again."""
         self.info, self.state, self.failure = info, "ready", ""
+        self.began(info)
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(info)
 

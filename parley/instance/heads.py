@@ -67,6 +67,12 @@ def extended(headers: Mapping[bytes, bytes]) -> bool:
     return b"parley-results" in headers
 
 
+def preface(headers: Mapping[bytes, bytes]) -> int:
+    """How many bytes there are before the client's body. What is wrong with the header is said by ``read``."""
+    given = headers.get(b"parley-given", b"0").decode("latin-1") if extended(headers) else "0"
+    return int(given) if NUMBER.fullmatch(given) else 0
+
+
 def trusted(headers: Mapping[bytes, bytes], secret: str) -> bool:
     """Does it know the cluster's secret, if there is one?"""
     return not secret or hmac.compare_digest(headers.get(b"parley-secret", b""), secret.encode())

@@ -30,9 +30,9 @@ MAPPED = "::ffff:"  # before an IPv4 address, where a socket takes both kinds
 
 class Node:
     """``epoch``: of this process. ``begin``: answers a request of a coordinator. ``reach``: tries a peer, and raises
-    OSError or LinkError if it cannot be handed over to; None: hand-overs are not listened for. ``port``: where
-    hand-overs come in, 0 if they do not. ``known``: hashes of the prompts that were computed lately. ``transfers``:
-    what is counted of hand-overs."""
+    OSError if it cannot be handed over to; None: hand-overs are not listened for. ``arrive``: is told of a model that
+    is served from now on. ``port``: where hand-overs come in, 0 if they do not. ``known``: hashes of the prompts that
+    were computed lately. ``transfers``: what is counted of hand-overs."""
 
     def __init__(self, service: Service):
         options = service.options
@@ -45,6 +45,7 @@ class Node:
         self.port = 0
         self.begin: Begin | None = None
         self.reach: Callable[[Place], Awaitable[None]] | None = None
+        self.arrive: Callable[[Model], None] = lambda model: None
         self.role = Role(
             options.role, options.p_percentage, link=self._link, busy=lambda: bool(service.open), left=self._left
         )
@@ -58,6 +59,7 @@ class Node:
             self.rates.step(model, stats)
 
         model.engine.watch = both
+        self.arrive(model)
 
     def place(self, exchange: Exchange) -> Place:
         """Where other instances reach this one, as who sent the request does."""

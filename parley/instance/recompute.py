@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parley.dialects.mindie.shared import encode
+from parley.errors import ContextLength, Malformed
 from parley.instance.heads import IDENTITY, Refused
 from parley.server.leg import Batch
-from parley.types import Output
+from parley.types import Output, Work
 
 IDS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
 ORIGIN = "parley_origin"
@@ -34,12 +35,14 @@ ANY = "a"  # stands where a prompt was whose text is not known
 
 class Origin(msgspec.Struct):
     """A request as it came, and what was answered: outputs of the engine, as rendered. ``unique``: 32 hexadecimal
-    digits, from which all comes that is drawn for it. ``created``: the time that its answer shows."""
+    digits, from which all comes that is drawn for it. ``created``: the time that its answer shows. ``prompt``: as in
+    Opened."""
 
     body: bytes
     past: list[Batch]
     unique: str
     created: int
+    prompt: list[int] | None = None
 
 
 class Opened(NamedTuple):
@@ -102,7 +105,7 @@ def _original(coded: Any) -> Opened:
         raise Refused(422, UNREAD.format(f"{ORIGIN} cannot be read ({type(error).__name__})")) from None
     if not IDENTITY.fullmatch(origin.unique):
         raise Refused(422, UNREAD.format(f"{ORIGIN} has no identity"))
-    return Opened(origin.body, None, origin.past, origin.unique, origin.created)
+    return Opened(origin.body, origin.prompt, origin.past, origin.unique, origin.created)
 
 
 def _interface(path: str, given: dict[str, Any]) -> str:
@@ -187,6 +190,20 @@ def _times(given: dict[str, Any], drawn: int) -> None:
 
 def _unsigned(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def restore(works: Sequence[Work], prompt: list[int] | None, context: int) -> None:
+    """Have a work of a body that was read here begin with its own prompt. Raises ContextLength, Malformed."""
+    if prompt is None:
+        return
+    if len(works) != 1:
+        raise Malformed("A request that goes on with token ids has one prompt.")
+    if len(prompt) >= context:
+        told = f"The prompt has {len(prompt)} tokens; the model's context has {context}."
+        raise ContextLength(told, field="prompt", limit=context, prompt=len(prompt))
+    (work,) = works
+    work.token_ids = prompt
+    work.max_tokens = min(work.max_tokens, context - len(prompt))
 
 
 # -- writing

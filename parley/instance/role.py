@@ -18,7 +18,7 @@ Name = Literal["none", "prefill", "decode", "flex", "mixed"]
 State = Literal["RoleUnknown", "RoleSwitching", "RoleReady"]
 
 DRAIN = 300.0  # seconds that running requests have before the role changes around them
-POLL = 10.0  # seconds between two looks at the links
+FIRST, POLL = 0.1, 10.0  # seconds between two looks at the links, at first and after a while
 SHARE = 50  # percent of a flex instance's time for prefill, unless it is told
 
 
@@ -96,12 +96,14 @@ class Role:
             self._left(before)
         log.info("The role is %s.", given.name)
         self.name, self.share = given.name, self.share if given.share is None else given.share
+        pause = FIRST
         while True:
             made = await asyncio.gather(*map(self._link, given.peers))
             self.links = dict(zip(given.peers, made, strict=True))
             if all(each == "ok" for each in made):
                 self.state = "RoleReady"
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, POLL)
 
     async def _drained(self) -> None:
         """Wait until no request runs, but not for ever: the rest goes on in the new role."""

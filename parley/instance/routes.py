@@ -50,20 +50,18 @@ class Out:
 
 
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
-    """Answer a request: of a client, or of a coordinator, for which another instance may go on with it."""
+    """Answer a request: of a client, or of a coordinator, for which another instance may go on with it.
+
+    Raises heads.Refused.
+    """
     node = service.node
-    if exchange.leg is None:
-        try:
-            order = node.order(exchange)
-        except heads.Refused as refused:
-            await _tell(exchange, refused.answer)
-            return
-        if order is not None:
-            if node.begin is None:
-                raise NotReady("This instance cannot answer coordinators.")
-            await node.begin(service, route, exchange, order)
-            return
-    await life.generate(service, route, exchange)
+    order = node.order(exchange) if exchange.leg is None else None
+    if order is None:
+        await life.generate(service, route, exchange)
+    elif node.begin is None:
+        raise NotReady("This instance cannot answer coordinators.")
+    else:
+        await node.begin(service, route, exchange, order)
 
 
 async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
@@ -104,6 +102,8 @@ async def role(service: Service, route: Route, exchange: Exchange) -> None:
     node, (version, _, name) = service.node, route.path[1:].split("/")
     try:
         given = assignment.read(name, version, await exchange.body(), node.role.name == "none")
+        if service.options.peer_port is None:  # it was started to be mixed: nobody could hand anything over
+            raise assignment.Refused(503, assignment.UNFIT)
     except assignment.Refused as refused:
         await _tell(exchange, refused.answer)
         return

@@ -19,7 +19,8 @@ def status(service: Service, node: Node, place: Place, version: int) -> dict[str
     resource = resources(service)
     told: dict[str, Any] = {
         "service": {
-            "roleStatus": role.state,
+            # Who chooses by this must not choose one whose models are being loaded, or again.
+            "roleStatus": "RoleSwitching" if role.state == "RoleReady" and service.refusal() else role.state,
             "currentRole": role.name,
             "p_percentage": role.share,
         },
@@ -41,7 +42,9 @@ def status(service: Service, node: Node, place: Place, version: int) -> dict[str
 def resources(service: Service) -> dict[str, Any]:
     """Of all models together. Blocks are pages of the KV cache; there is no second kind of memory to swap to."""
     stats = [model.engine.stats for model in service.models]
-    total, used = sum(each.blocks_total for each in stats), sum(each.blocks_used for each in stats)
+    infos = [model.engine.info for model in service.models]  # numbers of steps come with the first of these
+    total = sum(each.kv_blocks for each in infos if each is not None)
+    used = sum(each.blocks_used for each in stats)
     places = sum(model.settings.max_batch for model in service.models)
     running, waiting = sum(each.running for each in stats), sum(each.waiting for each in stats)
     return {

@@ -25,7 +25,7 @@ from parley.core.sequence import Candidate, Sequence
 from parley.model.draw import draw, draw_cut, draw_typical, uniform
 from parley.model.edit import Edit
 from parley.model.grammar import End, Form, Grammars
-from parley.model.score import alternatives, likeliest, normaliser, score
+from parley.model.score import alternatives, likeliest, logprobs, normaliser, score
 from parley.types import Score
 
 Way = Literal["greedy", "whole", "cut", "typical"]
@@ -49,6 +49,7 @@ class Plan:
     form: Form | None = None
     beams: int = 0  # of a search; 0: the slot's tokens are drawn
     stops: list[int] = field(default_factory=list)  # of a search: tokens that end its outputs
+    named: list[int] = field(default_factory=list)  # tokens that scores list in place of the likeliest
 
     def edits(self, position: int) -> bool:
         """Whether output token ``position`` (from 0) sees other logits than the model's, beside what a grammar says."""
@@ -95,7 +96,8 @@ class Sampler:
             form = self.grammars.begin(sequence, greedy=greedy, lazy=greedy and self._lazy)
         beams = sequence.work.beam.width if sequence.work.beam is not None else 0
         stops = [id for id in sequence.work.stop_ids if 0 <= id < self.vocab_size] if beams else []
-        self._plans[slot] = Plan(sequence.seed, way, sequence.work.logprobs, edit, form, beams, stops)
+        work = sequence.work
+        self._plans[slot] = Plan(sequence.seed, way, work.logprobs, edit, form, beams, stops, work.named)
         if way != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
@@ -349,4 +351,7 @@ class Sampler:
             for row, each in zip(rows, found, strict=True):
                 count = plans[row].logprobs
                 scores[row] = Score(each.logprob, each.rank, each.top_ids[:count], each.top[:count])
+        for row, plan in enumerate(plans):
+            if (own := scores[row]) is not None and plan.named:
+                own.top_ids, own.top = plan.named, logprobs(logits[row], plan.named)
         return scores

@@ -62,6 +62,12 @@ def alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], count:
     return [Score(logit - norm, rank, ids, top) for logit, rank in zip(chosen.tolist(), ranks.tolist(), strict=True)]
 
 
+def logprobs(logits: torch.Tensor, token_ids: list[int]) -> list[float]:
+    """The log-probabilities of some tokens under one row, float32 [V]."""
+    (norm,) = normaliser(logits[None])
+    return [value - norm for value in logits[torch.tensor(token_ids, device=logits.device)].tolist()]
+
+
 def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list[int]], list[list[float]]]:
     """The ``count`` largest logits of each row, best first and equal ones by id: their ids and the logits themselves.
 

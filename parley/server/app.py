@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
+from parley.instance.heads import Refused, preface
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
@@ -65,6 +66,8 @@ class Fork:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
+        if self.route.kind == "generate" and exchange.leg is None:
+            self.service.node.order(exchange)  # what is wrong with it is said before what is with the body
         body = await exchange.peek()
         names = await off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
@@ -81,12 +84,16 @@ def endpoints(service: Service, surfaces: Sequence[Surface], keys: Keys) -> dict
 
 
 class App:
-    """What answers at one port: ``surfaces`` there, and ``endpoints``, the route table that the router was made of."""
+    """What answers at one port: ``surfaces`` there, and ``endpoints``, the route table that the router was made of.
+
+    ``apis``: their names, by which another server's port is known that answers the same.
+    """
 
     def __init__(self, service: Service, surfaces: Sequence[Surface], host: str):
         options = service.options
         self.service = service
         self.surfaces = [surface for surface in surfaces if surface is not OWN]
+        self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
         self._keys = Keys(options.api_keys, options.admin_keys)
         self.endpoints = endpoints(service, surfaces, self._keys)
         self._gate = Gate(host, options.hosts, options.cors, self._keys)
@@ -103,15 +110,29 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        await self.answer(self.exchange(scope, receive, send))
+
+    def exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+        """A request to this port."""
         exchange = Exchange(scope, receive, send, self.service.options, self._dialect(scope["path"]))
+        exchange.preface = preface(exchange.headers)
+        return exchange
+
+    async def answer(self, exchange: Exchange, *, admitted: bool = False) -> None:
+        """Answer a request, which another server may have let in."""
+        scope = exchange.scope
         scope[EXCHANGE] = exchange
         scope["app"] = self  # makes the router raise, rather than answer, when a method does not fit
         try:
-            self._admit(scope, exchange)
+            if not admitted:
+                self._admit(scope, exchange)
             answering = self._plain.get((scope["method"], scope["path"]), self._router)
-            await answering(scope, receive, send)
+            await answering(scope, exchange.receive, exchange.raw_send)
         except ClientGone:
             exchange.abort()
+        except Refused as refused:
+            answer = refused.answer
+            await exchange.answer(answer.body, answer.status, answer.type)
         except ParleyError as error:
             await self._refuse(exchange, error)
         except HTTPException as error:
@@ -125,7 +146,8 @@ class App:
             await self._refuse(exchange, ParleyError("The server had an error while it processed the request."))
         finally:
             del scope[EXCHANGE]  # which refers to the scope: nothing is to wait for the garbage collector
-            self.service.responses.add(value=str(exchange.status))
+            if not admitted:
+                self.service.responses.add(value=str(exchange.status))
             if self.service.options.access_log:
                 access(exchange)
 

@@ -26,6 +26,9 @@ def settle(request: Request, slots: int) -> None:
         if getattr(request.sampling, name) != getattr(OFF, name):
             told = f"'{name}' says how tokens are drawn, but with '{beam.field}' none are. Leave one of the two out."
             raise Invalid(told, field=name)
+    if request.want.named:
+        told = f"'logprob_token_ids' is of tokens that are drawn, but with '{beam.field}' none are. Leave one out."
+        raise Invalid(told, field="logprob_token_ids")
     if request.best_of is not None:
         told = f"'best_of' ranks answers that were drawn, but with '{beam.field}' none are. Leave one of the two out."
         raise Invalid(told, field="best_of")

@@ -21,8 +21,11 @@ CYCLE = "parley.cycle"  # scope: the request's cycle
 class Outlet(Protocol):
     """Where an exchange writes: a connection's cycle, or what stands for one. As the methods of ``Cycle`` say."""
 
-    response_started: bool
-    whole: bool
+    @property
+    def response_started(self) -> bool: ...
+
+    @property
+    def whole(self) -> bool: ...
 
     @property
     def blocked(self) -> bool: ...
@@ -156,6 +159,8 @@ class Cycle:
 
     def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer, which leaves with its first part. Raises RuntimeError for one with a line break."""
+        if self.disconnected or self.response_complete:
+            return
         self.response_started, self._expected = True, False
         self._head = self._begin(status, [*self._headers, *headers])
 

@@ -265,7 +265,8 @@ class Generation:
         request, tokenizer = self._request, self._model.language.tokenizer
         first = number * request.n
         drafted = [
-            Choice(request, first + k, tokenizer, prepared, stops, details=request.want.ids) for k in range(work.n)
+            Choice(request, first + k, tokenizer, prepared, stops, details=request.want.ids)
+            for k in range(request.made)
         ]
         choices = drafted if request.pooling is None else [Pooled(number, len(work.token_ids))]
         due = request.want.prompt_logprobs is not None

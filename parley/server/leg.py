@@ -34,15 +34,6 @@ class Leg:
     spent = 0.0
     generation: Generation
 
-    def open(self, body: bytes) -> bytes:
-        """What the client sent, of the body that came."""
-        return body
-
-    @property
-    def preface(self) -> int:
-        """How many bytes that body may have more."""
-        return 0
-
     async def prepare(self, request: Request, works: list[Work]) -> None:
         """The works are about to be submitted, and may be changed before. Raises ParleyError."""
 

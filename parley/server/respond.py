@@ -41,7 +41,7 @@ class Exchange:
 
     ``extra``: further headers of a stream. ``tenant``: on whose behalf, by the key. ``leg``: which part of the request
     is done here, if it is not done as a whole. ``created``: when the request was, by the clock that its answer shows;
-    None: now.
+    None: now. ``preface``: how many bytes came ``before`` the client's body.
     """
 
     scope: Scope
@@ -56,18 +56,23 @@ class Exchange:
     tenant: str = ""
     leg: Leg | None = None
     created: int | None = None
+    preface: int = 0
+    before: bytes = b""
     status: int = 0  # 0: nothing was sent yet
     complete: bool = False
 
     def __post_init__(self) -> None:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
-        self.unique = draw().hex()
         self._cycle: Outlet = self.scope[CYCLE]
         self.written = 0.0  # when the last part of a stream was
         self._held: bytes | None = None
+        self.identify(draw().hex())
+
+    def identify(self, unique: str) -> None:
+        """Be the request of this id, 32 hexadecimal digits; what is drawn for its answer comes from that."""
         given = self.headers.get(b"x-request-id", b"")
-        self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
+        self.unique, self.id = unique, given.decode() if REQUEST_ID.fullmatch(given) else f"req_{unique}"
 
     def divert(self, outlet: Outlet) -> None:
         """Let the answer go somewhere else than to the connection that the request came by."""
@@ -105,10 +110,13 @@ class Exchange:
             self._held = await self._read()
         return self._held
 
+    def replace(self, body: bytes) -> None:
+        """Have this for the body, which has been looked at, from now on."""
+        self._held = body
+
     async def _read(self) -> bytes:
         limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
-        if self.leg is not None:
-            limit += self.leg.preface
+        limit += min(limit, self.preface)  # who says how long that is may be anybody
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
@@ -120,8 +128,7 @@ class Exchange:
                     body = await self._receive(limit)
             except TimeoutError:
                 raise TimedOut(f"The body did not come within {self.options.body_timeout:g} seconds.") from None
-        if self.leg is not None:
-            body = self.leg.open(body)
+        self.before, body = body[: self.preface], body[self.preface :]
         coding = self.headers.get(b"content-encoding", b"")
         return await asyncio.to_thread(inflate, body, coding, limit) if coding else body
 
@@ -194,7 +201,8 @@ class Exchange:
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""
         error = self.translate(error)
-        answer = self.refusal(error) or self.dialect.error(error)
+        own = self.leg.refusal(error) if self.leg is not None else None
+        answer = own or self.refusal(error) or self.dialect.error(error)
         headers = list(extra)
         after = getattr(error, "retry_after", None)
         if after is not None and self.dialect.hints:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # What clients of Hugging Face's servers, of which each has one model, say where a name has to stand.
 PLACEHOLDER = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
+LAST_WORDS = 0.5  # seconds for the last events of requests whose engine was closed
 CLOSING = "The server is shutting down."
 
 
@@ -177,7 +178,9 @@ class Service:
         await asyncio.gather(*(model.settle(seconds) for model in self.models))
 
     async def close(self) -> None:
-        """End all engines, and let another server have the file of endpoints."""
+        """End all engines, of which what is still open gets its error, then the node; let another server have the file
+        of endpoints."""
         self.endpoints.close()
-        await self.node.close()
         await asyncio.gather(*(model.close() for model in self.models))
+        await self.settle(LAST_WORDS)
+        await self.node.close()

@@ -23,15 +23,17 @@ import uvloop
 from parley import hub
 from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
+from parley.instance.member import Member
+from parley.kv.peer import Peer
 from parley.server import banner, logs
-from parley.server.app import build
+from parley.server.app import App
 from parley.server.endpoints import BadFile
 from parley.server.model import Model, share
 from parley.server.options import Listen, Offer, ServerOptions, Tls
-from parley.server.port import Server, http, keep_standard_streams, listen, settle
+from parley.server.port import Server, crossed, http, keep_standard_streams, listen, settle
 from parley.server.service import Service
 from parley.server.surfaces import ALONE, OWN, Surface, alone, universal
-from parley.server.tls import BadTls, context
+from parley.server.tls import BadTls, calling, context
 from parley.text import BadTokenizer
 
 if TYPE_CHECKING:
@@ -70,6 +72,9 @@ def run(offers: Sequence[Offer], options: ServerOptions) -> int:
         except BadFile as error:
             banner.say(f"parley: {error}")
             return 1
+        except BadTls as error:
+            banner.say(f"parley: what instances hand over cannot be encrypted: {error}.")
+            return 1
         return runner.run(instance.live())
 
 
@@ -98,6 +103,12 @@ def places(options: ServerOptions) -> list[Place]:
     return made
 
 
+def peer(options: ServerOptions) -> Peer:
+    """What other instances are reached by. Raises BadTls."""
+    tls, secret = options.peer_tls, options.cluster_secret.encode()
+    return Peer(secret=secret, lets=context(tls), shows=calling(tls)) if tls is not None else Peer(secret=secret)
+
+
 class Instance:
     """One server process: HTTP servers, one per port, and its models.
 
@@ -120,9 +131,11 @@ class Instance:
         self.service.stop = self._stop.set
         self._force = asyncio.Event()
         self._places = places(options)
-        apps = [build(self.service, place.surfaces, place.host) for place in self._places]
-        self._servers = [Server(http(options, *each)) for each in zip_longest(apps, contexts)]
+        apps = [App(self.service, place.surfaces, place.host) for place in self._places]
+        crossing = [crossed(app, options.cors) for app in apps]
+        self._servers = [Server(http(options, *each)) for each in zip_longest(crossing, contexts)]
         self._rpc: Port | None = None
+        self._member = Member(self.service, peer(options), apps)
 
     async def live(self) -> int:
         """From the first line to the exit code."""
@@ -159,7 +172,9 @@ class Instance:
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
 
     async def _listen(self) -> list[str]:
-        """Listen for gRPC as well, if that is wanted: the addresses. Raises OSError."""
+        """Listen for other instances and gRPC as well, if that is wanted: the addresses of this. Raises OSError."""
+        if self.options.peer_port is not None:
+            await self._member.listen(self._places[0].host, self.options.peer_port)
         if not self.options.grpc:
             return []
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
@@ -248,8 +263,8 @@ class Instance:
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
         for task in (force, draining):
             task.cancel()
-        await self.service.close()  # what is still open gets its error from it
-        await self.service.settle(LAST_WORDS)
+        await self.service.close()
+        await self._member.close()
         if self._rpc is not None:
             await self._rpc.stop(LAST_WORDS)
         for server in self._servers:

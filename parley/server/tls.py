@@ -20,8 +20,13 @@ def context(tls: Tls) -> ssl.SSLContext:
     Raises BadTls.
     """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.set_alpn_protocols(["http/1.1"])
+    return _with(made, tls)
+
+
+def _with(made: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
+    """A context with the files. Raises BadTls."""
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
     password = None
     if tls.password is not None:
         with using(tls.password):
@@ -40,6 +45,14 @@ def context(tls: Tls) -> ssl.SSLContext:
             made.load_verify_locations(path)
         made.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return made
+
+
+def calling(tls: Tls) -> ssl.SSLContext:
+    """The same files for connections to others of the same authorities. These are known by their certificates alone:
+    where each is reached is decided elsewhere. Raises BadTls."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.check_hostname = False
+    return _with(made, tls)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def _work(
         n=request.made,
         min_tokens=stop.min_tokens,
         stop_ids=sorted({*stop.ids, *(() if stop.ignore_eos else language.tokenizer.eos_ids)}),
-        logprobs=_listed(ranked if want.logprobs is None else want.logprobs, vocabulary),
+        logprobs=0 if want.named else _listed(ranked if want.logprobs is None else want.logprobs, vocabulary),
         prompt_logprobs=_listed(want.prompt_logprobs, vocabulary),
         salt=request.salt,
         costs=want.costs,
@@ -75,6 +75,7 @@ def _work(
         beam=request.beam,
         adapter=request.adapter or "",
         prediction=prepared.predicted.token_ids if prepared.predicted is not None else [],
+        named=want.named,
     )
 
 
@@ -173,6 +174,7 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
         "logit_bias": request.sampling.logit_bias,
         "stop_ids": request.stop.ids,
         "allowed_token_ids": request.sampling.allowed,
+        "logprob_token_ids": request.want.named,
     }
     for field, ids in given.items():
         if ids and (id := max(ids)) >= info.vocab_size:
@@ -183,7 +185,7 @@ def _check_lists(request: Request, info: ModelInfo, prompts: list[tuple[Prepared
     """Of how many tokens may the log-probabilities of the whole vocabulary be told? Raises Invalid."""
     want, vocabulary = request.want, info.vocab_size
     lists = {
-        "logprobs": request.made * sum(most for _, most in prompts) if want.logprobs == -1 else 0,
+        "logprobs": request.made * sum(most for _, most in prompts) if want.logprobs == -1 and not want.named else 0,
         "prompt_logprobs": sum(len(prepared.token_ids) for prepared, _ in prompts) if want.prompt_logprobs == -1 else 0,
     }
     for field, tokens in lists.items():

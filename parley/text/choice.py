@@ -47,7 +47,8 @@ class Choice:
         self._tokenizer = tokenizer
         self._stop = request.stop
         self._details = details or want.costs or want.logprobs is not None
-        self._alternatives = want.logprobs or 0
+        self._alternatives = -1 if want.named else want.logprobs or 0
+        self._named = bool(want.named)
         markup = PLAIN if want.plain else prepared.markup
         ids = markup.ids(f"{request.id} {index}")
         self._regions = reader(markup, prepared.thinking, prepared.tools, ids) if markup else None
@@ -124,6 +125,8 @@ class Choice:
             self.likelihood += score.logprob
         if self._details:
             self._tokens.append(token(self._tokenizer, id, score, self._alternatives, cost))
+            if self._named and score is not None:
+                _lead(self._tokens[-1])
         thinking = self._regions is not None and self._regions.thinking
         piece = "" if silent else self._text.one(id)
         if piece and self._scanner is not None:
@@ -207,6 +210,15 @@ def token(
             for place, (other, logprob) in enumerate(zip(others, score.top, strict=False), start=1)
         ]
     return made
+
+
+def _lead(token: Token) -> None:
+    """Put the token itself before those that were asked for by name, whose ranks nobody knows."""
+    itself = Token(token.id, token.text, token.raw, token.logprob, token.rank, special=token.special)
+    others = [other for other in token.top if other.id != token.id]
+    for other in others:
+        other.rank = None
+    token.top = [itself, *others]
 
 
 def _token(tokenizer: Tokenizer, id: int, logprob: float | None = None, rank: int | None = None) -> Token:

@@ -171,7 +171,7 @@ class Scripted:
     async def _prefill(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         headers, script = asked.headers, self.script
         given = int(headers.get("parley-given", 0))
-        past = len(msgspec.msgpack.decode(asked.body[:given])) if given else 0
+        past = sum(map(len, msgspec.msgpack.decode(asked.body[:given]))) if given else 0
         parts = script.parts
         whole = b"".join(parts)
         target = headers["d-target"]

@@ -263,6 +263,12 @@ async def test_only_instances_that_are_ready_are_chosen_whatever_keeps_them_from
     up(table, one, ready=True)
     table.status(two, {"service": {"roleStatus": "RoleSwitching"}, "parley": {"role": "mixed"}})
     assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {1}
+    news = []
+    table.watchers.append(lambda instance, what: news.append((instance.id, what)))
+    up(table, two, ready=False)
+    up(table, two, ready=True)
+    assert news == [(2, "ready")]
+    table.remove(2)
     table.attach(one, False)
     with pytest.raises(Refused):
         await choice.choose(Wanted(10))
@@ -277,6 +283,7 @@ SAID = st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sam
 
 
 @given(SAID)
+@settings(max_examples=50, deadline=None)
 async def test_whatever_a_status_says_choosing_goes_on(said):
     table, choice = cluster("mixed", "mixed")
     one, _ = table
@@ -285,3 +292,55 @@ async def test_whatever_a_status_says_choosing_goes_on(said):
         for member in ("service", "resource", "parley"):
             table.status(one, {member: said})
     (await choice.choose(Wanted(10, [Mark(10, 1)], model="a"))).end()
+
+
+async def test_a_d_whose_tokens_would_come_too_slowly_takes_no_more_until_some_have_ended():
+    clock = Clock()
+    table, choice = cluster("prefill", "decode", clock=clock, slo_tpot=0.05, separate="always")
+    d = table.instances[2].decode
+    for tasks in (1, 2, 3, 4, 5):
+        d.rhythm.observe(tasks, tasks / 100)  # the fifth request makes it 0.05 s
+    d.stay = 10.0
+    held = [await choice.choose(Wanted(10)) for _ in range(5)]
+    with pytest.raises(Refused) as told:
+        await choice.choose(Wanted(10))
+    assert (told.value.status, told.value.retry_after) == (429, 2)
+    (await choice.choose(Wanted(10, attempt=1))).end()
+    for tokens in (100, 1000):
+        table.instances[1].prefill.pace.observe(tokens, tokens / 100)
+    late = await choice.choose(Wanted(900))  # its prefill takes so long that most will have left
+    late.end()
+    held.pop().end()
+    assert await choice.choose(Wanted(10))
+
+
+async def test_what_the_first_to_ask_measured_is_what_the_next_is_judged_by():
+    clock = Clock()
+    table, choice = cluster("prefill", "decode", clock=clock)
+    p, d = table
+    for length in (100, 400, 1000):
+        with await choice.choose(Wanted(length)) as chosen:
+            clock.now += length / 500
+            chosen.first()
+            clock.now += 0.21
+            for _ in range(11):
+                chosen.token()
+                clock.now += 0.01
+    assert p.prefill.pace.predict(500) == pytest.approx(1.0, rel=0.01)
+    assert d.decode.pace.predict(500) == pytest.approx(0.21, abs=0.02)
+    assert d.decode.cadence == pytest.approx(0.01)
+    assert d.decode.stay > 0.3
+
+
+async def test_hand_overs_are_tried_from_time_to_time_where_prompts_are_short():
+    table, choice = cluster("prefill", "decode")
+    p, d = table
+    for tokens in (100, 1000):
+        p.prefill.pace.observe(tokens, tokens / 1000)
+        d.decode.pace.observe(tokens, 100.0)  # something was wrong
+    got = []
+    for _ in range(100):
+        chosen = await choice.choose(Wanted(50))
+        got.append(chosen.separate)
+        chosen.end()
+    assert 0 < got.count(True) < 10

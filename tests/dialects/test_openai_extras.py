@@ -36,8 +36,6 @@ def refused(read, **members) -> BadRequest:
 
 WISHES: list[dict[str, Any]] = [
     {"logits_processors": ["x"]},
-    {"logprob_token_ids": [1]},
-    {"return_token_offsets": True},
     {"kv_transfer_params": {"a": 1}},
     {"ec_transfer_params": {"a": 1}},
     {"mm_processor_kwargs": {"a": 1}},
@@ -55,7 +53,7 @@ def test_what_is_not_available_is_refused_by_name(read, members):
 NOTHING: dict[str, Any] = {
     "use_beam_search": False, "logits_processors": [], "bad_words": [], "allowed_token_ids": [],
     "logprob_token_ids": [], "thinking_token_budget": -1, "repetition_detection": {"max_pattern_size": 0},
-    "stream_interval": 1, "return_token_offsets": False, "return_prompt_text": False, "kv_transfer_params": {},
+    "stream_interval": 1, "return_token_offsets": True, "return_prompt_text": False, "kv_transfer_params": {},
     "ec_transfer_params": {}, "mm_processor_kwargs": {}, "media_io_kwargs": {}, "structured_outputs": None,
     "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 0,
     "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0, "early_stopping": "never",
@@ -80,6 +78,18 @@ def test_an_answer_that_repeats_itself(read):
     for wrong in ({"min_pattern_size": 5}, {"min_count": 1}, {"max_pattern_size": 1025}):
         error = refused(read, repetition_detection=wish | wrong)
         assert error.field == f"repetition_detection.{next(iter(wrong))}"
+
+
+def test_tokens_whose_log_probabilities_are_told_by_name(read):
+    wish: dict[str, Any] = {"logprobs": True if read is READERS["chat"] else 1}
+    assert read(logprob_token_ids=[7, 5, 7], **wish).request.want.named == [7, 5]
+    assert read(logprob_token_ids=None, **wish).request.want.named == []
+    error = refused(read, logprob_token_ids=[5])
+    assert error.field == "logprob_token_ids" and "'logprobs'" in error.message
+    assert refused(read, logprob_token_ids=list(range(129)), **wish).field == "logprob_token_ids"
+    if read is READERS["text"]:
+        wish |= {"max_tokens": 0, "echo": True}
+        assert refused(read, logprob_token_ids=[5], **wish).field == "logprob_token_ids"
 
 
 def test_how_much_a_chunk_tells(read):

@@ -52,6 +52,7 @@ class ChatReply(Reply):
         stream = body.boolean("stream", False)
         usage, self._continuous = shared.include_usage(body, stream)
         self._ids = body.boolean("return_token_ids", False)
+        logprobs = _logprobs(body, self.rules)
         self.request = Request(
             id=head.id,
             model=body.string("model", "", cap=256),
@@ -59,7 +60,8 @@ class ChatReply(Reply):
             sampling=shared.sampling(body),
             stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
-                logprobs=_logprobs(body, self.rules),
+                logprobs=logprobs,
+                named=extras.named(body, logprobs, max_tokens),
                 prompt_logprobs=shared.alternatives(body, "prompt_logprobs", self.rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),

@@ -32,8 +32,8 @@ def read(body: bytes, head: Head) -> CompletionReply:
 class Logprobs:
     """The parallel lists of a choice's log-probabilities, and where in its text they have come to.
 
-    ``top``: how many alternatives each map has beside the token itself; -1: all there are. ``skip_special``: special
-    tokens are listed, but are not in the text.
+    ``top``: how many alternatives a map of the prompt has beside the token itself; -1: all there are.
+    ``skip_special``: special tokens are listed, but are not in the text.
     """
 
     def __init__(self, top: int, id_names: bool, skip_special: bool = True):
@@ -53,14 +53,14 @@ class Logprobs:
     def add(self, tokens: list[Token]) -> None:
         """Tokens of the output."""
         for token in tokens:
-            self._append(token)
+            self._append(token, token.top)
             if not (token.special and self._skip_special):
                 self._characters += len(self._decoder.decode(token.raw))
 
     def echo(self, tokens: list[Token], text: str) -> None:
         """Tokens of the prompt, whose text begins the choice's. Not all that is in them need be in it."""
         for token in tokens:
-            self._append(token)
+            self._append(token, token.top[: self._top])
             piece = self._decoder.decode(token.raw)
             if self._characters == 0 and not text.startswith(" "):
                 piece = piece.removeprefix(" ")  # the mark of a word's beginning, which the tokenizer put there
@@ -68,7 +68,7 @@ class Logprobs:
                 self._characters += len(piece)
         self._characters = len(text)
 
-    def _append(self, token: Token) -> None:
+    def _append(self, token: Token, top: list[Token]) -> None:
         self._tokens.append(self._name(token))
         self._offsets.append(self._characters)
         if token.logprob is None:  # nothing precedes the first token of a prompt
@@ -77,7 +77,7 @@ class Logprobs:
         else:
             self._logprobs.append(shared.number(token.logprob))
             # The token itself comes first, and its score stands where another is spelt alike.
-            scored = [token, *token.top[: self._top], token]
+            scored = [token, *top, token]
             self._tops.append({self._name(t): shared.number(t.logprob) for t in scored})
 
     def take(self) -> dict[str, Any]:
@@ -143,6 +143,7 @@ class CompletionReply(Reply):
             stop=shared.stop(body, max_tokens, self.rules),
             want=Want(
                 logprobs=logprobs,
+                named=extras.named(body, logprobs, max_tokens),
                 prompt_logprobs=scores,
                 echo=echo,
                 usage=usage,

@@ -15,11 +15,12 @@ from parley.dialects.dialect import Head
 from parley.dialects.fields import INT64, Fields
 from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
-from parley.dialects.parameters import MAX_ID, MAX_LIST, MAX_WORDS
+from parley.dialects.parameters import MAX_ID, MAX_WORDS
 from parley.errors import Invalid
 from parley.types import Grammar
 
 MAX_NAME = 256
+MAX_NAMED = 128  # tokens
 MAX_SECONDS = 1e9
 SALT = 128  # characters
 PRIORITY = b"x-vllm-priority"  # a header
@@ -33,10 +34,6 @@ def _boolean(body: Fields, name: str) -> bool:
     return body.boolean(name, False)
 
 
-def _ids(body: Fields, name: str) -> list[int]:
-    return body.integers(name, cap=MAX_LIST, low=0, high=MAX_ID)
-
-
 def _free(body: Fields, name: str) -> dict[str, Any]:
     return body.free(name)
 
@@ -47,6 +44,7 @@ def _raw(body: Fields, name: str) -> Any:
 
 # Members that change nothing here, or only together with others.
 HARMLESS: dict[str, Read] = {
+    "return_token_offsets": _boolean,  # of prompts that are only rendered
     "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME),
     "spaces_between_special_tokens": _boolean,
     "vllm_xargs": lambda body, name: _arguments(body, name),
@@ -55,8 +53,6 @@ HARMLESS: dict[str, Read] = {
 # Members that ask for a feature which is not there, and what to call it.
 FEATURES: dict[str, tuple[str, Read]] = {
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
-    "logprob_token_ids": ("Log-probabilities of chosen tokens are", _ids),
-    "return_token_offsets": ("Places of tokens in the text are", _boolean),
     "prompt_embeds": ("Embeddings as a prompt are", _raw),
     "web_search_options": ("Web search is", _raw),
     "kv_transfer_params": ("Transfer of KV blocks is", _free),
@@ -106,6 +102,17 @@ def pooling(body: Fields, head: Head) -> Extras:
         raise shared.unsupported(body, "truncation_side", "Leaving out the beginning of a text that is embedded is")
     truncate = max(1, head.context) if count == -1 else count
     return Extras(_name(body), _salt(body), truncate, _priority(body, head.headers))
+
+
+def named(body: Fields, logprobs: int | None, max_tokens: int | None) -> list[int]:
+    """Tokens whose log-probabilities are wanted at every place of the output, beside those of its own."""
+    name = "logprob_token_ids"
+    ids = body.integers(name, cap=MAX_NAMED, low=0, high=MAX_ID)
+    if ids and logprobs is None:
+        raise body.fail(name, "needs 'logprobs'.")
+    if ids and max_tokens == 0:
+        raise body.fail(name, "is of tokens that are written, but 'max_tokens' is 0.")
+    return list(dict.fromkeys(ids))
 
 
 def _check(body: Fields) -> None:

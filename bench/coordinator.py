@@ -1,0 +1,297 @@
+"""What the coordinator costs: CPU seconds of its process per request and per token frame, streams at once.
+
+    python bench/coordinator.py [--requests N] [--streams N] [--json]
+
+Instances are scripted and in a process of their own: P answers at once, D sends one frame to each stream every tick, as
+an engine does that makes steps. The same streams are also taken through a proxy that only passes bytes on, which is
+what no coordinator can do without. Costs come from the difference between streams of 2 and of 102 tokens; CPU time is
+the kernel's count for the process (``/proc/PID/stat``), so what else runs on the machine matters little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httptools
+import uvloop
+
+TICK = 0.02
+SHORT, LONG = 2, 102
+PART = b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
+PART += b'"model":"parley-demo","choices":[{"index":0,"delta":{"content":" token"},"finish_reason":null}]}\n\n'
+RECORD = base64.b64encode(bytes(48))
+FIRST = base64.b64encode(b"\x91\x92\x00\x01").decode()
+BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 400}], "stream": True}).encode()
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Instance(asyncio.Protocol):
+    """P, D and a single server at once: what it is depends on what it is asked. A stream: who, what, tokens left."""
+
+    line: asyncio.Transport | None = None
+    streams: list[tuple[asyncio.Transport | None, bytes, int]] = []  # noqa: RUF012
+    tokens = SHORT
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.parser = httptools.HttpRequestParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self.url, self.id = b"", b""
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name == b"req-id":
+            self.id = value
+
+    def on_message_complete(self) -> None:
+        if self.url.startswith(b"/dresult?"):
+            Instance.line = self.transport
+            self.transport.write(HEAD + b"c\r\nepoch:abcde\0\r\n")
+        elif self.url == b"/v1/status":
+            role = {"service": {"roleStatus": "RoleReady", "currentRole": "mixed"}, "resource": {}}
+            own = {"models": ["m"], "epoch": "e", "role": "mixed", "peer": "127.0.0.1;1"}
+            self.say(json.dumps(role | {"parley": own}).encode())
+        elif self.url.startswith(b"/tokens/"):
+            Instance.tokens = int(self.url[8:])
+            self.say(b"{}")
+        elif self.id:
+            answer = {"reqId": self.id.decode(), "isStream": True, "isLastResp": False, "output": PART.decode(),
+                      "headers": [["content-type", "text/event-stream"]], "status": 200, "records": FIRST}  # fmt: skip
+            self.say(json.dumps(answer).encode())
+            Instance.streams.append((None, self.id, Instance.tokens - 1))
+        else:
+            self.transport.write(HEAD)
+            Instance.streams.append((self.transport, b"", Instance.tokens))
+
+    def say(self, body: bytes) -> None:
+        self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+
+
+async def instances(port: int) -> None:
+    """Serve, and give every stream its token each tick."""
+    loop = asyncio.get_running_loop()
+    await loop.create_server(Instance, "127.0.0.1", port, backlog=4096)
+    chunk, end = b"%x\r\n%b\r\n" % (len(PART), PART), b"0\r\n\r\n"
+    due = time.monotonic()
+    while True:
+        due += TICK
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        frames, left = [], []
+        for transport, id, tokens in Instance.streams:
+            last = tokens == 1
+            if transport is not None:
+                transport.write(chunk + end if last else chunk)
+            else:
+                word = b"lastData" if last else b"data"
+                frames.append(b"reqId:%b\0record:%b\0reqId:%b\0%b:%b\0" % (id, RECORD, id, word, PART))
+            if not last:
+                left.append((transport, id, tokens - 1))
+        Instance.streams = left
+        if frames and Instance.line is not None:
+            data = b"".join(frames)
+            Instance.line.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+class Proxy(asyncio.Protocol):
+    """One side of a pair of connections between which bytes are passed on."""
+
+    to = 0
+    other: Proxy | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        if self.other is None:
+            self.early: list[bytes] = []
+            self.task = asyncio.get_running_loop().create_task(self.connect())
+
+    async def connect(self) -> None:
+        def made() -> Proxy:
+            other = Proxy()
+            other.other = self
+            return other
+
+        _, self.other = await asyncio.get_running_loop().create_connection(made, "127.0.0.1", Proxy.to)
+        self.other.transport.write(b"".join(self.early))
+
+    def data_received(self, data: bytes) -> None:
+        if self.other is None:
+            self.early.append(data)
+        else:
+            self.other.transport.write(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.other is not None:
+            self.other.transport.close()
+
+
+async def proxy(port: int, to: int) -> None:
+    Proxy.to = to
+    server = await asyncio.get_running_loop().create_server(Proxy, "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+class Client(asyncio.Protocol):
+    """Requests one after the other over one connection."""
+
+    def __init__(self, next: Callable[[], bool], done: Callable[[], None]):
+        self.next, self.done = next, done
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.tokens, self.tail = 0, b""
+        self.ask()
+
+    def ask(self) -> None:
+        if not self.next():
+            self.transport.close()
+            self.done()
+            return
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        self.transport.write(
+            head + b"user-agent: bench\r\naccept: */*\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
+        )
+
+    def data_received(self, data: bytes) -> None:
+        self.tokens += data.count(b'"delta"')
+        self.tail = (self.tail + data)[-5:]
+        if self.tail == b"0\r\n\r\n":
+            Client.seen += self.tokens
+            self.tokens, self.tail = 0, b""
+            self.ask()
+
+    seen = 0
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU that the process has had, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def run(port: int, pid: int, requests: int, streams: int, tokens: int, instance: int) -> tuple[float, float]:
+    """CPU and wall seconds for so many requests, so many at once. Raises RuntimeError if a token is missing."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", instance)
+    writer.write(b"GET /tokens/%d HTTP/1.1\r\n\r\n" % tokens)
+    await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    left, open_, ended = requests, streams, asyncio.Event()
+    Client.seen = 0
+
+    def next() -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    def done() -> None:
+        nonlocal open_
+        open_ -= 1
+        if not open_:
+            ended.set()
+
+    loop = asyncio.get_running_loop()
+    before, began = cpu(pid), time.monotonic()
+    for _ in range(streams):
+        await loop.create_connection(lambda: Client(next, done), "127.0.0.1", port)
+    await ended.wait()
+    if Client.seen != requests * tokens:
+        raise RuntimeError(f"{Client.seen} of {requests * tokens} tokens came")
+    return cpu(pid) - before, time.monotonic() - began
+
+
+def free() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+async def measure(requests: int, streams: int) -> dict[str, float]:
+    instance, front, plain = free(), free(), free()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "c.toml"
+        config.write_text(
+            f"management_port = {free()}\nmetrics_port = {free()}\nstatus_port = {free()}\nmax_requests = 90000\n"
+            f'single_node_max_requests = 90000\n[[instances]]\nurl = "http://127.0.0.1:{instance}"\n'
+        )
+        me, quiet = [sys.executable, __file__], {"stdout": subprocess.DEVNULL}
+        command = [sys.executable, "-m", "parley", "coordinator", "--config", str(config), "--port", str(front)]
+        running = [
+            subprocess.Popen([*me, "--serve", str(instance)]),
+            subprocess.Popen([*me, "--serve", str(plain), "--to", str(instance)]),
+            subprocess.Popen([*command, "--quiet"], **quiet),  # type: ignore[call-overload]
+        ]
+        try:
+            await until_ready(front)
+            found: dict[str, float] = {}
+            for name, port, process in (("coordinator", front, running[2]), ("proxy", plain, running[1])):
+                await run(port, process.pid, 4 * streams, streams, SHORT, instance)  # warm
+                short, _ = await run(port, process.pid, requests, streams, SHORT, instance)
+                long, seconds = await run(port, process.pid, requests, streams, LONG, instance)
+                frame = (long - short) / requests / (LONG - SHORT)
+                found[f"{name}_frame_us"] = 1e6 * frame
+                found[f"{name}_request_us"] = 1e6 * (short / requests - frame * SHORT)
+                found[f"{name}_tokens_per_second"] = requests * LONG / seconds
+            return found
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
+
+
+async def until_ready(port: int) -> None:
+    while True:
+        await asyncio.sleep(0.1)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            continue
+        writer.write(b"GET /health/ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        status = await reader.readline()
+        writer.close()
+        if b" 200 " in status:
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--streams", type=int, default=400)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--to", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        work = proxy(given.serve, given.to) if given.to else instances(given.serve)
+        uvloop.run(work)
+        return
+    found = uvloop.run(measure(given.requests, given.streams))
+    if given.json:
+        print(json.dumps(found))
+        return
+    print(f"{given.streams} streams at once, {given.requests} requests; CPU of the process in µs")
+    for name in ("coordinator", "proxy"):
+        print(
+            f"  {name:<12} {found[f'{name}_request_us']:7.1f} per request  {found[f'{name}_frame_us']:6.2f} per token"
+        )
+    for what in ("request", "frame"):
+        print(f"  ratio per {what}: {found[f'coordinator_{what}_us'] / found[f'proxy_{what}_us']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

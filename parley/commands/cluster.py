@@ -1,0 +1,204 @@
+"""``parley cluster``: a coordinator and its instances over the machines of a Ray cluster. What is placed where, and
+what is started again, is ``parley.cluster.place``'s and Ray's to say; here is what a terminal shows of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from typing import Any
+
+from parley.kinds import duration, switch, text
+from parley.options import Config, ConfigError, Option
+
+USAGE = """\
+usage: parley cluster up FILE [--detach]     start what FILE describes, and wait until it is ready
+       parley cluster status [NAME]          what runs where
+       parley cluster scale [NAME] GROUP=N   have so many instances of a group
+       parley cluster down [NAME]            end it
+
+Places a coordinator and instances over the machines of a Ray cluster: the one at --address, or the one that this
+machine belongs to. Without one, `up` starts one for this machine and keeps it until Ctrl-C or `down`."""
+
+OPTIONS = [
+    Option("action", text("up|status|scale|down"), "What to do.", positional=True),
+    Option("first", text("FILE or NAME"), "A plan (up), or the name of a cluster.", positional=True),
+    Option("second", text("GROUP=N"), "scale: which group, and how many.", positional=True),
+    Option("address", text("ADDRESS"), "Of the Ray cluster.", unset="the file's, or this machine's"),
+    Option("detach", switch(), "Return when the cluster is ready, and leave it running.", False),
+    Option("timeout", duration(), "Give up when it is not ready by then.", 120.0),
+]
+
+
+def run(config: Config) -> int:
+    actions = {"up": _up, "status": _status, "scale": _scale, "down": _down}
+    action = actions.get(config["action"] or "")
+    if action is None:
+        raise ConfigError("Say what to do: up FILE, status, scale GROUP=N or down.")
+    if find_spec("ray") is None:
+        raise ConfigError("Ray is missing; install it with: pip install 'parley[ray]'.")
+    try:
+        return action(config)
+    except (LookupError, ConnectionError) as error:
+        print(f"parley: {_said(error)}", file=sys.stderr)
+        return 1
+
+
+def _up(config: Config) -> int:
+    from parley.cluster import plan
+
+    if not config["first"]:
+        raise ConfigError("up needs a file: parley cluster up FILE.")
+    wanted = plan.read(config["first"])
+    address = config["address"] or wanted.address
+    from parley.cluster import place
+
+    if config["detach"] and not _exists(address):
+        return _behind(config)
+    began = time.monotonic()
+    ours = place.connect(address, begin=True)
+    if wanted.name in place.names():
+        raise LookupError(f"The cluster {wanted.name} is running already; `parley cluster down {wanted.name}` ends it.")
+    print(f"cluster {wanted.name} on {'a Ray of this machine' if ours else 'Ray'}", flush=True)
+    keeper = place.up(wanted)
+    try:
+        url = _wait(place, keeper, config["timeout"])
+        if url is None:
+            place.down(keeper)
+            return 1
+        print(f"ready in {time.monotonic() - began:.1f} s: {url}", flush=True)
+        print(f"what goes on: {place.page(keeper)}", flush=True)
+        if not ours:
+            print(f"`parley cluster down {wanted.name}` ends it", flush=True)
+            return 0
+        _until_stopped(place, wanted.name)
+    except KeyboardInterrupt:
+        print("ending", flush=True)
+    if wanted.name in place.names():
+        place.down(keeper)
+    return 0
+
+
+def _status(config: Config) -> int:
+    from parley.cluster import place
+
+    place.connect(config["address"] or "")
+    names = [config["first"]] if config["first"] else place.names()
+    if not names:
+        print("no cluster is running")
+    for name in names:
+        seen, wanted = place.look(place.find(name))
+        print(f"{name}: " + ", ".join(f"{group} {count}" for group, count in wanted.items()))
+        print(_table([("", "role", "where", "node", "pid", "needs"), *map(_row, seen)]))
+    return 0
+
+
+def _scale(config: Config) -> int:
+    words = [config["first"] or "", config["second"] or ""]
+    name, change = words if words[1] else ("", words[0])
+    group, equals, count = change.rpartition("=")
+    if not equals or not count.isdigit():
+        raise ConfigError("scale needs a group and a number: parley cluster scale [NAME] GROUP=N.")
+    from parley.cluster import place
+
+    place.connect(config["address"] or "")
+    if refused := place.scale(place.find(name), group, int(count)):
+        raise LookupError(refused)
+    print(f"{group}: {int(count)} wanted; `parley cluster status` shows them come and go")
+    return 0
+
+
+def _down(config: Config) -> int:
+    from parley.cluster import place
+
+    place.connect(config["address"] or "")
+    place.down(place.find(config["first"] or ""))
+    return 0
+
+
+def _exists(address: str) -> bool:
+    """Is there a Ray cluster?"""
+    from parley.cluster import place
+
+    try:
+        place.connect(address)
+    except ConnectionError:
+        if address:
+            raise
+        return False
+    return True
+
+
+def _behind(config: Config) -> int:
+    """Have a process of its own do the same, which goes on when this one has said that all is ready."""
+    with tempfile.NamedTemporaryFile(prefix="parley-cluster-", suffix=".log", delete=False) as log:
+        command = [
+            sys.executable,
+            "-m",
+            "parley",
+            "cluster",
+            "up",
+            config["first"],
+            "--timeout",
+            f"{config['timeout']}s",
+        ]
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    with open(log.name, encoding="utf-8", errors="replace") as lines:
+        while True:
+            ended = child.poll() is not None
+            for line in lines:
+                print(line, end="", flush=True)
+                if line.startswith("what goes on"):
+                    print(f"it goes on in the background; its log is {log.name}")
+                    return 0
+            if ended:
+                return child.returncode or 1
+            time.sleep(0.1)
+
+
+def _wait(place: Any, keeper: Any, timeout: float) -> str | None:
+    """Until the coordinator takes requests: its address for clients. None if that took too long."""
+    deadline = time.monotonic() + timeout
+    shown: set[str] = set()
+    while True:
+        seen, _ = place.look(keeper)
+        for each in seen:
+            if each.pid and each.name not in shown:
+                shown.add(each.name)
+                print("  " + "  ".join(part for part in _row(each)[:4] if part), flush=True)
+        if place.ready(keeper):
+            return place.address(keeper)
+        if time.monotonic() > deadline:
+            missing = ", ".join(f"{each.name} ({each.needs})" for each in seen if not each.pid)
+            why = f"no node has what these need: {missing}" if missing else "the instances did not become ready"
+            print(f"parley: not ready after {timeout:g} s: {why}; the cluster has {place.has()}", file=sys.stderr)
+            return None
+        time.sleep(0.1)
+
+
+def _until_stopped(place: Any, name: str) -> None:
+    """Until a signal, or until somebody has ended the cluster."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    while name in place.names():
+        time.sleep(1.0)
+
+
+def _row(seen: Any) -> tuple[str, ...]:
+    if not seen.pid:
+        return seen.name, seen.role, "not placed", "", "", seen.needs
+    port = "port" if "port" in seen.ports else "status_port"
+    return seen.name, seen.role, seen.url(port), f"node {seen.node[:8]}", f"{seen.pid}", seen.needs
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in rows
+    )
+
+
+def _said(error: Exception) -> str:
+    return str(error).strip("'\"").splitlines()[0]

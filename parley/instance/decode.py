@@ -1,0 +1,198 @@
+"""The leg of a request behind its first outputs, which another instance has made.
+
+The request is read as it was there and its outputs so far are rendered once more, for nobody; then it goes on as any
+other. Pages of its prompts come meanwhile and are found in the prefix cache; what does not come is computed again.
+Knows the leg's side of a generation and a link's taker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from starlette.types import Message
+
+from parley.dialects.dialect import Answer
+from parley.engine.protocol import Stream
+from parley.errors import EngineError, Malformed, Overloaded, ParleyError
+from parley.instance import handover, recompute
+from parley.instance.outlet import Outlet
+from parley.kv.taker import Taker
+from parley.kv.transport import Lost
+from parley.server.chance import draw
+from parley.server.cycle import CYCLE
+from parley.server.leg import Batch, Leg
+from parley.types import Output, Request, Work
+
+if TYPE_CHECKING:
+    from parley.instance.member import Member
+
+UNFINISHED = "Pull kv failed irreversibly."  # as the coordinators of MindIE know it
+PATIENCE = 5.0  # seconds without a page, after which the rest is computed
+
+
+class Decode(Leg):
+    """``reason``: why the request was not taken, if it was not."""
+
+    def __init__(self, member: Member, taker: Taker, begin: handover.Begin):
+        self.label = begin.id
+        self.spent = begin.spent
+        self.reason = "It cannot be read here."
+        self._member = member
+        self._taker = taker
+        self._begin = begin
+        self._recent: list[Batch] = []  # not recorded yet, which in the plain manner none is
+        self._first: Work
+        self._keys: dict[int, str] = {}  # of what is reserved, by the number of the work that it is for
+        self._starting: set[int] = set()  # works that have not attached to it
+        self._landed = 0.0  # when a page has, by the event loop's clock
+        self._accepted = self._returned = False
+        self.outlet = Outlet(self._records, bool(begin.client))
+        self.outlet.silent = True  # until it is taken
+
+    async def prepare(self, request: Request, works: list[Work]) -> None:
+        past, attempt = self._begin.past or [], draw().hex()[:8]
+        recompute.restore(works, self._begin.prompt, self.generation.model.info.max_model_len)
+        self._first = works[0]
+        wants = await self._reserve(works, past, attempt)
+        self._taker.landed = self._land
+        try:
+            await self._taker.accept(wants)
+            self._accepted, self.outlet.silent = True, False
+            self.outlet.response_started = request.stream
+            given = await self._taker.given()
+        except Lost:
+            if not self.outlet.exact and self.outlet.channel is not None:
+                self.outlet.channel.fail(UNFINISHED)
+            self.outlet.silent = True  # parley's own coordinator gives the order again
+            raise EngineError(UNFINISHED) from None
+        await self._pages()
+        self.past = [*past, *handover.split(given)]
+        for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
+            handover.resume(work, tokens, attempt)
+
+    def submitted(self, streams: list[Stream]) -> None:
+        self._starting = set(self._keys)
+
+    def took(self, number: int, outputs: list[Output]) -> None:
+        if self._starting and outputs:
+            self._starting.discard(number)
+            if not self._starting:
+                self._return()
+        for output in outputs:
+            output.id = ""
+        if not self.outlet.exact and any(output.finish == "error" for output in outputs):
+            self._retry()
+        else:
+            self._recent.append([(number, output) for output in outputs])
+
+    def _retry(self) -> None:
+        """A plain coordinator has no records: give it what the request can go on with, if the engine is lost."""
+        if self.generation.model.engine.state == "ready" or self.outlet.channel is None or self.outlet.silent:
+            return
+        begin, past = self._begin, [*(self.past or []), *self._recent]
+        origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
+        self.outlet.channel.retry(recompute.write(begin.path, origin, self._first.token_ids, self._first.seed))
+        self.outlet.silent = True
+
+    def drop(self) -> None:
+        self.outlet.depart()
+
+    def close(self) -> None:
+        if self._accepted:
+            self._taker.close()
+        self._return()
+
+    def refusal(self, error: ParleyError) -> Answer | None:
+        if not self._accepted:
+            self.reason = error.message
+        return None
+
+    def _records(self) -> list[Batch]:
+        recent, self._recent = self._recent, []
+        return recent
+
+    # -- pages
+
+    async def _reserve(self, works: list[Work], past: list[Batch], attempt: str) -> list[tuple[int, list[int]]]:
+        """Pages for what the works begin with. Raises Overloaded."""
+        engine, wants = self.generation.model.engine, list[tuple[int, list[int]]]()
+        for number, (work, tokens) in enumerate(zip(works, handover.drawn(past, works), strict=True)):
+            if work.max_tokens <= handover.first(number, work, tokens, past):
+                wants.append((0, []))  # it ends before
+                continue
+            key = self._keys[number] = f"{work.id}-{attempt}"
+            ids = work.token_ids if work.beam is not None else [*work.token_ids, *tokens[0]]
+            reserved = await engine.reserve(key, ids, work.salt, work.adapter, self._begin.digest)
+            if reserved.error:
+                raise Overloaded(reserved.error)
+            wants.append((reserved.skip, reserved.pages))
+        return wants
+
+    def _land(self, part: int, count: int) -> None:
+        self._landed = asyncio.get_running_loop().time()
+        self.generation.model.engine.landed(self._keys[part], count)
+
+    async def _pages(self) -> None:
+        """Wait for them, as long as some come."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self._taker.settled()
+                return
+            except TimeoutError:
+                if clock() - self._landed > PATIENCE:
+                    return
+
+    def _return(self) -> None:
+        """Reserve nothing any more, once nobody writes into it."""
+        if not self._returned and self._keys:
+            self._member.spawn(self._free())
+        self._returned = True
+
+    async def _free(self) -> None:
+        try:
+            await self._taker.settled()
+        finally:
+            for key in self._keys.values():
+                self.generation.model.engine.free(key)
+
+
+async def accept(member: Member, taker: Taker) -> None:
+    """Take a request over, and answer it to its end; or refuse it."""
+    try:
+        begin = handover.begin(taker.body)
+        app = member.app(begin.apis)
+        if app is None:
+            raise Malformed("This instance does not speak the same APIs.")
+        leg = Decode(member, taker, begin)
+        leg.outlet.channel = channel = member.node.results.channel(begin.client, begin.id)
+    except ParleyError as error:
+        await taker.refuse(error.message)
+        return
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": begin.method,
+        "path": begin.path,
+        "root_path": "",
+        "query_string": begin.query,
+        "headers": begin.headers,
+        CYCLE: leg.outlet,
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": begin.body, "more_body": False}
+
+    exchange = app.exchange(scope, receive, leg.outlet.send)
+    exchange.identify(begin.unique)
+    exchange.created, exchange.tenant, exchange.leg = begin.created, begin.tenant, leg
+    exchange.arrived -= begin.spent
+    member.note(begin.body)
+    try:
+        await app.answer(exchange, admitted=True)
+    finally:
+        channel.close()
+        await taker.refuse(leg.reason)  # unless it was taken

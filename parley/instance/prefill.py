@@ -1,0 +1,223 @@
+"""The leg of a request up to its first outputs, by a coordinator's order; another instance goes on, or this one.
+
+Where another one does, each choice gets its first token here. The other has been asked before, as soon as the prompts
+are known, and fetches their pages while later ones are computed. Knows a generation's side and a link's giver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from parley.dialects.dialect import Answer
+from parley.engine.protocol import Stream
+from parley.errors import ParleyError
+from parley.instance import handover, recompute
+from parley.instance.heads import Order
+from parley.instance.outlet import Front
+from parley.kv.giver import Giver, Refused
+from parley.kv.transport import LinkError
+from parley.server.chance import draw
+from parley.server.cycle import CYCLE
+from parley.server.leg import Batch, Leg
+from parley.server.respond import Exchange
+from parley.types import Output, Request, Work
+
+if TYPE_CHECKING:
+    from parley.instance.member import Member
+
+
+class Declined(ParleyError):
+    """The other instance does not go on with the request."""
+
+
+class Prefill(Leg):
+    """``order``: says who goes on."""
+
+    def __init__(
+        self,
+        member: Member,
+        exchange: Exchange,
+        order: Order,
+        body: bytes,
+        past: list[Batch] | None,
+        prompt: list[int] | None,
+    ):
+        self.label = order.id
+        self.past = past
+        self._prompt = prompt  # where the body does not say it
+        self._member = member
+        self._exchange = exchange
+        self._order = order
+        self._body = body
+        self._begun = False  # outputs have come
+        self._recent: list[Batch] = []  # not recorded yet
+        self._cut: set[int] = set()  # numbers of works that do not end here
+        self._searched: set[int] = set()  # of them, those whose token is for nobody
+        self._works: list[Work] = []
+        self._asking: asyncio.Task[Giver] | None = None
+        self._giver: Giver | None = None
+        self._news: list[tuple[int, list[int]]] = []  # computed before there was one
+        self.front = Front(exchange.scope[CYCLE], order, self._records, lambda: self._begun and order.here)
+
+    @property
+    def ends(self) -> bool:  # type: ignore[override]
+        return not self._cut
+
+    async def prepare(self, request: Request, works: list[Work]) -> None:
+        past, attempt = self.past or [], draw().hex()[:8]
+        self.front.stream = request.stream
+        if self._order.here:
+            self.front.channel = self._member.node.results.channel(self._order.client, self._order.id)
+        recompute.restore(works, self._prompt, self.generation.model.info.max_model_len)
+        tokens = handover.drawn(past, works)
+        for number, work in enumerate(works):
+            handover.resume(work, tokens[number], attempt)
+        if self._order.here or request.pooling is not None:
+            self._body = b""
+            return
+        for number, work in enumerate(works):
+            most = handover.first(number, work, tokens[number], past)
+            if work.max_tokens > most:
+                self._cut.add(number)
+                work.max_tokens, work.lease = most, True
+                if work.beam is not None:
+                    work.beam, work.n, work.logprobs = None, 1, -1
+                    self._searched.add(number)
+        self._works = [works[number] for number in sorted(self._cut)]
+        if self._cut:
+            self._asking = asyncio.create_task(self._ask(len(works)))
+            self._asking.add_done_callback(self._asked)
+
+    def submitted(self, streams: list[Stream]) -> None:
+        for number in self._cut:
+            streams[number].filled = partial(self._filled, number)
+
+    def took(self, number: int, outputs: list[Output]) -> None:
+        self._begun = self._begun or bool(outputs)
+        for output in outputs:
+            if number in self._searched and output.finish != "error":
+                output.token_ids, output.finish, output.stop_id, output.costs = [], None, None, None
+            elif number in self._cut and output.finish == "length":
+                output.finish = None
+        if self._cut or self.front.exact:
+            for output in outputs:
+                output.id = ""
+            self._recent.append([(number, output) for output in outputs])
+
+    def moved(self) -> None:
+        self.front.moved()
+
+    async def leave(self) -> None:
+        assert self._asking is not None
+        try:
+            giver = await self._asking
+            await giver.give(handover.encode(self._recent))
+        except (Refused, LinkError) as error:
+            raise Declined(f"[P Node] Send D request failed:{error}") from None
+        self.left = True
+        self._member.spawn(self._settle(giver))
+        self.front.answer()
+
+    def drop(self) -> None:
+        self.front.depart()
+
+    def close(self) -> None:
+        if self.front.channel is not None:
+            self.front.channel.close()
+        if self.left:
+            return
+        if self._asking is not None:
+            self._asking.cancel()
+        if self._giver is not None:
+            self._giver.close()
+        self._release()
+
+    def refusal(self, error: ParleyError) -> Answer | None:
+        if not isinstance(error, Declined) or not self.front.exact:
+            return None
+        told = {
+            "reqId": self._order.id,
+            "isStream": self.front.stream,
+            "isLastResp": False,
+            "refused": True,
+            "reason": error.message,
+        }
+        return Answer(503, msgspec.json.encode(told))
+
+    def _records(self) -> list[Batch]:
+        recent, self._recent = self._recent, []
+        return recent
+
+    # -- the other instance
+
+    async def _ask(self, parts: int) -> Giver:
+        """Have it take the request. Raises Refused, LinkError."""
+        model, order, exchange = self.generation.model, self._order, self._exchange
+        digest = await self._digest()
+        giver = self._giver = await self._member.peer.connect(str(order.target), model.name)
+        for news in self._news:
+            giver.filled(*news)
+        self._news.clear()
+        assert exchange.created is not None
+        begin = handover.Begin(
+            version=handover.VERSION,
+            id=order.id,
+            client=order.client,
+            unique=exchange.unique,
+            created=exchange.created,
+            spent=time.perf_counter() - exchange.arrived,
+            apis=exchange.scope["app"].apis,
+            method=exchange.scope["method"],
+            path=exchange.scope["path"],
+            query=exchange.scope.get("query_string", b""),
+            headers=[header for header in exchange.headers.items() if header[0] not in handover.CONNECTION],
+            body=self._body,
+            tenant=exchange.tenant,
+            past=list(self.past) if self.past is not None else None,
+            prompt=self._prompt,
+            digest=digest,
+        )
+        self._body = b""
+        await giver.begin(handover.encode(begin), parts)
+        return giver
+
+    async def _digest(self) -> str:
+        """What the content of the request's adapter is told by: others' pages are of use where theirs is the same."""
+        work, engine = self._works[0], self.generation.model.engine
+        if not work.adapter:
+            return ""
+        try:
+            told = await engine.reserve(work.id, [], adapter=work.adapter)
+        finally:
+            engine.free(work.id)
+        return told.digest
+
+    def _asked(self, asking: asyncio.Task[Giver]) -> None:
+        if not asking.cancelled() and (error := asking.exception()) is not None:
+            told = str(error) if isinstance(error, Refused | LinkError) else "an internal error"
+            self.generation.abort(Declined(f"[P Node] Send D request failed:{told}"))
+
+    def _filled(self, number: int, pages: list[int]) -> None:
+        if self._giver is None:
+            self._news.append((number, pages))
+        else:
+            self._giver.filled(number, pages)
+
+    async def _settle(self, giver: Giver) -> None:
+        """Hold the pages until they have been read."""
+        began = time.perf_counter()
+        try:
+            await giver.done()
+        finally:
+            giver.close()
+            self._member.count(count=1, bytes=giver.bytes, seconds=time.perf_counter() - began)
+            self._release()
+
+    def _release(self) -> None:
+        for work in self._works:
+            self.generation.model.engine.release(work.id)

@@ -1,0 +1,90 @@
+"""A cluster's file: what it means, and that every mistake in it is named."""
+
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parley.cluster.plan import Needs, read, written
+from parley.options import ConfigError
+
+
+def plan(folder, text):
+    path = folder / "two.toml"
+    path.write_text(text, "utf-8")
+    return read(str(path))
+
+
+def test_groups_and_what_they_need(tmp_path):
+    made = plan(
+        tmp_path,
+        """
+        [coordinator]
+        predict_port = 9000
+        cpus = 0.5
+        [[instances]]
+        role = "prefill"
+        count = 3
+        gpus = 1
+        memory = "2GiB"
+        resources = { fast = 2 }
+        model = "./models/mine"
+        max-batch = 8
+        [[instances]]
+        name = "small"
+        role = "decode"
+        """,
+    )
+    assert made.name == "two" and made.address == ""
+    assert made.coordinator == {"predict_port": 9000} and made.needs == Needs(cpus=0.5)
+    first, second = made.groups
+    assert (first.name, first.role, first.count) == ("prefill", "prefill", 3)
+    assert first.needs == Needs(1.0, 1.0, 2 << 30, {"fast": 2.0})
+    assert first.options == {"model": str(tmp_path / "models/mine"), "max-batch": 8}  # beside the file
+    assert (second.name, second.role, second.count, second.options) == ("small", "decode", 1, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "instances must be tables"),
+        ("instances = 3", "instances must be tables"),
+        ("instance = []", "unknown key instance. Did you mean instances?"),
+        ('[[instances]]\nrole = "prefil"', "role is 'prefil', not one of mixed, prefill, decode, flex"),
+        ("[[instances]]\ncount = -1", "count is -1, not a whole number from 0 to 1000"),
+        ("[[instances]]\ncount = true", "count is True"),
+        ("[[instances]]\ncpus = nan", "cpus is nan"),
+        ("[[instances]]\ngpus = '1'", "gpus is '1', not a number of at least 0"),
+        ("[[instances]]\nmemory = 'much'", "memory is 'much', not a size"),
+        ("[[instances]]\nresources = {fast = 0}", "resources.fast is 0, not a number above 0"),
+        ("[[instances]]\nport = 8000", "port is chosen where the instance is placed"),
+        ("[[instances]]\ncluster_secret = 'x'", "cluster-secret is chosen"),
+        ("[[instances]]\n[[instances]]", "two kinds of instances have the name mixed"),
+        ("[[instances]]\nname = 'a b'", "name is 'a b'"),
+        ("coordinator = 1\n[[instances]]", "coordinator is 1, not a table"),
+        ("[[instances", "is not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, told):
+    with pytest.raises(ConfigError) as error:
+        plan(tmp_path, text)
+    assert told in str(error.value) and "two.toml" in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(str(tmp_path / "none.toml"))
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+values = st.recursive(
+    st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), texts),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts.filter(bool), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(texts.filter(bool), values, max_size=4))
+def test_options_reach_a_process_as_they_were_written(table):
+    assert tomllib.loads(written(table)) == table

@@ -1,0 +1,48 @@
+"""Whether two answers are the same, apart from what their making took and from how steps fell into events."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+TIMES = re.compile(rb'("[a-z_]*(?:time|cost|time_arr|batch_size)": ?)([0-9.e+-]+|\[[^\]]*\])')
+EVENT = re.compile(rb"(?<=\n\n)|(?<=\0)")
+PIECES = {"text", "content", "arguments", "reasoning", "reasoning_content", "text_output", "name"}
+
+
+def same(one: bytes, other: bytes) -> bool:
+    """Are they? Steps that come together are one event, and choices take turns as they get on; so where bytes differ
+    and events were many, what each choice got in all has to be the same."""
+    one, other = TIMES.sub(rb"\1_", one), TIMES.sub(rb"\1_", other)
+    return one == other or (one.count(b"data:") > 1 and folded(one) == folded(other))
+
+
+def folded(stream: bytes) -> dict[Any, Any]:
+    """What a stream says in all, by choice."""
+    found: dict[Any, Any] = {}
+    for event in filter(None, EVENT.split(stream)):
+        text = event.strip(b"\0\n ").removeprefix(b"data:").strip().replace(b":_", b":0").replace(b": _", b":0")
+        try:
+            told = json.loads(text)
+        except ValueError:
+            found[text] = found.get(text, 0) + 1
+            continue
+        choices = told.get("choices") if isinstance(told, dict) else None
+        if choices:
+            told.pop("usage", None)  # until then, of all choices
+        key = choices[0].get("index") if choices else told.get("index") if isinstance(told, dict) else None
+        found[key] = fold(found[key], told) if key in found else told
+    return found
+
+
+def fold(one: Any, other: Any, name: str = "") -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one | {key: fold(one.get(key), value, key) for key, value in other.items()}
+    if isinstance(one, list) and isinstance(other, list):
+        if len(one) == len(other) == 1 and isinstance(one[0], dict) and name in ("choices", "tool_calls"):
+            return [fold(one[0], other[0])]
+        return one + other
+    if isinstance(one, str) and isinstance(other, str) and name in PIECES:
+        return one + other
+    return one if other is None else other

@@ -1,0 +1,160 @@
+"""Servers behind a coordinator, all in one process and over real sockets: the bytes that one server gives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from answers import same
+from asked import body, routes
+from pair import CREATED, join
+from served import Answer, Served, request
+
+from parley.cluster.config import Options, Place
+from parley.cluster.coordinator import Coordinator
+from parley.instance.member import Member
+from parley.server import respond
+from parley.server.model import Model
+from parley.server.port import listen
+from parley.types import Work
+
+UNIQUE = "0123456789abcdef0123456789abcdef"
+JSON = {"content-type": "application/json"}
+NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 40}
+
+
+def scripted(work: Work, index: int) -> list[int]:
+    """Any tokens, as many as come to the script's mind; none at all sometimes."""
+    rng = random.Random(f"{work.seed + index} {work.token_ids[-3:]}")
+    return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
+
+
+class Cluster:
+    """Members and a coordinator before them."""
+
+    def __init__(self, instances: list[Served], members: list[Member], coordinator: Coordinator, port: int):
+        self.instances, self.members, self.coordinator = instances, members, coordinator
+        self.front = Served(instances[0].service, instances[0].engine, instances[0].server, port)
+
+    async def idle(self) -> None:
+        """Nothing is left of any request anywhere."""
+        await self.front.until(lambda: not self.coordinator.front.open and not self.coordinator.choice.open)
+        for served, member in zip(self.instances, self.members, strict=True):
+            await served.idle()
+            await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
+            channels = [channel for client in member.node.results.clients.values() for channel in client.channels]
+            assert not channels
+
+
+@pytest.fixture
+async def cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
+    """Start a cluster of these roles, whose answers show the same id and time as those of single servers."""
+    made: list[tuple[Cluster, asyncio.Task[int]]] = []
+
+    async def begin(*roles: str, **options: Any) -> Cluster:
+        instances = [await serve(role=role, **options) for role in roles]
+        members = [await join(served) for served in instances]
+        places = [
+            Place(id=number, url=f"http://127.0.0.1:{served.port}", role=role)
+            for number, (served, role) in enumerate(zip(instances, roles, strict=True), 1)
+        ]
+        sock = listen("127.0.0.1", 0)
+        told = Options(instances=tuple(places), separate="always", heartbeat=0.05, max_requests=1000)
+        coordinator = Coordinator(told, {"predict": ("127.0.0.1", sock)}, access_log=False)
+        task = asyncio.create_task(coordinator.run(signals=False))
+        each = Cluster(instances, members, coordinator, sock.getsockname()[1])
+        made.append((each, task))
+        await each.front.until(lambda: len(coordinator.table.usable()) == len(roles))
+        return each
+
+    head = Model.head
+    monkeypatch.setattr(Model, "head", lambda self, *given: head(self, *given[:4], CREATED))
+    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
+    yield begin
+    for each, task in made:
+        each.coordinator.stop()
+        await task
+        for member in each.members:
+            await member.close()
+
+
+async def compare(one: Served, many: Served, path: str, asked: bytes) -> None:
+    expected, given = await one.call("POST", path, asked, JSON), await many.call("POST", path, asked, JSON)
+    assert given.status == expected.status, (path, asked, given)
+    assert headers(given) == headers(expected), (path, asked)
+    equal = same(given.body, expected.body) or turned(given.body) == turned(expected.body)
+    assert equal, (path, asked, given.body, expected.body)
+
+
+def turned(body: bytes) -> Any:
+    """A whole answer without the order of its choices, which is that of their ends where several prompts are asked."""
+    try:
+        told = json.loads(body)
+        told["choices"].sort(key=json.dumps)
+    except (ValueError, TypeError, LookupError):
+        return body
+    return told
+
+
+def headers(answer: Answer) -> dict[str, str]:
+    """Those that do not tell time or length, which follows from it."""
+    return {
+        name: value
+        for name, value in answer.headers.items()
+        if name not in ("date", "content-length") and not any(word in name for word in ("time", "-ms", "duration"))
+    }
+
+
+@pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
+async def test_every_route_gives_what_one_server_gives(cluster, serve, roles: tuple[str, ...]) -> None:
+    many, one = await cluster(*roles, reply=scripted), await serve(reply=scripted)
+    rng = random.Random(f"routes {roles}")
+    for path, _ in routes():
+        for _ in range(40 if NIGHTLY else 1):
+            await compare(one, many.front, path, body(path, rng))
+    await many.idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/mindie/v1/chat/completions", "/tgi/generate", "/nowhere"])
+@pytest.mark.parametrize("asked", [b"{", b"[]", b"{}", b'{"model":"no","messages":[],"max_tokens":0}', b"\xff"])
+async def test_what_is_wrong_is_refused_as_one_server_refuses_it(cluster, serve, path: str, asked: bytes) -> None:
+    many, one = await cluster("prefill", "decode"), await serve()
+    await compare(one, many.front, path, asked)
+    await many.idle()
+
+
+async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve) -> None:
+    def reply(work: Work, index: int) -> list[int]:
+        return [70 + k % 90 for k in range(40)]
+
+    many, one = await cluster("prefill", "decode", "decode", reply=reply, tick=0.01), await serve(reply=reply)
+    asked = json.dumps(CHAT | {"stream": True, "n": 2, "logprobs": True}).encode()
+    expected = await one.call("POST", "/v1/chat/completions", asked, JSON)
+    calls = [asyncio.create_task(many.front.call("POST", "/v1/chat/completions", asked, JSON)) for _ in range(8)]
+    decoding = many.instances[1]
+    await decoding.until(lambda: decoding.engine.stats.running)
+    await asyncio.sleep(0.1)
+    feed = many.coordinator.links.feed(many.coordinator.table.instances[2])
+    many.coordinator.table.fault(many.coordinator.table.instances[2])
+    feed.fail("It is gone.")
+    for answer in await asyncio.gather(*calls):
+        assert same(answer.body, expected.body)
+    assert many.coordinator.choice.tally.retries
+    await many.idle()
+
+
+async def test_a_client_that_leaves_leaves_nothing(cluster) -> None:
+    many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.005)
+    asked = json.dumps(CHAT | {"stream": True}).encode()
+    for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.05):
+        connection = await many.front.connect()
+        await connection.send(request("POST", "/v1/chat/completions", asked, JSON))
+        await asyncio.sleep(delay)
+        connection.close()
+        await many.idle()

@@ -1,0 +1,107 @@
+"""Requests that one server begins and another goes on with: the bytes that one gives, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from answers import same
+from asked import body, routes
+from pair import CREATED, Pair
+from served import Answer, Served
+
+from parley.server import respond
+from parley.server.model import Model
+from parley.types import Work
+
+UNIQUE = "0123456789abcdef0123456789abcdef"
+HEADERS = {"content-type": "application/json"}
+
+
+def scripted(work: Work, index: int) -> list[int]:
+    """Any tokens, as many as come to the script's mind; none at all sometimes."""
+    rng = random.Random(f"{work.seed + index} {work.token_ids[-3:]}")
+    return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
+
+
+@pytest.fixture
+async def alike(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
+    """Makes pairs, and single servers whose requests have the same id and time."""
+    pairs: list[Pair] = []
+
+    async def make(**options: Any) -> tuple[Served, Pair]:
+        pairs.append(await Pair.of(serve, **options))
+        options.pop("here", None)
+        return await serve(**options), pairs[-1]
+
+    made = Model.head
+    monkeypatch.setattr(Model, "head", lambda self, *given: made(self, *given[:4], CREATED))
+    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
+    yield make
+    for pair in pairs:
+        await pair.close()
+
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 12}
+
+
+NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
+
+
+async def single(served: Served, path: str, body: bytes) -> Answer:
+    return await served.call("POST", path, body, HEADERS)
+
+
+async def compare(one: Served, pair: Pair, path: str, asked: bytes) -> None:
+    expected, given = await single(one, path, asked), await pair.ask(path, asked, UNIQUE, HEADERS)
+    kind = given.headers.get("content-type")
+    assert (given.status, kind) == (expected.status, expected.headers.get("content-type")), (path, asked, given)
+    assert same(given.body, expected.body), (path, asked, given.body, expected.body)
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_every_route_gives_the_bytes_of_one_server(alike, here: bool) -> None:
+    one, pair = await alike(reply=scripted, here=here)
+    rng = random.Random(f"routes {here}")
+    for path, _ in routes():
+        for _ in range(40 if NIGHTLY else 1):
+            await compare(one, pair, path, body(path, rng))
+    await pair.idle()
+
+
+STREAMS: list[dict[str, Any]] = [
+    CHAT | {"stream": True},
+    CHAT | {"stream": True, "n": 2, "logprobs": True, "stop": ["a", "7"], "stream_options": {"include_usage": True}},
+    CHAT | {"stream": True, "best_of": 3, "n": 2},
+    CHAT | {"stream": True, "prompt_logprobs": 1, "stream_interval": 3, "max_tokens": 30},
+    CHAT | {"stream": True, "use_beam_search": True, "best_of": 2, "n": 2},  # the script does not search
+]
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_resumed_behind_any_part_it_goes_on_with_the_next(alike, here: bool) -> None:
+    """A client that got so many parts gets the rest, to the byte, from servers that know nothing of it."""
+    _, pair = await alike(reply=scripted, here=here)
+    for each in STREAMS[:-1]:
+        asked = json.dumps(each).encode()
+        whole = await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS)
+        for count in range(1, len(whole.parts)):
+            records = [record for _, record in whole.parts[:count]]
+            rest = await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS, past=records)
+            assert rest.status == 200, rest
+            assert b"".join(data for data, _ in whole.parts[:count]) + rest.body == whole.body, (each, count)
+    await pair.idle()
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_one_that_is_dropped_after_any_part_leaves_nothing(alike, here: bool) -> None:
+    _, pair = await alike(reply=lambda work, index: [70 + k % 90 for k in range(40)], here=here, tick=0.001)
+    for each in STREAMS:
+        for count in (1, 2, 3, 9):
+            asked = json.dumps(each | {"max_tokens": 40}).encode()
+            await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS, stop=count)
+            await pair.idle()

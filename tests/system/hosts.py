@@ -1,0 +1,140 @@
+"""Hosts that are network namespaces, each with an address of its own, around a switch that can lose and delay packets.
+
+The switch is a process that holds the other end of each host's Ethernet device (a TAP), so nothing is needed of the
+kernel but namespaces: no netem. The place in which the test runs is a host as well, the first. Needs root and `ip`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import heapq
+import multiprocessing
+import os
+import random
+import select
+import shutil
+import struct
+import subprocess
+import time
+from multiprocessing.connection import Connection
+
+import pytest
+
+NET = "10.93.0"
+TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 2, 0x1000
+FRAME = 65_536
+
+
+def possible() -> bool:
+    """May this process make network namespaces and devices?"""
+    if os.geteuid() != 0 or not shutil.which("ip") or not os.path.exists("/dev/net/tun"):
+        return False
+    name = f"parley-probe{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return made
+
+
+needed = pytest.mark.skipif(not possible(), reason="needs root, network namespaces and /dev/net/tun")
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+class Hosts:
+    """Hosts 1 to ``count``, and the test's own place as host 0. To be closed."""
+
+    def __init__(self, count: int):
+        self.addresses = [f"{NET}.{number + 1}" for number in range(count + 1)]
+        self._names = [f"parley{os.getpid()}-{number}" for number in range(count + 1)]
+        ports = [_tap(f"pt{os.getpid()}-{number}") for number in range(count + 1)]
+        for number, (name, address) in enumerate(zip(self._names, self.addresses, strict=True)):
+            device, place = f"pt{os.getpid()}-{number}", ["ip"]
+            if number:
+                run("ip", "netns", "add", name)
+                run("ip", "link", "set", device, "netns", name)
+                place = ["ip", "-n", name]
+                run(*place, "link", "set", "lo", "up")
+            run(*place, "addr", "add", f"{address}/24", "dev", device)
+            run(*place, "link", "set", device, "up")
+        self._control, theirs = multiprocessing.Pipe()
+        self._switch = multiprocessing.get_context("fork").Process(target=_switch, args=(ports, theirs), daemon=True)
+        self._switch.start()
+        for port in ports:
+            os.close(port)
+
+    def command(self, number: int) -> list[str]:
+        """What stands before a command that is to run on this host."""
+        return ["ip", "netns", "exec", self._names[number]] if number else []
+
+    def disturb(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
+        """Between two hosts, each way, this part of the packets is lost; the others come so many seconds later."""
+        self._say(("disturb", loss, delay))
+
+    def cut(self, number: int) -> None:
+        """A host's packets, in both directions, vanish from now on, and nobody is told."""
+        self._say(("cut", number, True))
+
+    def mend(self, number: int) -> None:
+        self._say(("cut", number, False))
+
+    def close(self) -> None:
+        self._switch.terminate()
+        self._switch.join()
+        for name in self._names[1:]:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+    def _say(self, message: tuple[str, float, float]) -> None:
+        self._control.send(message)
+        self._control.recv()  # it holds from here on
+
+
+def _tap(name: str) -> int:
+    """A new Ethernet device, whose packets are read and written here."""
+    port = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(port, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
+    return port
+
+
+def _switch(ports: list[int], control: Connection) -> None:
+    """Carry packets between the ports for ever."""
+    where: dict[bytes, int] = {}  # ports by the addresses that were seen behind them
+    loss = delay = 0.0
+    cut: set[int] = set()
+    late: list[tuple[float, int, int, bytes]] = []  # when, number, port
+    count = 0
+    rng = random.Random(1)
+    while True:
+        wait = max(0.0, late[0][0] - time.monotonic()) if late else None
+        ready, _, _ = select.select([*ports, control], [], [], wait)
+        if control in ready:
+            what, first, second = control.recv()
+            if what == "disturb":
+                loss, delay = first, second
+            elif second:
+                cut.add(int(first))
+            else:
+                cut.discard(int(first))
+            control.send(None)
+        now = time.monotonic()
+        for number, port in enumerate(ports):
+            for _ in range(64 if port in ready else 0):
+                try:
+                    packet = os.read(port, FRAME)
+                except BlockingIOError:
+                    break
+                target, source = packet[:6], packet[6:12]
+                where[source] = number
+                known = where.get(target)
+                for to in [known] if known is not None and not target[0] & 1 else range(len(ports)):
+                    if to == number or to in cut or number in cut or rng.random() < loss:
+                        continue
+                    count += 1
+                    heapq.heappush(late, (now + delay, count, to, packet))
+        now = time.monotonic()
+        while late and late[0][0] <= now:
+            _, _, to, packet = heapq.heappop(late)
+            with contextlib.suppress(OSError):  # its queue is full, or its device is down: lost
+                os.write(ports[to], packet)

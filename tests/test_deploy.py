@@ -1,0 +1,74 @@
+"""The files in deploy/ fit together, and what they start exists."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from parley.config import SERVE
+from parley.options import read_flags
+
+DEPLOY = Path(__file__).parent.parent / "deploy"
+FILES = ["coordinator.yaml", "prefill.yaml", "decode.yaml"]
+
+
+def documents(kind=None):
+    found = [each for name in FILES for each in yaml.safe_load_all((DEPLOY / "k8s" / name).read_text("utf-8"))]
+    return [each for each in found if kind in (None, each["kind"])]
+
+
+def container(document):
+    (only,) = document["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+def test_services_find_their_pods_and_probes_their_ports():
+    pods = [each for each in documents() if each["kind"] in ("Deployment", "StatefulSet")]
+    assert len(pods) == 3
+    for service in documents("Service"):
+        (behind,) = [
+            pod for pod in pods if pod["spec"]["template"]["metadata"]["labels"] == service["spec"]["selector"]
+        ]
+        ports = {port["name"] for port in container(behind)["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    for pod in pods:
+        assert pod["spec"]["selector"]["matchLabels"] == pod["spec"]["template"]["metadata"]["labels"]
+        ports = {port["name"] for port in container(pod)["ports"]}
+        probes = [container(pod)[probe] for probe in ("startupProbe", "livenessProbe", "readinessProbe")]
+        assert {probe["httpGet"]["port"] for probe in probes} <= ports
+        volumes = {volume["name"] for volume in pod["spec"]["template"]["spec"]["volumes"]}
+        assert {mount["name"] for mount in container(pod)["volumeMounts"]} <= volumes
+
+
+def test_instances_are_started_with_flags_that_there_are():
+    for pod in documents("StatefulSet"):
+        command, *flags = container(pod)["args"]
+        assert command == "serve"
+        given = {name: raw for name, (raw, _) in read_flags(SERVE, flags).items()}
+        assert pod["metadata"]["name"] == f"parley-{given['role']}"
+        known = {option.key for option in SERVE if option.variable}
+        assert {each["name"] for each in container(pod)["env"]} - {"POD_IP"} <= known
+
+
+def test_the_coordinator_knows_every_replica():
+    from parley.cluster.config import read
+
+    content = tomllib.loads((DEPLOY / "k8s/coordinator.toml").read_text("utf-8"))
+    content["secret"] = content.pop("secret_file")  # which is only there in the pod
+    options = read(content, "coordinator.toml")
+    sets = {each["metadata"]["name"]: each["spec"] for each in documents("StatefulSet")}
+    urls = {
+        f"http://{name}-{number}.{spec['serviceName']}:8000"
+        for name, spec in sets.items()
+        for number in range(spec["replicas"])
+    }
+    assert {place.url for place in options.instances} == urls
+    (service,) = [each for each in documents("Service") if each["metadata"]["name"] == "parley"]
+    assert service["spec"]["selector"]["app.kubernetes.io/component"] == "coordinator"
+
+
+def test_manifests_are_what_kubernetes_knows():
+    validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
+    for document in documents():
+        validate.validate(document, "1.37", strict=True)
