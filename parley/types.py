@@ -344,7 +344,8 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     ``given``: for each choice, tokens of its output that were drawn elsewhere; empty: there are none. They count as
     drawn here, and outputs go on behind them. One that has come to its end with them is to be cancelled by the caller.
     ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
-    ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. Not without the prefix cache.
+    ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. It is to be released when there are
+    outputs of all choices, if not before: others wait for that. Not without the prefix cache, and not of a search.
     ``prediction``: tokens of which its outputs may well be made: they are guesses (drafts) and change no result.
     ``named``: scores of its output list these tokens, in this order, in place of the likeliest. Not with ``beam``.
     """

@@ -33,10 +33,19 @@ def refusal(work: Work, runner: Runner, context: int, blocks: int, slots: int) -
             return f"{beams} beams do not fit: at most {slots} of {room} tokens each do."
     if work.pooling is not None and (work.pooling.dimensions or 1) > runner.dimensions:
         return f"The model makes vectors of {runner.dimensions} dimensions."
-    ids, size = work.token_ids, runner.vocab_size
-    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= size:
+    size = runner.vocab_size
+    if not all(_known(ids, size) for ids in (work.token_ids, *work.given)):
         return f"A token id of the prompt is outside of the vocabulary (0 to {size - 1})."
+    if work.given and (len(work.given) != work.n or work.pooling is not None or (work.beam and any(work.given))):
+        return "What was drawn before does not belong to these choices."
+    if any(len(work.token_ids) + len(ids) > context for ids in work.given):
+        return f"The prompt and what was drawn before do not fit into {context} tokens."
     return None
+
+
+def _known(ids: list[int], size: int) -> bool:
+    """Are all of them tokens of a vocabulary of this size?"""
+    return not ids or (set(map(type, ids)) == {int} and 0 <= min(ids) <= max(ids) < size)
 
 
 def at_once(runner: Runner) -> Fetch:

@@ -22,6 +22,7 @@ from parley.core.beam import Search, capacity
 from parley.core.blocks import BlockPool, extend, root
 from parley.core.finish import allowance, verdict
 from parley.core.fork import branch
+from parley.core.holds import Holds
 from parley.core.intake import Intake, Prepare, at_once, refusal
 from parley.core.lookup import Lookup, Predicted
 from parley.core.pace import Fixed, Pace, Timed
@@ -42,7 +43,8 @@ class Loop:
 
     ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens). ``fetch``
     reads adapters beside the steps; without it a step waits for one that is read. ``prepare`` makes a work ready, and
-    then calls what it is given, in the loop's thread.
+    then calls what it is given, in the loop's thread. ``filled(id, pages)`` is called with pages that the lease of a
+    work has got, before the outputs of their step are emitted.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Loop:
         pace: Pace | None = None,
         fetch: Fetch | None = None,
         prepare: Prepare | None = None,
+        filled: Callable[[str, list[int]], None] | None = None,
     ):
         if pace is None:
             on_cpu = settings.device.startswith("cpu")
@@ -61,6 +64,10 @@ class Loop:
         self.settings = settings
         self.pool = BlockPool(runner.blocks)
         self.context = runner.max_model_len
+        self._caching = settings.prefix_cache and runner.blocks > 0
+        self.shelf = Shelf(settings.max_adapters, fetch or at_once(runner), settings.adapters)
+        names = settings.model if self._caching else None
+        self.holds = Holds(self.pool, self.shelf, names, runner.vocab_size, filled or (lambda id, pages: None))
         self.scheduler: Scheduler | Whole
         self.speculation: Speculation | None = None
         self._speculates = False  # for all, or only for works that say what is expected
@@ -79,10 +86,12 @@ class Loop:
                 self._release,
                 settings.prefix_cache,
                 self.speculation if self._speculates else None,
+                self.holds.fits,
+                self.holds.revoke,
             )
+            self.holds.scheduler = self.scheduler
         else:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
-        self.shelf = Shelf(settings.max_adapters, fetch or at_once(runner), settings.adapters)
         self.intake = Intake(self.shelf, prepare, self._begin, self._refuse)
         self._emit = emit
         self._pace = pace
@@ -92,6 +101,7 @@ class Loop:
         self._predicted: set[str] = set()  # works that say what is expected of them
         self._outputs: list[Output] = []
         self._changed = False  # something happened that no emit has told of
+        self._stuck = False  # whoever is next waits for pages that are held for other instances
         self._arrivals = 0
         self._steps = 0
         self._prompt_tokens = 0
@@ -101,8 +111,9 @@ class Loop:
 
     @property
     def idle(self) -> bool:
-        """Whether ``step`` has nothing to do until more is added."""
-        return not (self._open or self._searches or self._changed)
+        """Whether ``step`` has nothing to do until something else is called."""
+        busy = (self._open or self._searches) and not self._stuck
+        return not (busy or self._changed or self.holds.changed)
 
     def add(self, work: Work) -> None:
         """Queue all choices of a work. What is wrong with it is told by outputs of the next step."""
@@ -143,14 +154,20 @@ class Loop:
         self._changed = True
 
     def reset(self, *, running: bool = False) -> bool:
-        """Forget all cached prefixes, as ``Reset`` says. Whether it was done."""
+        """Forget all cached prefixes, as ``Reset`` says. Whether it was done: not while pages are held for others."""
+        if self.holds.pinned or self.holds.reserved:
+            return False
         return self.scheduler.reset(running=running)
+
+    def check(self) -> None:
+        """Conservation of pages and slots, for tests. Raises AssertionError."""
+        self.scheduler.check([*self.holds.tables()])
 
     def step(self) -> bool:
         """Schedule, run, finish, emit. Returns whether there is more to do."""
         if self.idle:
             return False
-        step = self.scheduler.schedule()
+        step = self._schedule()
         self._last = (0, 0, 0, 0.0)
         if step.rows:
             self._steps += 1
@@ -169,7 +186,7 @@ class Loop:
         while self._broken:
             self._abort(self._broken.pop(), FAILED)
         outputs, self._outputs = self._outputs, []
-        self._changed = False
+        self._changed = self.holds.changed = False
         self._emit(outputs, self.stats())
         return not self.idle
 
@@ -194,6 +211,8 @@ class Loop:
             drafts=tried.rows,
             draft_tokens=tried.tokens,
             draft_accepted=list(tried.accepted),
+            pinned=self.holds.pinned,
+            reserved=self.holds.reserved,
         )
 
     def _refuse(self, work: Work, wanted: set[int], why: str) -> None:
@@ -205,7 +224,7 @@ class Loop:
         """Queue the wanted choices of a work, for which all that it needs is there."""
         start = root(self.settings.model, work.salt, *([adapter.digest.hex()] if adapter else []))
         hashes: list[bytes] = []
-        if self.settings.prefix_cache and self.pool.size:
+        if self._caching:
             extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
         stops = frozenset(work.stop_ids)
         limit = allowance(work, self.context)
@@ -215,17 +234,18 @@ class Loop:
             limit = min(limit, capacity(self.pool.size, width) - len(work.token_ids))
         choices: dict[int, Sequence] = {}
         for index in range(width or work.n):
+            given = work.given[index] if work.given and not width else []
             sequence = Sequence(
                 id=work.id,
                 index=index,
                 work=work,
-                tokens=list(work.token_ids),
+                tokens=work.token_ids + given,
                 prompt_len=len(work.token_ids),
                 seed=(work.seed + index) % 2**64,
                 order=self._arrivals,
                 hashes=list(hashes),
                 # The prompt is the same for all choices: one of them scores it.
-                prompt_scores=[None] if work.prompt_logprobs >= 0 and index == 0 else [],
+                prompt_scores=[None] if work.prompt_logprobs >= 0 and index == 0 and not given else [],
                 limit=limit,
                 stops=stops,
                 root=start,
@@ -234,6 +254,8 @@ class Loop:
                 adapter=adapter,
                 turns=max(1, width),
             )
+            if given and self._caching:
+                extend(sequence.hashes, start, sequence.tokens, len(sequence) // BLOCK_SIZE)
             self._arrivals += 1
             choices[index] = sequence
             if width and index:
@@ -247,10 +269,31 @@ class Loop:
             if work.prediction:
                 self._predicted.add(work.id)
                 self._guess()
+        if work.lease and self._caching and not width:
+            self._lease(choices, wanted)
         self._prompt_tokens += len(work.token_ids)
         self._changed = True
         for index in set(range(work.n)) - wanted:
             self.cancel(work.id, index)
+
+    def _lease(self, choices: dict[int, Sequence], wanted: set[int]) -> None:
+        """Give a work a lease for the whole pages of what its first choice begins with."""
+        first = choices[0]
+        starting = [choices[index] for index in sorted(wanted)]
+        self.holds.lease(first.id, starting, first.hashes[: len(first) // BLOCK_SIZE])
+
+    def _schedule(self) -> Step:
+        """The next step. Where nobody gets on, what is kept for other instances' works is kept no longer."""
+        self.holds.urge()
+        while True:
+            preemptions = self.scheduler.preemptions
+            step = self.scheduler.schedule()
+            if step.rows or self._broken or not (self.scheduler.running or self.scheduler.waiting):
+                self._stuck = False
+                return step
+            if self.scheduler.preemptions == preemptions and not self.holds.revoke():
+                self._stuck = True
+                return step
 
     def _run(self, step: Step) -> list[Sampled] | None:
         """The runner's results, None if it failed."""
@@ -288,8 +331,12 @@ class Loop:
             sequence.prompt_scores += result.prompt_scores
         if work.costs:
             sequence.computing += self._last[3]
+        if work.lease:
+            self.holds.grow(sequence, row.start + row.count)
         if row.start + row.count < len(sequence.tokens):
             return
+        if work.lease:
+            self.holds.start(sequence)
         if search is not None:
             search.report(sequence, list(result.candidates))
             return
@@ -369,6 +416,7 @@ class Loop:
 
     def _drop(self, search: Search) -> None:
         """Take a search out of all books."""
+        self.holds.start(search.root)
         for member in search.members:
             self.scheduler.remove(member)
         del self._searches[search.root.id]
@@ -387,6 +435,7 @@ class Loop:
 
     def _close(self, sequence: Sequence) -> None:
         """Take a choice out of all books."""
+        self.holds.start(sequence)
         self.scheduler.remove(sequence)
         if self.speculation is not None:
             self.speculation.forget(sequence)
@@ -417,6 +466,7 @@ class Loop:
             else:
                 self._broken.append(search)  # others of its beams may have rows in this step
             return False
+        self.holds.begin(sequence)
         return True
 
     def _release(self, sequence: Sequence) -> None:

@@ -40,8 +40,8 @@ class Queue:
 
     def __init__(self) -> None:
         self.service: dict[str, int] = {}
-        self._levels: dict[int, _Level] = {}
-        self._priorities: list[int] = []  # of levels, ascending; none of those is empty
+        self._levels: dict[float, _Level] = {}
+        self._priorities: list[float] = []  # of levels, ascending; none of those is empty
         self._size = 0
         self._mark = 0  # the service that the last one chosen had had
 
@@ -62,6 +62,11 @@ class Queue:
         return self._priorities[0] if self._priorities else inf
 
     @property
+    def returning(self) -> bool:
+        """Does one wait that ran before?"""
+        return any(level.back for level in self._levels.values())
+
+    @property
     def head(self) -> Sequence:
         """Who is next. Raises IndexError when nobody waits."""
         level = self._levels[self._priorities[0]]
@@ -72,10 +77,10 @@ class Queue:
 
     def add(self, sequence: Sequence) -> None:
         """Let it wait: at the end of its line, or, if it ran before, where its turn is."""
-        level = self._levels.get(sequence.work.priority)
+        level = self._levels.get(sequence.priority)
         if level is None:
-            insort(self._priorities, sequence.work.priority)
-            level = self._levels[sequence.work.priority] = _Level()
+            insort(self._priorities, sequence.priority)
+            level = self._levels[sequence.priority] = _Level()
         self._size += 1
         if sequence.turn >= 0:
             insort(level.back, sequence, key=_turn)
@@ -95,7 +100,7 @@ class Queue:
 
     def remove(self, sequence: Sequence) -> None:
         """Take out one that waits, wherever it stands."""
-        priority, tenant = sequence.work.priority, sequence.work.tenant
+        priority, tenant = sequence.priority, sequence.work.tenant
         level = self._levels[priority]
         if sequence.turn >= 0:
             del level.back[bisect_left(level.back, sequence.turn, key=_turn)]

@@ -29,6 +29,10 @@ left and gets no row. Their turns follow one another, so nobody else stands betw
 a search is only begun if all its beams fit into pool and slots at their full length. So if the first in order waits,
 another one of its search is next.
 
+**Holds.** Pages that other instances read or fill cannot be taken back (``lease``, ``landing``). One that waits is only
+admitted if it fits beside them; so it waits on, and no row is given to anybody who could not get on, and a step may
+have no row although there are sequences. It is the end of a transfer that changes this.
+
 **Drafts.** A decode's row may carry guesses at the tokens that follow. They get pages only where nobody is preempted
 for it, and a page that they fill becomes findable when its tokens are certain: ``settle``.
 
@@ -38,7 +42,7 @@ The file knows neither outputs nor why a sequence ends.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Collection, Sized
 from math import inf
 from operator import attrgetter
 
@@ -56,7 +60,9 @@ class Scheduler:
 
     ``admit`` is called when a sequence has got a slot; False refuses it, and it is out. ``release`` is called before
     a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable. Drafts are those of
-    ``speculation``.
+    ``speculation``. ``fits`` says of one that waits whether all its tokens have room beside the pages that nobody can
+    take back; the others given are those that it would find in the cache. ``revoke`` takes back what can be, some at a
+    time: False if there is nothing.
     """
 
     def __init__(
@@ -68,6 +74,8 @@ class Scheduler:
         release: Callable[[Sequence], None],
         prefix_cache: bool = True,
         speculation: Speculation | None = None,
+        fits: Callable[[Sequence, list[int]], bool] = lambda sequence, found: True,
+        revoke: Callable[[], bool] = lambda: False,
     ):
         self.pool = pool
         self.pace = pace
@@ -82,6 +90,8 @@ class Scheduler:
         self._copies: list[tuple[int, int]] = []  # of pages, before the next step
         self._admit = admit
         self._release = release
+        self._fits = fits
+        self._revoke = revoke
         self.speculation = speculation
 
     def add(self, sequence: Sequence) -> None:
@@ -99,8 +109,10 @@ class Scheduler:
         sequence.status = Status.FINISHED
 
     def schedule(self) -> Step:
-        """The next step. It has rows whenever there are sequences; ``computed`` is advanced as if it had been run."""
+        """The next step. It has rows whenever there are sequences, but for those that wait until pages are given back
+        from outside; ``computed`` is advanced as if it had been run."""
         step = Step([])
+        self._let()
         self._filled = False
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
         drafts: dict[Sequence, tuple[int, ...]] = {}
@@ -110,8 +122,8 @@ class Scheduler:
         self.pace.begin(len(decodes) + sum(map(len, drafts.values())))
         waiting = self.waiting.priority  # of who is next, inf once one has to wait on
         for sequence in list(self.running):
-            if waiting < sequence.work.priority:
-                waiting = self.waiting.priority if self._fill(step, sequence.work.priority) else inf
+            if waiting < sequence.priority:
+                waiting = self.waiting.priority if self._fill(step, sequence.priority) else inf
             if sequence.status is not Status.RUNNING:
                 break  # one before it in order needed its pages, and before that those of all that follow
             distance = len(sequence.tokens) - sequence.computed
@@ -132,6 +144,7 @@ class Scheduler:
             self._fill(step, inf)
         if step.rows:
             step.copies, self._copies = self._copies, []
+        self._keep()
         return step
 
     def fork(self, sequence: Sequence, parent: Sequence) -> None:
@@ -148,7 +161,9 @@ class Scheduler:
         sequence.computed = whole * BLOCK_SIZE
         if rest and self.pool.free:
             sequence.blocks.append(self.pool.take())
+            self._let()
             self._copies.append((parent.blocks[whole], sequence.blocks[whole]))
+            self._keep()
             sequence.computed = parent.computed
         sequence.reached = max(sequence.reached, sequence.computed)
 
@@ -182,7 +197,29 @@ class Scheduler:
         """Forget all cached prefixes. ``running``: who runs is put back first; else that forbids it."""
         while running and self.running:
             self.preempt()
-        return self.pool.clear()
+        self._let()
+        done = self.pool.clear()
+        self._keep()
+        return done
+
+    def move(self, sequence: Sequence, priority: float) -> None:
+        """Give a sequence another priority, and the place that goes with it."""
+        if sequence.status is Status.RUNNING:
+            del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
+            sequence.priority = priority
+            insort(self.running, sequence, key=_rank)
+            return
+        waits = sequence.status is Status.WAITING
+        if waits:
+            self.waiting.remove(sequence)
+        sequence.priority = priority
+        if waits:
+            self.waiting.add(sequence)
+
+    def spare(self) -> int:
+        """How many pages may be taken from outside: one is left for each that runs, none taken while one waits that
+        ran before."""
+        return 0 if self.waiting.returning else max(0, self.pool.free - len(self.running))
 
     def settle(self, row: Row) -> None:
         """A row with drafts was computed, and what it gave appended: of the drafts, what was right is certain now."""
@@ -200,29 +237,38 @@ class Scheduler:
         for block in step.hashed:
             self.pool.forget(block)
 
-    def check(self) -> None:
-        """Conservation of pages and slots, for tests. Raises AssertionError."""
-        self.pool.check(sequence.blocks for sequence in self.running)
+    def check(self, held: Collection[list[int]] = ()) -> None:
+        """Conservation of pages and slots, for tests; ``held`` are pages that others hold. Raises AssertionError."""
+        self.pool.check([*held, *self._copies, *(sequence.blocks for sequence in self.running)])
         taken = [sequence.slot for sequence in self.running]
         assert sorted(taken + self._slots) == list(range(self.slots)), "slots in use + free slots != all"
         waiting = list(self.waiting)
         assert len(waiting) == len(self.waiting)
         assert all(sequence.slot == -1 and not sequence.blocks for sequence in waiting)
-        ranks = [sequence.rank for sequence in (*self.running, *waiting) if sequence.turn >= 0]
-        assert ranks == sorted(ranks), "one that ran waits before another that runs, or they are not in order"
-        lines: dict[tuple[int, str], list[int]] = {}
-        for sequence in (*self.running, *waiting):
-            lines.setdefault((sequence.work.priority, sequence.work.tenant), []).append(sequence.order)
-        assert all(line == sorted(line) for line in lines.values()), "a younger equal of one tenant is before an older"
+        for line in (self.running, waiting):
+            ranks = [sequence.rank for sequence in line if sequence.turn >= 0]
+            assert ranks == sorted(ranks), "they are not in order"
+
+    def _keep(self) -> None:
+        """Hold pages that are to be copied until the next step: those taken for other instances are written at once."""
+        for pair in self._copies:
+            for block in pair:
+                self.pool.share(block)
+
+    def _let(self) -> None:
+        """Hold them no longer, and forget copies into pages that nobody has."""
+        for pair in self._copies:
+            self.pool.drop(pair)
+        self._copies = [pair for pair in self._copies if not self.pool.idle(pair[1:])]
 
     def _fill(self, step: Step, before: float) -> bool:
         """Admit sequences of better priority than ``before``, in order, each with a row. False: one cannot be."""
-        while self.waiting and (sequence := self.waiting.head).work.priority < before:
+        while self.waiting and (sequence := self.waiting.head).priority < before:
             if not self._slots and not self._yields(sequence):
                 return False
             found = self._find(sequence)
             count = self._room(sequence, found)
-            if not count or not self._clear(sequence, found, count):
+            if not count or not self._fits(sequence, found) or not self._clear(sequence, found, count):
                 return False
             if self._start(sequence):
                 self._attach(sequence, found)
@@ -235,11 +281,11 @@ class Scheduler:
         if not self.waiting:
             return True
         head = self.waiting.head
-        return head.work.priority >= sequence.work.priority and (head.turn < 0 or head.rank > sequence.rank)
+        return head.priority >= sequence.priority and (head.turn < 0 or head.rank > sequence.rank)
 
     def _yields(self, sequence: Sequence) -> bool:
         """Is there somebody who has to leave if this one needs it?"""
-        return bool(self.running) and self.running[-1].work.priority > sequence.work.priority
+        return bool(self.running) and self.running[-1].priority > sequence.priority
 
     def _clear(self, sequence: Sequence, found: list[int], count: int) -> bool:
         """A slot, and pages for ``count`` tokens behind those that were found, for one that waits. False: too few."""
@@ -275,7 +321,7 @@ class Scheduler:
         if not self._place(sequence):
             return False
         if self.prefix_cache and not sequence.preemptions:
-            self.pool.queries += sequence.prompt_len
+            self.pool.queries += len(sequence)
         return True
 
     def _place(self, sequence: Sequence) -> bool:
@@ -328,7 +374,7 @@ class Scheduler:
         sequence.blocks += found
         sequence.computed += len(found) * BLOCK_SIZE
         if not sequence.preemptions:
-            sequence.cached += len(found) * BLOCK_SIZE
+            sequence.cached = min(sequence.cached + len(found) * BLOCK_SIZE, sequence.prompt_len)
             self.pool.hits += len(found) * BLOCK_SIZE
 
     def _reserve(self, step: Step, sequence: Sequence, count: int) -> bool:
@@ -338,7 +384,7 @@ class Scheduler:
         """
         need = pages(sequence.computed + count) - len(sequence.blocks)
         while self.pool.free < need:
-            if self.preempt() is sequence:
+            if not self._revoke() and self.preempt() is sequence:
                 return False
         self._take(step, sequence, need)
         return True

@@ -56,6 +56,7 @@ class Sequence:
     order: int  # arrival number; smaller is older
     turn: int = -1  # number of its first admission, which it keeps; -1: it has not run yet
     turns: int = 1  # how many numbers it takes up: those that fork from it have the next ones
+    priority: float = field(init=False)  # its work's, but while others wait for what comes of it
     reached: int = 0  # how many of its tokens were ever computed or found
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -74,13 +75,16 @@ class Sequence:
     root: bytes = b""
     adapter: Adapter | None = None  # what its work asked for, as it was when it began
 
+    def __post_init__(self) -> None:
+        self.priority = self.work.priority
+
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[float, int]:
         """Its place among those that run or did: of two, the one with the higher rank has to leave first."""
-        return self.work.priority, self.turn
+        return self.priority, self.turn
 
     @property
     def generated(self) -> int:

@@ -8,7 +8,7 @@ with pages, this does here; there are no pages, no preemption, and nobody runs b
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from parley.core.pace import Pace
 from parley.core.queue import Queue
@@ -66,7 +66,7 @@ class Whole:
         """There are no cached prefixes."""
         return True
 
-    def check(self) -> None:
-        """For tests: nobody runs between steps. Raises AssertionError."""
-        assert not self.running
+    def check(self, held: Collection[list[int]] = ()) -> None:
+        """For tests: nobody runs between steps, and nobody holds pages. Raises AssertionError."""
+        assert not self.running and not any(held)
         assert all(sequence.status is Status.WAITING for sequence in self.waiting)

@@ -28,11 +28,15 @@ from parley.engine.messages import (
     Changed,
     Conclude,
     Fatal,
+    Filled,
+    Free,
     FromEngine,
+    Landed,
     LoadAdapter,
     Outputs,
     Progress,
     Ready,
+    Release,
     Reserve,
     Reserved,
     Reset,
@@ -45,6 +49,7 @@ from parley.engine.messages import (
 from parley.types import Settings, Work
 
 if TYPE_CHECKING:
+    from parley.core.landing import Taken
     from parley.core.loop import Loop
     from parley.core.sequence import Runner
     from parley.core.shelf import Fetch, Fetched
@@ -92,7 +97,14 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
             preparing.submit(left).add_done_callback(lambda _: inbox.put(done))
 
     fetch = _beside(runner, reading, inbox)
-    loop = Loop(runner, settings, lambda outputs, stats: send(Outputs(outputs, stats)), fetch=fetch, prepare=prepare)
+    loop = Loop(
+        runner,
+        settings,
+        lambda outputs, stats: send(Outputs(outputs, stats)),
+        fetch=fetch,
+        prepare=prepare,
+        filled=lambda id, pages: send(Filled(id, pages)),
+    )
     send(Ready(info))
     try:
         _serve(loop, inbox, send)
@@ -147,7 +159,16 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
                 known = loop.shelf.remove(message.name)
                 send(Changed(message.id, "" if known else "There is no adapter of this name."))
             elif isinstance(message, Reserve):
-                send(Reserved(message.id, error="The engine cannot take pages from others yet."))
+                answer = partial(_reserved, send, message.id)
+                loop.holds.reserve(
+                    message.key, message.token_ids, message.salt, message.adapter, message.digest, answer
+                )
+            elif isinstance(message, Landed):
+                loop.holds.land(message.key, message.count)
+            elif isinstance(message, Free):
+                loop.holds.free(message.key)
+            elif isinstance(message, Release):
+                loop.holds.release(message.id)
             elif callable(message):
                 message()
             elif isinstance(message, Shutdown):
@@ -158,6 +179,10 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
 
 def _tell(send: Send, id: int, error: str) -> None:
     send(Changed(id, error))
+
+
+def _reserved(send: Send, id: int, taken: Taken) -> None:
+    send(Reserved(id, taken.skip, list(taken.pages), taken.error, taken.digest))
 
 
 def main(fd: int) -> None:

@@ -42,7 +42,7 @@ class Reset(msgspec.Struct, tag="reset", array_like=True):
     """Forget all cached prefixes. Answered by Wiped with the same ``id``.
 
     Works that run hold pages of them: with ``running`` they are put back in the queue and computed again, else
-    nothing is done.
+    nothing is done. Nor is it while pages are held for other instances.
     """
 
     id: int

@@ -259,7 +259,7 @@ class Bench:
         self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # choices with a row, of each step
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
-        self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets))
+        self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets), filled=self.filled)
         self.speculates = self.loop.scheduler.speculation is not None
         if self.loop.speculation is not None:  # whether it pays or not
             self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
@@ -272,21 +272,36 @@ class Bench:
         rows = [(id, index) for id, index, _, _ in self.runner.steps[-1]] if stats.step_rows else []
         self.log.append((rows, stats, outputs))
 
+    def filled(self, id: str, pages: list[int]) -> None:
+        """A lease has got pages."""
+
     def step(self) -> bool:
         first = self._first()
         more = self.loop.step()
-        self.loop.scheduler.check()
+        self.check()
         if first is not None and self.stats.step_rows and first.id not in self.runner.refuse:
             assert (first.id, first.index) in self.log[-1][0], "the first in order had no row"
         assert more == (not self.loop.idle)
         return more
+
+    def check(self) -> None:
+        """Conservation, and the order in which sequences take their turns where no pages are held for others."""
+        self.loop.check()
+        scheduler = self.loop.scheduler
+        both = (*scheduler.running, *scheduler.waiting)
+        ranks = [sequence.rank for sequence in both if sequence.turn >= 0]
+        assert ranks == sorted(ranks), "one that ran waits before another that runs, or they are not in order"
+        lines: dict[tuple[float, str], list[int]] = {}
+        for sequence in both:
+            lines.setdefault((sequence.priority, sequence.work.tenant), []).append(sequence.order)
+        assert all(line == sorted(line) for line in lines.values()), "a younger equal of one tenant is before an older"
 
     def _first(self) -> Sequence | None:
         """Who has to have a row in the next step: the best priority, and of that who runs before who waits."""
         running, waiting = self.loop.scheduler.running, self.loop.scheduler.waiting
         going = [sequence for sequence in running if sequence.computed < len(sequence)]  # not a waiting beam
         ahead = [*going[:1], *([waiting.head] if waiting else [])]
-        return min(ahead, key=lambda sequence: sequence.work.priority, default=None)
+        return min(ahead, key=lambda sequence: sequence.priority, default=None)
 
     def drain(self, limit: int = 20_000) -> None:
         for _ in range(limit):

@@ -114,12 +114,12 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
         elif kind == "preempt":
             for _ in range(min(value % 3, len(bench.loop.scheduler.running))):
                 bench.loop.scheduler.preempt()
-            bench.loop.scheduler.check()
+            bench.check()
         elif kind == "reset":
             held = bench.loop.pool.used
             done = bench.loop.reset(running=value % 2 == 1)
             assert done == (value % 2 == 1 or held == 0)
-            bench.loop.scheduler.check()
+            bench.check()
         elif kind == "fail":
             bench.runner.fail_next = "midway" if value % 2 else "before"
             bench.step()
@@ -133,7 +133,7 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
                     cancelled.add(choice)
             before = {choice: len(outputs) for choice, outputs in bench.outputs.items()}
             bench.loop.cancel(id, -1 if everything else index)
-            bench.loop.scheduler.check()
+            bench.check()
             bench.step()
             assert all(len(bench.outputs.get(choice, [])) == before.get(choice, 0) for choice in cancelled)
     bench.drain()

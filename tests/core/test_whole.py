@@ -52,7 +52,7 @@ class Bench:
 
     def drain(self) -> None:
         while self.loop.step():
-            self.loop.scheduler.check()
+            self.loop.check()
         assert self.loop.idle and self.stats.running == self.stats.waiting == 0
 
 

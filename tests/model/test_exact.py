@@ -106,7 +106,7 @@ class Engine:
 
     def step(self) -> None:
         self.loop.step()
-        self.loop.scheduler.check()
+        self.loop.check()
 
     def finish(self) -> None:
         while not self.loop.idle:

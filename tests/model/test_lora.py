@@ -104,7 +104,7 @@ class Engine:
 
     def finish(self):
         while self.loop.step():
-            self.loop.scheduler.check()
+            self.loop.check()
         assert self.loop.pool.used == 0
         return self.answers
 

@@ -1,0 +1,297 @@
+"""Prompts that are computed here for others, or elsewhere for us: their pages hold what they should, for as long as
+they should, nobody waits for ever, and what goes on behind given tokens is what would have come without a hand-over.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from ledger import VOCAB, Bench, alone, histories, require
+
+from parley.core.beam import capacity
+from parley.core.landing import Taken
+from parley.core.sequence import BLOCK_SIZE
+from parley.types import Beam, Output, Work
+
+COMMON = [(7 * i + 3) % VOCAB for i in range(200)]
+
+
+class Exchange(Bench):
+    """A bench whose pages others read and fill. What is read is checked at every step until it is released."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.works: dict[str, Work] = {}
+        self.read: dict[str, list[int]] = {}  # pages by lease
+        self.taken: dict[str, Taken] = {}  # by reservation
+        self.landed: dict[str, int] = {}
+
+    def add(self, work: Work) -> None:
+        self.works[work.id] = work
+        if work.lease:
+            self.read[work.id] = []
+        self.loop.add(work)
+
+    def filled(self, id: str, pages: list[int]) -> None:
+        self.read[id] += pages
+
+    def step(self) -> bool:
+        more = super().step()
+        for id in self.read:
+            self.look(id)
+        return more
+
+    def check(self) -> None:
+        self.loop.check()
+
+    def _first(self) -> None:
+        """Whoever it is may have to wait for others."""
+
+    def look(self, id: str) -> None:
+        work = self.works[id]
+        tokens = work.token_ids + (work.given[0] if work.given else [])
+        require(len(self.read[id]) <= len(tokens) // BLOCK_SIZE, "a lease of more than whole pages")
+        past = histories(work.salt, tokens)
+        for number, page in enumerate(self.read[id]):
+            span = slice(number * BLOCK_SIZE, (number + 1) * BLOCK_SIZE)
+            require(self.runner.pages[page] == past[span], "a page that is read does not hold what it is read for")
+
+    def release(self, id: str) -> None:
+        self.look(id)
+        del self.read[id]
+        self.loop.holds.release(id)
+
+    def reserve(self, key: str, tokens: list[int], salt: str = "") -> Taken:
+        self.loop.holds.reserve(key, tokens, salt, "", "", lambda taken: self.taken.__setitem__(key, taken))
+        taken = self.taken[key]
+        if taken.error:
+            return self.taken.pop(key)
+        assert len(taken.pages) + taken.skip == len(tokens) // BLOCK_SIZE
+        self.landed[key] = 0
+        return taken
+
+    def land(self, key: str, tokens: list[int], salt: str, count: int) -> None:
+        """Pages come from outside, and whatever was in them is gone."""
+        taken = self.taken[key]
+        past = histories(salt, tokens)
+        for number in range(self.landed[key], min(count, len(taken.pages))):
+            first = (taken.skip + number) * BLOCK_SIZE
+            self.runner.pages[taken.pages[number]] = list(past[first : first + BLOCK_SIZE])
+        self.landed[key] = max(self.landed[key], min(count, len(taken.pages)))
+        self.loop.holds.land(key, count)
+
+    def free(self, key: str) -> None:
+        del self.taken[key], self.landed[key]
+        self.loop.holds.free(key)
+
+
+class World:
+    """Works, some of which are handed over in either direction, and all that may happen to them, as ``seed`` has it."""
+
+    def __init__(self, seed: int, *, failures: bool):
+        self.random = Random(seed)
+        pick = self.random.choice
+        self.blocks = pick([6, 7, 8, 9, 12, 30])
+        self.bench = Exchange(
+            blocks=self.blocks,
+            slots=pick([1, 2, 4, 8]),
+            budgets=tuple(pick([1, 5, 16, 23, 32, 64, 500]) for _ in range(3)),
+            guesses=pick([None, None, 1]),
+        )
+        self.failures = failures
+        self.works = [self.work(number) for number in range(self.random.randint(2, 8))]
+        self.whole = {(work.id, k): self.alone(work, k) for work in self.works for k in range(work.n)}
+        self.works = [self.give(work) for work in self.works]
+        self.coming = [work for work in self.works if self.random.random() < 0.5]  # are computed elsewhere
+        self.queue = list(self.works)
+        self.waiting: dict[str, Work] = {}  # works whose pages are on their way, by reservation
+        self.reserved: dict[str, Work] = {}
+        self.cancelled: set[tuple[str, int]] = set()
+
+    def work(self, number: int) -> Work:
+        pick = self.random.choice
+        shared = pick([0, 0, 16, 17, 32, 48, 64, 80])
+        tokens = COMMON[:shared] + [
+            (number * 11 + i) % VOCAB for i in range(self.random.randint(0 if shared else 1, 40))
+        ]
+        n = pick([1, 1, 2])
+        work = Work(
+            id=f"w{number}",
+            token_ids=tokens[: self.blocks * BLOCK_SIZE],
+            max_tokens=pick([0, 1, 5, 20, 45]),
+            seed=pick([0, 1, 2**64 - 1]),
+            n=n,
+            min_tokens=pick([0, 0, 3]),
+            stop_ids=pick([[], [], [5], [5, 6, 7]]),
+            logprobs=pick([-1, 2]),
+            prompt_logprobs=pick([-1, -1, 0]),
+            salt=pick(["", "", "pepper"]),
+            priority=pick([0, 0, 0, 1, -3]),
+            tenant=pick(["", "", "a"]),
+            lease=pick([False, True]),
+        )
+        room = capacity(self.blocks, 2) if self.bench.loop.settings.max_batch >= 2 else 0
+        if pick([0, 0, 1]) and len(work.token_ids) < room:
+            work.beam, work.lease = Beam(2), work.lease and work.max_tokens == 0
+        return work
+
+    def alone(self, work: Work, index: int) -> Output:
+        room = self.blocks * BLOCK_SIZE if work.beam is None else capacity(self.blocks, work.beam.width)
+        return alone(work, index, max_model_len=room)
+
+    def give(self, work: Work) -> Work:
+        """Some of what a work's choices give has been drawn elsewhere, but for the last token of each."""
+        if work.beam is not None or self.random.random() < 0.5:
+            return work
+        tokens = [self.whole[work.id, k].token_ids for k in range(work.n)]
+        cuts = [self.random.randint(0, max(0, len(each) - 1)) for each in tokens]
+        return msgspec.structs.replace(work, given=[each[:cut] for each, cut in zip(tokens, cuts, strict=True)])
+
+    def play(self) -> None:
+        actions = [self.arrive, self.arrive, self.step, self.step, self.land, self.cancel, self.settle, self.preempt]
+        actions += [self.lose, self.leave] + [self.fail] * self.failures
+        for _ in range(60):
+            self.random.choice(actions)()
+            self.bench.check()
+        while self.queue:
+            self.arrive()
+        self.finish()
+
+    def arrive(self) -> None:
+        """The next work, or its prompt's reservation."""
+        if not self.queue:
+            return
+        work = self.queue.pop(0)
+        if work in self.coming:
+            taken = self.bench.reserve(work.id, work.token_ids, work.salt)
+            if not taken.error:
+                self.reserved[work.id] = self.waiting[work.id] = work
+                event("reserved")
+                return
+            event("refused")
+        self.bench.add(work)
+
+    def step(self) -> None:
+        for _ in range(self.random.randint(1, 6)):
+            self.bench.step()
+
+    def land(self, count: int | None = None) -> None:
+        """More pages of one reservation have come; with the last of them its work, or some steps later."""
+        if not self.waiting:
+            return
+        key = self.random.choice(list(self.waiting))
+        work = self.waiting[key]
+        count = self.bench.landed[key] + self.random.randint(0, 3) if count is None else count
+        self.bench.land(key, work.token_ids, work.salt, count)
+        if self.bench.landed[key] == len(self.bench.taken[key].pages):
+            self.bench.add(self.waiting.pop(key))
+
+    def lose(self) -> None:
+        """A transfer breaks off: what came is there, and the work begins."""
+        if self.waiting:
+            key = self.random.choice(list(self.waiting))
+            del self.reserved[key]
+            self.bench.free(key)
+            self.bench.add(self.waiting.pop(key))
+
+    def settle(self) -> None:
+        """The other side has read a prompt, or this one begun with what has come."""
+        for id in list(self.bench.read):
+            if self.over(id):
+                self.bench.release(id)
+        for key in list(self.reserved):
+            if key not in self.waiting and self.told(key):
+                del self.reserved[key]
+                self.bench.free(key)
+
+    def leave(self) -> None:
+        """The other side is lost before it has read all."""
+        if self.bench.read and self.random.random() < 0.3:
+            self.bench.release(self.random.choice(list(self.bench.read)))
+
+    def told(self, id: str) -> bool:
+        """Has somebody heard of a work's choices, or given them up?"""
+        work = self.bench.works[id]
+        return any((id, k) in self.cancelled or self.bench.outputs.get((id, k)) for k in range(work.n))
+
+    def over(self, id: str) -> bool:
+        """Has something come of all choices of a work? Only then the other side has what it needs."""
+        work = self.bench.works[id]
+        return all(self.bench.outputs.get((id, k)) or (id, k) in self.cancelled for k in range(work.n))
+
+    def cancel(self) -> None:
+        if not self.bench.works or self.random.random() < 0.5:
+            return
+        work = self.random.choice(list(self.bench.works.values()))
+        index = self.random.choice([-1, *range(work.n)])
+        for k in range(work.n) if index < 0 else [index]:
+            outputs = self.bench.outputs.get((work.id, k), [])
+            if not outputs or outputs[-1].finish is None:
+                self.cancelled.add((work.id, k))
+        self.bench.loop.cancel(work.id, index)
+
+    def preempt(self) -> None:
+        if self.bench.loop.scheduler.running:
+            self.bench.loop.scheduler.preempt()
+
+    def fail(self) -> None:
+        self.bench.runner.fail_next = self.random.choice(["before", "midway"])
+        self.bench.step()
+        self.bench.runner.fail_next = None
+
+    def finish(self) -> None:
+        """To the end, with no more from outside than what comes by itself: the ends of transfers."""
+        for _ in range(50_000):
+            if self.bench.step():
+                continue
+            if self.bench.loop.idle and not self.waiting and not self.bench.read:
+                break
+            before = self.bench.stats.pinned + self.bench.stats.reserved, len(self.waiting)
+            if self.bench.loop._stuck:
+                event("stuck")
+            self.land(1 << 20)
+            self.settle()
+            after = self.bench.loop.holds.pinned + self.bench.loop.holds.reserved, len(self.waiting)
+            assert after != before or not self.bench.loop.idle, "everybody waits, and nothing can change that"
+        for key in list(self.reserved):
+            self.bench.free(key)
+        self.bench.drain()
+        assert self.bench.loop.pool.used == 0
+
+    def compare(self) -> None:
+        for work in self.works:
+            for k in range(work.n):
+                expected = msgspec.structs.replace(self.whole[work.id, k])
+                before = len(work.given[k]) if work.given else 0
+                if before:
+                    expected.prompt_scores = None
+                expected.token_ids = expected.token_ids[before:]
+                expected.scores = expected.scores[before:] if expected.scores else None
+                parts = self.bench.outputs.get((work.id, k), [])
+                tokens = [token for part in parts for token in part.token_ids]
+                if (work.id, k) in self.cancelled:
+                    assert all(part.finish is None for part in parts)
+                    assert tokens == expected.token_ids[: len(tokens)]
+                    continue
+                got = self.bench.result(work.id, k)
+                if got.finish == "error":
+                    assert self.failures and tokens == expected.token_ids[: len(tokens)]
+                    continue
+                assert got.cached_tokens <= len(work.token_ids)
+                got.cached_tokens = expected.cached_tokens = 0
+                assert got == expected
+
+
+quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+
+
+@given(st.integers(0, 2**32), st.booleans())
+@quick
+def test_hand_overs_never_show_in_the_output_and_nobody_waits_for_ever(seed: int, failures: bool) -> None:
+    world = World(seed, failures=failures)
+    world.play()
+    world.compare()
+    event(f"preempted: {world.bench.stats.preemptions > 0}")
