@@ -104,6 +104,8 @@ class Prefill(Leg):
                 output.token_ids, output.finish, output.stop_id, output.costs = [], None, None, None
             elif number in self._cut and output.finish == "length":
                 output.finish = None
+            if self.past:
+                output.cached_tokens = 0  # what is cached now are the tokens of attempts before
         if self._cut or self.front.exact:
             for output in outputs:
                 output.id = ""
@@ -171,6 +173,7 @@ class Prefill(Leg):
             unique=exchange.unique,
             created=exchange.created,
             spent=time.perf_counter() - exchange.arrived,
+            apis=exchange.scope["app"].apis,
             method=exchange.scope["method"],
             path=exchange.scope["path"],
             query=exchange.scope.get("query_string", b""),
