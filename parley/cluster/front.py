@@ -192,13 +192,13 @@ class Front:
 
     async def _generate(self, place: Place, caller: Caller, body: bytes | None) -> None:
         """Raises ParleyError as long as nothing was sent, ClientGone."""
-        if not self._ready:
-            raise words.refusal(503, words.NOT_READY)
-        if self.open > self._choice.options.max_requests:
-            raise words.refusal(429, words.TOO_MANY, 1.0)
         announced = caller.headers.get(b"content-length", b"")
-        if self.held + (int(announced) if announced.isdigit() else 0) > self._memory:
-            raise words.refusal(429, words.MEMORY, 1.0)
+        full = self.held + (int(announced) if announced.isdigit() else 0) > self._memory
+        many = self.open > self._choice.options.max_requests
+        if (full or many or self.stopping or self._strict) and not self._ready:  # which comes first; else who chooses sees it
+            raise words.refusal(503, words.NOT_READY)
+        if full or many:
+            raise words.refusal(429, words.TOO_MANY if many else words.MEMORY, 1.0)
         if body is None:
             body = await caller.take()
         if self._strict and (text := wrong(place.route.path, body)):

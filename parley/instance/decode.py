@@ -80,7 +80,7 @@ class Decode(Leg):
             if not self._starting:
                 self._return()
         for output in outputs:
-            output.id = ""
+            output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
         if not self.outlet.exact and any(output.finish == "error" for output in outputs):
             self._retry()
         else:

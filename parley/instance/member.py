@@ -63,9 +63,12 @@ class Member:
             self._began(model, model.engine.info)
 
     def _began(self, model: Model, info: ModelInfo) -> None:
-        """Where pages cannot be read by others, they are computed again."""
+        arena = info.arena
+        if arena is None and self.service.options.engine == "scripted":
+            arena = Arena(0, -1, info.kv_blocks, [], "scripted")  # its pages hold nothing
         try:
-            self.peer.add(model.name, info.arena or Arena(0, -1, info.kv_blocks, [], "none"))
+            if arena is not None:
+                self.peer.add(model.name, arena)
         except BadArena as error:
             log.error("Nothing can be handed over: %s", error)
 

@@ -104,6 +104,8 @@ class Prefill(Leg):
                 output.token_ids, output.finish, output.stop_id, output.costs = [], None, None, None
             elif number in self._cut and output.finish == "length":
                 output.finish = None
+            if self.past:
+                output.cached_tokens = 0  # what is cached now are the tokens of attempts before
         if self._cut or self.front.exact:
             for output in outputs:
                 output.id = ""
