@@ -181,3 +181,24 @@ async def test_a_body_that_cannot_be_gone_on_with(cluster) -> None:
     answer = await made.prefill.call("POST", CHAT, ASKED | {"messages": "4096," + "1," * 4095 + "1"}, headers)
     assert answer.status == 424 and "maximum input ids length" in answer.json["error"]
     await made.prefill.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_flex_instance_does_all_by_itself(serve, stream: bool) -> None:
+    options = {"surfaces": alone("mindie", apis=ALONE)}
+    one, served = await serve(**options), await serve(role="flex", **options)
+    member = await join(served, surfaces=options["surfaces"])
+    coordinator = Plain(served)
+    await coordinator.follow(served)
+    try:
+        body = ASKED | {"stream": stream, "temperature": 0}
+        expected = await one.call("POST", CHAT, body, {"req-id": "77"})
+        told = await coordinator.begin(CHAT, body, Place("127.0.0.1", member.peer.port))
+        assert not told["isLastResp"] and ("output" in told) == stream
+        text, last = await coordinator.finish(told)
+        assert same(alike(text), alike(expected.body)) and last is not None and last.kind == "lastData"
+        await served.idle()
+    finally:
+        for task in coordinator.tasks:
+            task.cancel()
+        await member.close()
