@@ -16,6 +16,7 @@ HOP = frozenset(
 # What the coordinator says to instances, and nobody else may.
 ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
 OWN = b"parley-"
+HELD = HOP | ORDERS
 BACK = HOP | {b"date", b"server"}  # of an answer
 
 
@@ -28,7 +29,7 @@ class Caller(Exchange):
 
     def forwarded(self) -> list[tuple[bytes, bytes]]:
         """The headers that go on to an instance."""
-        dropped = HOP | ORDERS
+        dropped = HELD
         if named := self.headers.get(b"connection"):
             dropped = dropped | {name.strip().lower() for name in named.split(b",")}
         return [

@@ -18,6 +18,7 @@ from parley import __version__
 from parley.cluster import relay, words
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
+from parley.cluster.form import wrong
 from parley.cluster.links import Links
 from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
@@ -191,15 +192,19 @@ class Front:
 
     async def _generate(self, place: Place, caller: Caller, body: bytes | None) -> None:
         """Raises ParleyError as long as nothing was sent, ClientGone."""
-        if not self._ready:
-            raise words.refusal(503, words.NOT_READY)
-        if self.open > self._choice.options.max_requests:
-            raise words.refusal(429, words.TOO_MANY, 1.0)
         announced = caller.headers.get(b"content-length", b"")
-        if self.held + (int(announced) if announced.isdigit() else 0) > self._memory:
-            raise words.refusal(429, words.MEMORY, 1.0)
+        full = self.held + (int(announced) if announced.isdigit() else 0) > self._memory
+        many = self.open > self._choice.options.max_requests
+        if (
+            full or many or self.stopping or self._strict
+        ) and not self._ready:  # which comes first; else who chooses sees it
+            raise words.refusal(503, words.NOT_READY)
+        if full or many:
+            raise words.refusal(429, words.TOO_MANY if many else words.MEMORY, 1.0)
         if body is None:
             body = await caller.take()
+        if self._strict and (text := wrong(place.route.path, body)):
+            raise words.refusal(400, text)
         self.held += len(body)
         try:
             wanted = await self._wanted(place, caller, body)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from parley.cluster import answers, words
+from parley.cluster import answers, relay, words
 from parley.cluster.answers import BadAnswer, First
 from parley.cluster.caller import Caller, returned
 from parley.cluster.choice import Choice, Chosen, Refused
@@ -88,6 +88,8 @@ class Passage:
         self._created = b"%d" % time.time()
         self._avoid: frozenset[int] = frozenset()
         self._told: Response | None = None  # what the last P said that took no request
+        self._timer: asyncio.Timeout  # first until P answers, then until all is over
+        self._due = 0.0
         self._recomputes = 0
         self._records: list[bytes] = []  # what stands behind what the client has got
         self._exact = True  # all of that is known
@@ -115,12 +117,14 @@ class Passage:
     async def run(self) -> None:
         """Answer the client. Raises ParleyError as long as nothing was sent."""
         try:
+            self._due = asyncio.get_running_loop().time() + self.options.infer_timeout
             try:
-                async with asyncio.timeout(self.options.infer_timeout):
+                async with asyncio.timeout_at(self._due) as self._timer:
                     while not await self._once():
                         pass
             except TimeoutError:
-                raise words.refusal(408, words.LATE_END) from None
+                first = self._timer.when() != self._due
+                raise words.refusal(408, words.LATE_FIRST if first else words.LATE_END) from None
         except ParleyError as error:
             if not self._sent:
                 raise
@@ -155,7 +159,10 @@ class Passage:
                     self.caller.whole(*self._told)
                     return True
                 await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
-            await self._attempt(chosen)
+            if chosen.p is chosen.d and not chosen.p.extended:
+                await self._whole(chosen.p)
+            else:
+                await self._attempt(chosen)
             chosen.end()
             return True
         except Recompute as wish:
@@ -189,11 +196,18 @@ class Passage:
         """Instances for an attempt. Raises ParleyError."""
         wanted = self._wanted
         if self.attempts:
+            self._timer.reschedule(self._due)
             wanted = replace(wanted, avoid=self._avoid, attempt=self.attempts)
         try:
             return await self._choice.choose(wanted)
         except Refused as refused:
             raise words.refusal(refused.status, refused.text, refused.retry_after) from None
+
+    async def _whole(self, instance: Instance) -> None:
+        """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
+        if self._sent:
+            raise Failed(500, words.D_FAILED, instance, final=True)
+        await relay.one(self._links, self.caller, instance, b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
@@ -245,11 +259,11 @@ class Passage:
             headers.append((b"is-recompute", b"true"))
         body = (given, *self._body) if given else self._body
         self._busy = (p, d) if chosen.separate else (p,)
+        soon = asyncio.get_running_loop().time() + self.options.first_token_timeout
+        self._timer.reschedule(min(self._due, soon))
         try:
-            async with asyncio.timeout(self.options.first_token_timeout):
-                answer = await self._links.upstream(p).ask(self._method, self._target, headers, body, again=False)
-        except TimeoutError:
-            raise Failed(408, words.LATE_FIRST, p, final=True) from None
+            answer = await self._links.upstream(p).ask(self._method, self._target, headers, body, again=False)
+            self._timer.reschedule(self._due)
         except Unreachable:
             self._busy = ()
             self._choice.table.fault(p, words.NO_CONNECTION)

@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from parley.dialects.dialect import Answer
 from parley.engine.protocol import Stream
-from parley.errors import EngineError, Overloaded, ParleyError
+from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance import handover, recompute
 from parley.instance.outlet import Outlet
 from parley.kv.taker import Taker
@@ -80,20 +80,13 @@ class Decode(Leg):
             if not self._starting:
                 self._return()
         for output in outputs:
-            output.id = ""
-        if not self.outlet.exact and any(output.finish == "error" for output in outputs):
-            self._retry()
+            output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
+        if not self.outlet.exact and recompute.lost(self.generation.model.engine, outputs):
+            begin, past = self._begin, [*(self.past or []), *self._recent]
+            origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
+            self.outlet.retry(begin.path, origin, self._first)
         else:
             self._recent.append([(number, output) for output in outputs])
-
-    def _retry(self) -> None:
-        """A plain coordinator has no records: give it what the request can go on with, if the engine is lost."""
-        if self.generation.model.engine.state == "ready" or self.outlet.channel is None or self.outlet.silent:
-            return
-        begin, past = self._begin, [*(self.past or []), *self._recent]
-        origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
-        self.outlet.channel.retry(recompute.write(begin.path, origin, self._first.token_ids, self._first.seed))
-        self.outlet.silent = True
 
     def drop(self) -> None:
         self.outlet.depart()
@@ -163,6 +156,9 @@ async def accept(member: Member, taker: Taker) -> None:
     """Take a request over, and answer it to its end; or refuse it."""
     try:
         begin = handover.begin(taker.body)
+        app = member.app(begin.apis)
+        if app is None:
+            raise Malformed("This instance does not speak the same APIs.")
         leg = Decode(member, taker, begin)
         leg.outlet.channel = channel = member.node.results.channel(begin.client, begin.id)
     except ParleyError as error:
@@ -183,13 +179,13 @@ async def accept(member: Member, taker: Taker) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": begin.body, "more_body": False}
 
-    exchange = member.app.exchange(scope, receive, leg.outlet.send)
+    exchange = app.exchange(scope, receive, leg.outlet.send)
     exchange.identify(begin.unique)
     exchange.created, exchange.tenant, exchange.leg = begin.created, begin.tenant, leg
     exchange.arrived -= begin.spent
     member.note(begin.body)
     try:
-        await member.app.answer(exchange, admitted=True)
+        await app.answer(exchange, admitted=True)
     finally:
         channel.close()
         await taker.refuse(leg.reason)  # unless it was taken

@@ -238,6 +238,34 @@ async def test_a_deadline_of_its_own_counts_as_well():
     assert await choice.choose(Wanted(1000, deadline=2.5))
 
 
+async def test_goodput_counts_requests_that_were_in_time_among_all_that_are_over():
+    clock = Clock()
+    table, choice = cluster("mixed", clock=clock, slo_ttft=1.0, slo_tpot=0.1)
+
+    async def one(first, each):
+        with await choice.choose(Wanted(10)) as chosen:
+            clock.now += first
+            chosen.first()
+            for _ in range(5):
+                clock.now += each
+                chosen.token()
+
+    assert choice.goodput == 0.0
+    await one(0.5, 0.05)
+    assert choice.goodput == 1.0
+    await one(2.0, 0.05)
+    assert choice.goodput == 0.5
+    await one(0.5, 0.2)
+    open = await choice.choose(Wanted(10))
+    assert choice.goodput == pytest.approx(1 / 3)
+    open.end(False)
+    assert choice.goodput == 1 / 4
+    table.lose(table.instances[1])
+    with pytest.raises(Refused):
+        await choice.choose(Wanted(10))
+    assert choice.goodput == 1 / 5
+
+
 async def test_what_failed_it_is_avoided_where_there_is_another():
     table, choice = cluster("mixed", "mixed")
     for _ in range(4):
@@ -263,6 +291,12 @@ async def test_only_instances_that_are_ready_are_chosen_whatever_keeps_them_from
     up(table, one, ready=True)
     table.status(two, {"service": {"roleStatus": "RoleSwitching"}, "parley": {"role": "mixed"}})
     assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {1}
+    news = []
+    table.watchers.append(lambda instance, what: news.append((instance.id, what)))
+    up(table, two, ready=False)
+    up(table, two, ready=True)
+    assert news == [(2, "ready")]
+    table.remove(2)
     table.attach(one, False)
     with pytest.raises(Refused):
         await choice.choose(Wanted(10))
@@ -277,6 +311,7 @@ SAID = st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sam
 
 
 @given(SAID)
+@settings(max_examples=50, deadline=None)
 async def test_whatever_a_status_says_choosing_goes_on(said):
     table, choice = cluster("mixed", "mixed")
     one, _ = table
