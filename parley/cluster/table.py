@@ -211,6 +211,7 @@ class Table:
         instance.proofs = 0
         if instance.misses >= self.options.misses and not instance.lost and instance.seen:
             instance.lost = True
+            instance.waiting = instance.running = instance.pinned = instance.reserved = 0  # nobody knows
             self.tell(instance, "lost")
 
     def heard(self, instance: Instance, epoch: str = "", before: bool | None = None) -> None:
