@@ -158,6 +158,12 @@ class Choice:
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def goodput(self) -> float:
+        """Of the requests that came and are over, refused ones among them, those that were good."""
+        over = self.tally.requests - self.open - self.waiting
+        return min(1.0, self.tally.good / over) if over > 0 else 0.0
+
     async def choose(self, wanted: Wanted) -> Chosen:
         """Instances for a request, as soon as there is room. Raises Refused.
 

@@ -29,8 +29,8 @@ class Instance:
     ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers
     that, if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be
     received; who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the
-    role that it had first, whoever named it. ``found``: its origin; those of a controller's list are as that says and
-    are not asked.
+    role that it had first, whoever named it. ``found``: its origin. ``asked``: not of those whose load a controller's
+    list tells, which are as that says.
     """
 
     id: int
@@ -42,6 +42,7 @@ class Instance:
     peer: str = ""
     grpc: str = ""
     found: Literal["file", "list", "controller"] = "file"
+    asked: bool = True  # how it does; of others the list tells
     slots: int = 200
     blocks: int = 1024
     block_size: int = 16
@@ -210,6 +211,7 @@ class Table:
         instance.proofs = 0
         if instance.misses >= self.options.misses and not instance.lost and instance.seen:
             instance.lost = True
+            instance.waiting = instance.running = instance.pinned = instance.reserved = 0  # nobody knows
             self.tell(instance, "lost")
 
     def heard(self, instance: Instance, epoch: str = "", before: bool | None = None) -> None:
@@ -222,7 +224,7 @@ class Table:
         instance.epoch = epoch or instance.epoch
         instance.lost = False
         instance.proofs += 1
-        if instance.found != "list" and instance.proofs >= PROOFS:
+        if instance.asked and instance.proofs >= PROOFS:
             instance.faulty_until = 0.0
         if restarted:
             instance.faulty_until = 0.0

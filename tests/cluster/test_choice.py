@@ -238,6 +238,34 @@ async def test_a_deadline_of_its_own_counts_as_well():
     assert await choice.choose(Wanted(1000, deadline=2.5))
 
 
+async def test_goodput_counts_requests_that_were_in_time_among_all_that_are_over():
+    clock = Clock()
+    table, choice = cluster("mixed", clock=clock, slo_ttft=1.0, slo_tpot=0.1)
+
+    async def one(first, each):
+        with await choice.choose(Wanted(10)) as chosen:
+            clock.now += first
+            chosen.first()
+            for _ in range(5):
+                clock.now += each
+                chosen.token()
+
+    assert choice.goodput == 0.0
+    await one(0.5, 0.05)
+    assert choice.goodput == 1.0
+    await one(2.0, 0.05)
+    assert choice.goodput == 0.5
+    await one(0.5, 0.2)
+    open = await choice.choose(Wanted(10))
+    assert choice.goodput == pytest.approx(1 / 3)
+    open.end(False)
+    assert choice.goodput == 1 / 4
+    table.lose(table.instances[1])
+    with pytest.raises(Refused):
+        await choice.choose(Wanted(10))
+    assert choice.goodput == 1 / 5
+
+
 async def test_what_failed_it_is_avoided_where_there_is_another():
     table, choice = cluster("mixed", "mixed")
     for _ in range(4):
