@@ -155,8 +155,8 @@ class Passage:
         """One attempt: is the request answered? Raises ParleyError when there is to be no other."""
         chosen = self._chosen = await self._choose()
         try:
-            if self.attempts and chosen.p.id in self._avoid:  # there is no other
-                if self._told is not None and not self._sent:
+            if self.attempts and not self._avoid.isdisjoint((chosen.p.id, chosen.d.id)):  # there is no other
+                if self._told is not None and not self._sent and chosen.p.id in self._avoid:
                     self.caller.whole(*self._told)
                     return True
                 await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
@@ -220,8 +220,9 @@ class Passage:
         self._early, self._early_size, self._asking = [], 0, None
         self._pending, self._parts, self._size = [], [], 0
         self._done = asyncio.get_running_loop().create_future()
-        if feed is None or not feed.open(self._id, self):
+        if feed is None or not await feed.ready():
             raise Failed(500, words.D_FAILED, chosen.d)
+        feed.open(self._id, self)
         try:
             first = await self._ask(chosen)
             chosen.first()

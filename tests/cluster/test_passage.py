@@ -343,7 +343,8 @@ async def test_an_answer_in_one_piece_begins_anew(cluster):
 
     async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
         d.break_line()
-        d.epoch = "another"
+        d.epoch += "+"
+        d.sent.clear()
 
     dying.decode = die
     for _ in range(2):
