@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from answers import same
 from asked import body, routes
-from pair import CREATED, Pair
+from pair import CREATED, Given, Pair
 from served import Answer, Served
 
 from parley.server import respond
@@ -105,3 +107,88 @@ async def test_one_that_is_dropped_after_any_part_leaves_nothing(alike, here: bo
             asked = json.dumps(each | {"max_tokens": 40}).encode()
             await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS, stop=count)
             await pair.idle()
+
+
+async def asked(pair: Pair, path: str = "/v1/chat/completions", **members: Any) -> Given:
+    return await pair.ask(path, json.dumps(CHAT | members).encode(), UNIQUE, HEADERS)
+
+
+def long(work: Work, index: int) -> list[int]:
+    return [70 + k % 90 for k in range(60)]
+
+
+async def test_one_that_the_other_has_no_room_for_is_refused(alike) -> None:
+    _, pair = await alike(reply=long)
+    pair.decode.engine._pages.clear()
+    given = await asked(pair, messages=[{"role": "user", "content": "many tokens " * 40}])
+    told = json.loads(given.body)
+    assert given.status == 503 and told["refused"] is True and told["isLastResp"] is False
+    assert "no capacity" in told["reason"]
+    await pair.idle()
+
+
+async def test_one_whose_other_side_is_not_there_is_refused(alike) -> None:
+    _, pair = await alike(reply=long)
+    pair.target = "127.0.0.1;1"
+    given = await asked(pair, stream=True)
+    assert given.status == 503 and json.loads(given.body)["refused"] is True
+    await pair.idle()
+
+
+async def test_the_other_side_is_asked_for_nothing_where_it_ends_at_once(alike) -> None:
+    _, pair = await alike(reply=long)
+    pair.target = "127.0.0.1;1"
+    for stream in (True, False):
+        given = await asked(pair, stream=stream, max_tokens=1)
+        assert given.status == 200 and len(given.parts) == 1
+    await pair.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_is_lost_ends_what_it_went_on_with(alike, stream: bool) -> None:
+    _, pair = await alike(reply=long, tick=0.01)
+    asking = asyncio.create_task(asked(pair, stream=stream, max_tokens=50))
+    await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
+    pair.decode.engine.crash()
+    given = await asking
+    assert (given.status, given.body[-1:]) == ((200, b"\n") if stream else (503, b"}")), given
+    assert b'"error"' in given.parts[-1][0]
+    await pair.prefill.until(lambda: not pair.prefill.service.open and not pair.prefill.engine._leases)
+    assert not pair.decode.service.open
+
+
+@pytest.mark.parametrize("when", ["prefill", "transfer", "decode"])
+async def test_a_label_drops_it_in_every_phase(alike, when: str) -> None:
+    _, pair = await alike(reply=long, tick=0.01)
+    gates = {"prefill": pair.prefill.engine.gate, "decode": pair.decode.engine.gate}
+    if when in gates:
+        gates[when].clear()
+    pair.decode.engine.stats.running = 0
+    asking = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
+    if when == "prefill":
+        await pair.decode.until(lambda: bool(pair.decode.engine._reservations))
+    else:
+        await pair.decode.until(lambda: bool(pair.decode.service.open))
+    await pair.cancel("r1")
+    await pair.idle()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_request_is_counted_once(alike) -> None:
+    _, pair = await alike(reply=long)
+    for stream in (True, False):
+        await asked(pair, stream=stream, n=2)
+    await pair.idle()
+    first, then = (served.model.metrics for served in (pair.prefill, pair.decode))
+    assert (first.totals.succeeded, then.totals.succeeded) == (0, 2)
+    assert first.totals.cancelled == first.totals.failed == 0
+    texts = [(await served.get("/metrics")).body for served in (pair.prefill, pair.decode)]
+
+    def numbers(name: bytes) -> list[float]:
+        return [sum(map(float, re.findall(name + rb"{[^}]*} ([0-9.]+)", text))) for text in texts]
+
+    assert numbers(b"vllm:request_success_total") == [0, 4]  # choices
+    assert numbers(b"vllm:time_to_first_token_seconds_count") == [2, 0]
+    assert numbers(b"vllm:request_prompt_tokens_count") == [2, 0]
+    assert numbers(b"vllm:e2e_request_latency_seconds_count") == [0, 2]
