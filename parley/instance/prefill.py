@@ -58,6 +58,7 @@ class Prefill(Leg):
         self._recent: list[Batch] = []  # not recorded yet
         self._cut: set[int] = set()  # numbers of works that do not end here
         self._searched: set[int] = set()  # of them, those whose token is for nobody
+        self._first: Work
         self._works: list[Work] = []
         self._asking: asyncio.Task[Giver] | None = None
         self._giver: Giver | None = None
@@ -77,8 +78,10 @@ class Prefill(Leg):
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
             handover.resume(work, tokens[number], attempt)
+        self._first = works[0]
         if self._order.here or request.pooling is not None:
-            self._body = b""
+            if self.front.exact:
+                self._body = b""
             return
         for number, work in enumerate(works):
             most = handover.first(number, work, tokens[number], past)
@@ -106,7 +109,13 @@ class Prefill(Leg):
                 output.finish = None
             if self.past:
                 output.cached_tokens = 0  # what is cached now are the tokens of attempts before
-        if self._cut or self.front.exact:
+        exchange = self._exchange
+        if self._order.here and not self.front.exact and recompute.lost(self.generation.model.engine, outputs):
+            past = [*(self.past or []), *self._recent]
+            assert exchange.created is not None
+            origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
+            self.front.retry(exchange.scope["path"], origin, self._first)
+        elif self._cut or self.front.exact or self._order.here:
             for output in outputs:
                 output.id = ""
             self._recent.append([(number, output) for output in outputs])
