@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from answers import same
 from asked import body, routes
-from pair import CREATED, Given, Pair
+from pair import CLIENT, CREATED, Given, Line, Pair
 from served import Answer, Served
 
+from parley.instance import decode
+from parley.instance.prefill import Prefill
 from parley.server import respond
 from parley.server.model import Model
 from parley.types import Work
@@ -192,3 +194,72 @@ async def test_a_request_is_counted_once(alike) -> None:
     assert numbers(b"vllm:time_to_first_token_seconds_count") == [2, 0]
     assert numbers(b"vllm:request_prompt_tokens_count") == [2, 0]
     assert numbers(b"vllm:e2e_request_latency_seconds_count") == [0, 2]
+
+
+async def test_a_plain_coordinator_gets_plain_frames(alike) -> None:
+    """The frames of MindIE's coordinators, to the byte: no records, no heads, one last frame."""
+    one, pair = await alike(reply=long)
+    line, orders = Line(pair.members[1], ""), {"req-type": "prefill", "d-target": pair.target}
+    chat = json.dumps(CHAT | {"stream": True, "max_tokens": 5}).encode()
+    expected = await single(one, "/v1/chat/completions", chat)
+    told = (await pair.prefill.call("POST", "/v1/chat/completions", chat, HEADERS | orders | {"req-id": "17"})).json
+    assert sorted(told) == ["isLastResp", "isStream", "output", "reqId"]
+    assert (told["reqId"], told["isStream"], told["isLastResp"]) == ("17", True, False)
+    frames = [await line.queue("17").get() for _ in range(4)]
+    assert [frame.kind for frame in frames] == ["data", "data", "data", "lastData"]
+    assert same(told["output"].encode() + b"".join(frame.payload for frame in frames), expected.body)
+
+    whole = json.dumps(CHAT).encode()
+    told = (await pair.prefill.call("POST", "/v1/chat/completions", whole, HEADERS | orders | {"req-id": "18"})).json
+    assert told == {"reqId": "18", "isStream": False, "isLastResp": False}
+    frame = await line.queue("18").get()
+    assert frame.kind == "lastData"
+    assert frame.payload == (await single(one, "/v1/chat/completions", whole)).body
+    line.task.cancel()
+    await pair.idle()
+
+
+@pytest.mark.parametrize("client", ["", CLIENT])
+async def test_a_giver_that_is_lost_before_it_gave(alike, client: str) -> None:
+    """A plain coordinator is told; parley's own gives the order again, and knows this one no more."""
+    _, pair = await alike(reply=long)
+    pair.prefill.engine.gate.clear()
+    line = Line(pair.members[1], client) if not client else pair.line
+    extra = {"parley-results": client} if client else {}
+    orders = {"req-id": "19", "req-type": "prefill", "d-target": pair.target} | extra
+    asking = asyncio.create_task(pair.prefill.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), orders))
+    await pair.decode.until(lambda: bool(pair.decode.service.open))
+    for link in list(pair.members[1].peer._links):
+        link.fail("cut by the test")
+    await pair.decode.until(lambda: not pair.decode.service.open)
+    pair.prefill.engine.gate.set()
+    answer = await asking
+    assert answer.status == (503 if client else 500), answer
+    if not client:
+        frame = await line.queue("19").get()
+        assert (frame.kind, frame.payload) == ("error", b"Pull kv failed irreversibly.")
+        line.task.cancel()
+    assert not client or line.queue("19").empty()
+    await pair.idle()
+
+
+async def test_pages_that_do_not_come_are_computed(alike, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, pair = await alike(reply=long)
+    monkeypatch.setattr(decode, "PATIENCE", 0.05)
+    monkeypatch.setattr(Prefill, "_filled", lambda self, number, pages: None)
+    monkeypatch.setattr(Prefill, "_settle", lambda self, giver: asyncio.sleep(0.3, self._release()))
+    body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "many tokens " * 20}]}).encode()
+    given = await pair.ask("/v1/chat/completions", body, UNIQUE, HEADERS)
+    assert given.body == (await single(one, "/v1/chat/completions", body)).body
+
+
+async def test_a_resumed_body_may_be_of_any_api(alike) -> None:
+    """Where the body tells which API is meant, what stands before it does not."""
+    _, pair = await alike(reply=long)
+    for path, members in (("/generate", {"prompt": "a"}), ("/mindie", {"inputs": "a"})):
+        asked = json.dumps({"max_tokens": 6, "parameters": {"max_new_tokens": 6}, "stream": True} | members).encode()
+        whole = await pair.ask(path, asked, UNIQUE, HEADERS)
+        assert whole.status == 200 and len(whole.parts) > 3
+        rest = await pair.ask(path, asked, UNIQUE, HEADERS, past=[record for _, record in whole.parts[:2]])
+        assert same(b"".join(data for data, _ in whole.parts[:2]) + rest.body, whole.body)
+    await pair.idle()
