@@ -446,6 +446,7 @@ class Passage:
 def _refused(chosen: Chosen, answer: Response) -> Failed:
     """P answered with an error: one of its own or D's state, after which another may do better, or the client's."""
     if answers.refused(answer):
+        chosen.refused()
         return Failed(429, words.TOO_MANY, chosen.d)
     return Failed(answer.status, words.P_FAILED, chosen.p, answer=answer, final=answer.status not in (429, 503))
 
