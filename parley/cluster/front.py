@@ -195,9 +195,8 @@ class Front:
         announced = caller.headers.get(b"content-length", b"")
         full = self.held + (int(announced) if announced.isdigit() else 0) > self._memory
         many = self.open > self._choice.options.max_requests
-        if (
-            full or many or self.stopping or self._strict
-        ) and not self._ready:  # which comes first; else who chooses sees it
+        # Said first if several things are wrong; if nothing else is, who chooses says it.
+        if (full or many or self.stopping or self._strict) and not self._ready:
             raise words.refusal(503, words.NOT_READY)
         if full or many:
             raise words.refusal(429, words.TOO_MANY if many else words.MEMORY, 1.0)

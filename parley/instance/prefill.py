@@ -133,6 +133,7 @@ class Prefill(Leg):
         self.left = True
         self._member.spawn(self._settle(giver))
         self.front.answer()
+        self._exchange.status = 200  # of the order's answer
 
     def drop(self) -> None:
         self.front.depart()

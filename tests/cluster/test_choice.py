@@ -372,3 +372,40 @@ async def test_hand_overs_are_tried_from_time_to_time_where_prompts_are_short():
         got.append(chosen.separate)
         chosen.end()
     assert 0 < got.count(True) < 10
+
+
+async def test_a_d_that_refuses_hand_overs_gets_none_for_a_while_and_then_is_tried_again():
+    clock = Clock()
+    table, choice = cluster("prefill", "decode", "decode", clock=clock)
+
+    async def ask(refused=()):
+        with await choice.choose(Wanted(10)) as chosen:
+            if chosen.separate and chosen.d.id in refused:
+                chosen.refused()
+            else:
+                clock.now += 0.01
+                chosen.first()
+                chosen.token()
+        return chosen.d.id if chosen.separate else 0
+
+    got = [await ask({2}) for _ in range(6)]
+    assert got == [2, 2, 2, 3, 3, 3]
+    table.remove(3)
+    assert await ask({2}) == 0  # whole, on one of the two
+    waits = []
+    for _ in range(600):
+        clock.now += 0.1
+        if await ask({2}) == 2:
+            waits.append(clock.now)
+    assert 3 < len(waits) < 10  # each pause is longer
+    clock.now += 60
+    assert await ask() == 2 and not table.instances[1].refusals
+
+
+async def test_whom_nobody_else_can_help_is_handed_over_all_the_same():
+    table, choice = cluster("prefill", "decode", separate="always")
+    for _ in range(9):
+        with await choice.choose(Wanted(10)) as chosen:
+            assert chosen.separate
+            chosen.refused()
+    assert table.instances[1].apart(table.instances[2], choice.table.clock())

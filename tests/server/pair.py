@@ -81,6 +81,7 @@ class Pair:
     def __init__(self, prefill: Served, decode: Served, members: tuple[Member, Member], here: bool = False):
         self.prefill, self.decode, self.members = prefill, decode, members
         self.here = here
+        self.target = "self" if here else str(Place("127.0.0.1", members[1].peer.port))
         self.line = Line(members[0 if here else 1], CLIENT)
         self.numbers = itertools.count(1)
 
@@ -89,10 +90,6 @@ class Pair:
         prefill = await serve(role="mixed" if here else "prefill", **options)
         decode = await serve(role="decode", **options)
         return cls(prefill, decode, (await join(prefill), await join(decode)), here)
-
-    @property
-    def target(self) -> str:
-        return "self" if self.here else str(Place("127.0.0.1", self.members[1].peer.port))
 
     async def ask(
         self,
