@@ -127,7 +127,7 @@ class Front:
         """Raises ParleyError, ClientGone."""
         body, kind = None, place.kind
         if kind is None:  # which of two APIs is meant
-            body = await caller.take()
+            body = await caller.body()
             route, caller.dialect = place.pick(body)
             kind = route.kind
         if kind == "generate":
@@ -135,7 +135,7 @@ class Front:
             return
         if await self._own(kind, place, caller):
             return
-        body = await caller.take() if body is None else body
+        body = await caller.body() if body is None else body
         usable = self._usable()
         if kind == "halt":
             work = relay.some(self._links, caller, usable, body)
@@ -201,7 +201,7 @@ class Front:
         if full or many:
             raise words.refusal(429, words.TOO_MANY if many else words.MEMORY, 1.0)
         if body is None:
-            body = await caller.take()
+            body = await caller.body()
         if self._strict and (text := wrong(place.route.path, body)):
             raise words.refusal(400, text)
         self.held += len(body)
