@@ -10,7 +10,8 @@ from parley.server.respond import Exchange
 # Of one connection, not of the request; or said anew for the next one.
 HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
-     b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"content-encoding", b"expect", b"origin")
+     b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"content-encoding", b"expect",
+     b"origin")
 )  # fmt: skip
 # What the coordinator says to instances, and nobody else may.
 ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
