@@ -36,6 +36,11 @@ class Caller(Exchange):
             header for header in self.scope["headers"] if header[0] not in dropped and not header[0].startswith(OWN)
         ]
 
+    @property
+    def label(self) -> bytes:
+        """The name that the client has for its request, as clients of MindIE may."""
+        return self.headers.get(b"req-id", b"")
+
     async def take(self) -> bytes:
         """The whole body as it came. Raises UnknownCoding, TooLarge, TimedOut, ClientGone."""
         coding = self.headers.get(b"content-encoding", b"").strip().lower()
