@@ -36,6 +36,11 @@ class Caller(Exchange):
             header for header in self.scope["headers"] if header[0] not in dropped and not header[0].startswith(OWN)
         ]
 
+    @property
+    def label(self) -> bytes:
+        """The name that the client has for its request, as clients of MindIE may."""
+        return self.headers.get(b"req-id", b"")
+
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head of an answer; it is written with the first part."""
         self.status = status

@@ -60,6 +60,7 @@ class Front:
         self.open = 0
         self.stopping = False  # no more are taken
         self.held = 0  # bytes of bodies
+        self._labels: set[bytes] = set()  # names that clients have given to open requests
         self._choice, self._links, self._page = choice, links, page
         self._options, self._memory, self._strict = options, memory, strict
         self._places = Places(surfaces)
@@ -204,7 +205,11 @@ class Front:
             body = await caller.body()
         if self._strict and (text := wrong(place.route.path, body)):
             raise words.refusal(400, text)
+        if caller.label in self._labels:
+            raise words.refusal(400, words.TWICE)
         self.held += len(body)
+        if caller.label:
+            self._labels.add(caller.label)
         try:
             wanted = await self._wanted(place, caller, body)
             closing = partial(self._closing, place, caller, body)
@@ -215,6 +220,7 @@ class Front:
             raise
         finally:
             self.held -= len(body)
+            self._labels.discard(caller.label)
 
     async def _wanted(self, place: Place, caller: Caller, body: bytes) -> Wanted:
         options = self._choice.options
