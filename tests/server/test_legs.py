@@ -7,23 +7,16 @@ import json
 import os
 import random
 import re
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from answers import same
 from asked import body, routes
-from pair import CLIENT, CREATED, Given, Line, Pair
-from served import Answer, Served
+from pair import CLIENT, HEADERS, UNIQUE, Given, Line, Pair, compare, single
 
 from parley.instance import decode
 from parley.instance.prefill import Prefill
-from parley.server import respond
-from parley.server.model import Model
 from parley.types import Work
-
-UNIQUE = "0123456789abcdef0123456789abcdef"
-HEADERS = {"content-type": "application/json"}
 
 
 def scripted(work: Work, index: int) -> list[int]:
@@ -32,39 +25,10 @@ def scripted(work: Work, index: int) -> list[int]:
     return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
 
 
-@pytest.fixture
-async def alike(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Makes pairs, and single servers whose requests have the same id and time."""
-    pairs: list[Pair] = []
-
-    async def make(**options: Any) -> tuple[Served, Pair]:
-        pairs.append(await Pair.of(serve, **options))
-        options.pop("here", None)
-        return await serve(**options), pairs[-1]
-
-    made = Model.head
-    monkeypatch.setattr(Model, "head", lambda self, *given: made(self, *given[:4], CREATED))
-    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
-    yield make
-    for pair in pairs:
-        await pair.close()
-
-
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 12}
 
 
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
-
-
-async def single(served: Served, path: str, body: bytes) -> Answer:
-    return await served.call("POST", path, body, HEADERS)
-
-
-async def compare(one: Served, pair: Pair, path: str, asked: bytes) -> None:
-    expected, given = await single(one, path, asked), await pair.ask(path, asked, UNIQUE, HEADERS)
-    kind = given.headers.get("content-type")
-    assert (given.status, kind) == (expected.status, expected.headers.get("content-type")), (path, asked, given)
-    assert same(given.body, expected.body), (path, asked, given.body, expected.body)
 
 
 @pytest.mark.parametrize("here", [True, False])
