@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from adapters import write_adapter
 from answers import same
 from asked import body, routes
-from pair import HEADERS, UNIQUE, Pair, compare
+from pair import HEADERS, UNIQUE, Pair, compare, single
 from system.features import ASKED
 from system.features import body as wished
 
@@ -68,4 +70,46 @@ async def test_answers_are_those_of_one_server(alike, tmp_path: Path, here: bool
         await compare(one, pair, path, asked)
         if number % 6 == 0:
             await resume(pair, path, asked, rng)
+    await pair.idle()
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="takes long: make test-nightly")
+async def test_many_at_once_in_few_pages(alike) -> None:
+    """They are refused and come again, take pages from each other, and all get what they would have got alone."""
+
+    def settings() -> Settings:
+        return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=900 << 10, max_batch=16)
+
+    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
+    rng = random.Random("storm")
+    bodies = [
+        json.dumps(
+            {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "What is the weather in Paris? " * rng.randint(1, 16)}],
+                "max_tokens": rng.choice((5, 20, 40)),
+                "temperature": 0.8,
+                "seed": rng.randrange(99),
+                "stream": rng.random() < 0.7,
+                "n": rng.choice((1, 1, 2)),
+            }
+        ).encode()
+        for _ in range(60)
+    ]
+    refused = 0
+
+    async def insist(body: bytes) -> bytes:
+        nonlocal refused
+        while (given := await pair.ask(CHAT, body, UNIQUE, HEADERS)).status == 503:
+            refused += 1
+            await asyncio.sleep(0.05)
+        return given.body
+
+    def uncached(body: bytes) -> bytes:
+        return re.sub(rb'"cached_tokens":[0-9]+', b"", body)
+
+    given = await asyncio.gather(*map(insist, bodies))
+    for asked, got in zip(bodies, given, strict=True):
+        assert same(uncached(got), uncached((await single(one, CHAT, asked)).body)), (asked, got)
+    assert refused
     await pair.idle()
