@@ -52,7 +52,7 @@ class Line:
         self.task = asyncio.create_task(line.run(first))
 
     def part(self, data: bytes) -> bool:
-        for frame in self.reader.feed(data):
+        for frame in self.reader.feed(data) + self.reader.flush():
             if frame.id:
                 self.queue(frame.id).put_nowait(frame)
         return True
