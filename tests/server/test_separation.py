@@ -11,6 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from adapters import write_adapter
 from answers import same
 from asked import body, routes
@@ -51,7 +52,8 @@ async def resume(pair: Pair, path: str, asked: bytes, rng: random.Random) -> Non
         assert same(got, whole.body), (path, asked, count, got, whole.body)
 
 
-async def test_answers_are_those_of_one_server(alike, tmp_path: Path) -> None:
+@pytest.mark.parametrize("here", [False, True] if NIGHTLY else [False])
+async def test_answers_are_those_of_one_server(alike, tmp_path: Path, here: bool) -> None:
     adapters = {"adapted": str(write_adapter(tmp_path / "adapter", BUILT_IN, seed=1))} if NIGHTLY else {}
 
     def settings() -> Settings:
@@ -59,7 +61,7 @@ async def test_answers_are_those_of_one_server(alike, tmp_path: Path) -> None:
             model=str(BUILT_IN), shared=True, threads=1, kv_memory=24 << 20, max_batch=32, adapters=dict(adapters)
         )
 
-    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
+    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"), here=here)
     rng = random.Random("answers")
     for number in range(COUNT):
         path, asked = wish(rng)
