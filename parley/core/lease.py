@@ -173,5 +173,8 @@ class Leases:
             del self._leases[id]
             lease.group.leases.remove(lease)
             self._groups = {name: group for name, group in self._groups.items() if group.leases}
-            self._held -= Counter(lease.pages)
+            for block in lease.pages:
+                self._held[block] -= 1
+                if not self._held[block]:
+                    del self._held[block]
             self._pool.drop(lease.pages)
