@@ -7,14 +7,14 @@ port.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from parley.keys import cluster_secret
 from parley.kinds import Kind, choice, duration, integer, number, pattern, size, switch, text
-from parley.options import ConfigError, nearest
+from parley.options import ConfigError, nearest, read_toml
 
 ROLES = ("mixed", "prefill", "decode", "flex")
 URL = pattern(r"https?://(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#\[\]@]+)(:\d{1,5})?/?", "URL", "of the form http://HOST:PORT")
@@ -128,10 +128,8 @@ class Options:
     heartbeat: float = entry(number(0.05, 60), 1.0, "Seconds between two looks at an instance.")
     misses: int = entry(integer(1, 100), 5, "Looks without an answer after which it is lost.")
     fault_seconds: float = entry(number(0, 86_400), 120.0, "How long an instance that broke its link is not chosen.")
-    secret: str | None = entry(
-        text("SECRET"), None, "The cluster's secret, which instances and clients of hand-overs share."
-    )
-    secret_file: str | None = entry(text("FILE"), None, "File that holds it.")
+    secret: str = entry(text("SECRET"), "", "The cluster's secret, which instances are shown, and know each other by.")
+    secret_file: str | None = entry(text("FILE"), None, "File whose first line is that secret.")
     # controller
     auto_ratio: bool = entry(switch(), False, "Change roles so that P and D keep up with each other.")
     ratio_period: float = entry(duration(), 300.0, "Time that a better ratio must have been wanted before a change.")
@@ -157,13 +155,7 @@ class Row(NamedTuple):
 
 def load(path: str) -> Options:
     """What a file says. Raises ConfigError, which names file, key, value and range."""
-    try:
-        content = tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"The file {path} is not valid TOML: {error}.") from None
-    return read(content, path, Path(path).parent)
+    return read(read_toml(path), path, Path(path).parent)
 
 
 def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Options:
@@ -193,15 +185,10 @@ def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Opti
     files = {name: str(folder / value) for name, value in _values(Tls, tls, f"{source}: tls").items() if value}
     if ("certificate" in files) != ("key" in files):
         raise ConfigError(f"{source}: tls: certificate and key go together.")
-    if file := made.get("secret_file"):
-        if made.get("secret"):
-            raise ConfigError(f"{source}: secret and secret_file: only one of the two can be given.")
-        try:
-            made["secret"] = (folder / file).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: secret_file: {file} cannot be read ({type(error).__name__}).") from None
-        if not made["secret"]:
-            raise ConfigError(f"{source}: secret_file: {file} is empty.")
+    file = made.get("secret_file")
+    made["secret"] = cluster_secret(
+        made.get("secret"), folder / file if file else None, f"{source}: secret", f"{source}: secret_file"
+    )
     return _checked(Options(**made, instances=tuple(places), tls=Tls(**files)), source)
 
 
