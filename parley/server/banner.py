@@ -50,6 +50,10 @@ def opening(
     public = [host for host in own + others if not is_loopback(host)]
     if public and not options.api_keys:
         lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
+    if public and options.peer_port is not None and not options.cluster_secret:
+        lines.append(
+            f"  warning: everybody who reaches {public[0]} is taken for its cluster; --cluster-secret would tell"
+        )
     return "\n".join(lines)
 
 
