@@ -128,7 +128,6 @@ class Options:
     heartbeat: float = entry(number(0.05, 60), 1.0, "Seconds between two looks at an instance.")
     misses: int = entry(integer(1, 100), 5, "Looks without an answer after which it is lost.")
     fault_seconds: float = entry(number(0, 86_400), 120.0, "How long an instance that broke its link is not chosen.")
-    vanish_seconds: float = entry(number(1, 1e6), 7200.0, "After which a lost instance is forgotten, if it was found.")
     secret: str | None = entry(
         text("SECRET"), None, "The cluster's secret, which instances and clients of hand-overs share."
     )

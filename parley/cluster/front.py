@@ -24,10 +24,10 @@ from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
 from parley.cluster.places import Place, Places
 from parley.cluster.policy import Wanted
-from parley.cluster.prefix import Look, look
 from parley.cluster.table import Instance
 from parley.dialects.dialect import Answer, Head, Kind, Reply
 from parley.errors import NotAllowed, NotFound, ParleyError
+from parley.instance.prefix import Look, look
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access

@@ -93,12 +93,7 @@ class Health:
         while self._running:
             began = loop.time()
             await self.look(instance)
-            options = self._table.options
-            silent = self._table.clock() - instance.answered
-            if instance.lost and instance.found == "controller" and silent > options.vanish_seconds:
-                self._table.remove(instance.id)
-                return
-            await asyncio.sleep(max(0.0, began + options.heartbeat - loop.time()))
+            await asyncio.sleep(max(0.0, began + self._table.options.heartbeat - loop.time()))
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from parley.cluster.prefix import REPORTED
+from parley.instance.prefix import REPORTED
 
 if TYPE_CHECKING:
     from parley.cluster.table import Instance

@@ -1,7 +1,7 @@
 """The instances of a cluster: what each is, what it last said of itself, and whether requests may go to it.
 
-They come from the configuration, from a controller's list or from its own controller; what is done with them is chosen
-elsewhere. Who needs to know when one comes, goes, is lost or was restarted watches the table. Opens no connection.
+They come from the configuration or from a controller's list; what is done with them is chosen elsewhere. Who needs to
+know when one comes, goes, is lost or was restarted watches the table. Opens no connection.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from parley.cluster.config import Options, Place
 from parley.cluster.load import Side
-from parley.cluster.prefix import REPORTED, Mark
 from parley.cluster.report import take
+from parley.instance.prefix import REPORTED, Mark
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
 News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
@@ -43,7 +43,7 @@ class Instance:
     metrics: str = ""
     peer: str = ""
     grpc: str = ""
-    found: Literal["file", "list", "controller"] = "file"
+    found: Literal["file", "list"] = "file"
     asked: bool = True  # how it does; of others the list tells
     slots: int = 200
     blocks: int = 1024

@@ -11,9 +11,9 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from parley.cluster.prefix import Known, look
 from parley.instance import heads
 from parley.instance.heads import Order
+from parley.instance.prefix import Known, look
 from parley.instance.rates import Rates
 from parley.instance.results import Results
 from parley.instance.role import Name, Place, Role
