@@ -253,6 +253,8 @@ def _checked(options: Options, source: str) -> Options:
         raise ConfigError(f"{source}: default_p_rate and default_d_rate go together: both 0, or neither.")
     if options.algorithm_type == "cache_affinity" and any(place.role != "mixed" for place in options.instances):
         raise ConfigError(f"{source}: algorithm_type cache_affinity is for instances of role mixed only.")
+    if not (options.secret or "").isascii() or not (options.secret or "").isprintable():
+        raise ConfigError(f"{source}: secret: it has to be of printable ASCII, for it travels in headers.")
     if len(options.instances) > options.max_res_num:
         raise ConfigError(f"{source}: {len(options.instances)} instances are more than max_res_num.")
     return options

@@ -250,6 +250,7 @@ class Passage:
         given = handover.join(self._records) if self._sent and self._records else b""
         headers = [
             *self._headers,
+            *self._links.secret,
             (b"req-id", self._id.encode()),
             (b"req-type", b"prefill"),
             *_target(p, d, self._links),

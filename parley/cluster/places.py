@@ -12,6 +12,8 @@ from parley.dialects.dialect import Dialect, Kind, Route
 from parley.errors import NotAllowed, NotFound, excerpt
 from parley.server.surfaces import Surface, members, table, wording
 
+WITHIN: frozenset[Kind] = frozenset({"dresult", "flow", "role", "status"})  # of an instance, for its coordinators only
+
 
 class Place:
     """A method and path, and the routes of APIs that have it; the first answers unless another claims a body."""
@@ -35,7 +37,7 @@ class Place:
 
 
 class Places:
-    """All of some surfaces."""
+    """All of some surfaces, but for what is between a coordinator and its instances."""
 
     def __init__(self, surfaces: Sequence[Surface]):
         self._surfaces = surfaces
@@ -43,6 +45,8 @@ class Places:
         self._patterns: list[tuple[Any, str, Place]] = []
         for (method, path), answering in table(surfaces).items():
             place = Place(answering)
+            if place.kind in WITHIN:
+                continue
             for each in (method, "HEAD") if method == "GET" else (method,):
                 if "{" in path:
                     self._patterns.append((compile_path(path)[0], each, place))

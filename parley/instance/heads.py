@@ -23,6 +23,7 @@ MISPLACED = "DMI inference requests can be sent only to the prefill node or p_pe
 UNKNOWN = "The server cannot process the inference request due to an unknown status. "
 TARGET = "Parameter d-target must be an IPv4 address"
 ITSELF = "d-target should not be itself"
+SECRET = "The header parley-secret must be the cluster's secret."
 RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is set, it must be true or false."
 
 HEX = re.compile(r"[0-9a-fA-F]+")
@@ -78,6 +79,11 @@ def trusted(headers: Mapping[bytes, bytes], secret: str) -> bool:
     return not secret or hmac.compare_digest(headers.get(b"parley-secret", b""), secret.encode())
 
 
+def member(headers: Mapping[bytes, bytes], secret: str) -> bool:
+    """Is this from a coordinator that speaks for itself and for no client? Then it needs no key."""
+    return bool(secret) and b"parley-secret" in headers and b"req-id" not in headers and trusted(headers, secret)
+
+
 def read(headers: Mapping[bytes, bytes], role: Role, own: Place, secret: str = "") -> Order:
     """The order in the headers of a request to the instance at ``own``. Raises Refused."""
     said = {name: headers[name].decode("latin-1") for name in headers if name in NAMES}
@@ -104,8 +110,10 @@ def read(headers: Mapping[bytes, bytes], role: Role, own: Place, secret: str = "
         raise Refused(400, ITSELF)
     if said.get(b"is-recompute", "false") not in ("true", "false"):
         raise Refused(400, RECOMPUTE)
+    if not trusted(headers, secret):
+        raise Refused(401, SECRET)
     order = Order(id, target, here, said.get(b"is-recompute") == "true")
-    return _extended(order, said, headers, secret) if more else order
+    return _extended(order, said) if more else order
 
 
 def place(target: str, own: Place, more: bool = False) -> Place | None:
@@ -134,10 +142,8 @@ NAMES = frozenset(
 )  # fmt: skip
 
 
-def _extended(order: Order, said: Mapping[bytes, str], headers: Mapping[bytes, bytes], secret: str) -> Order:
+def _extended(order: Order, said: Mapping[bytes, str]) -> Order:
     """The order with what parley's own coordinator says. Raises Refused."""
-    if not trusted(headers, secret):
-        raise Refused(401, "The header parley-secret must be the cluster's secret.")
     client, identity = said[b"parley-results"], said.get(b"parley-id", "")
     created, given = said.get(b"parley-created"), said.get(b"parley-given", "0")
     if not CLIENT.fullmatch(client):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parley.instance import heads
@@ -71,6 +71,10 @@ class Node:
         if self.role.name == "mixed" and not heads.extended(exchange.headers):
             return None
         return heads.read(exchange.headers, self.role, self.place(exchange), self.secret)
+
+    def member(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Does a coordinator of the cluster speak for itself? Then it needs no key."""
+        return heads.member(headers, self.secret)
 
     def note(self, body: bytes, capacity: int) -> None:
         """A prompt is computed here, beside as many tokens as the cache holds."""

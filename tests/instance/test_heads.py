@@ -123,7 +123,7 @@ def test_what_parleys_own_coordinator_may_say() -> None:
         assert status == 400 and next(iter(bad)) in body["error"]
     assert refusal(said, secret="s")[0] == refusal(said | {"parley-secret": "t"}, secret="s")[0] == 401
     assert order(said | {"parley-secret": "s"}, secret="s") == wanted
-    assert order(GOOD, secret="s").client == ""
+    assert refusal(GOOD, secret="s")[0] == 401 and order(GOOD | {"parley-secret": "s"}, secret="s").client == ""
 
 
 @given(st.dictionaries(st.sampled_from([*OURS, "is-recompute", "parley-id", "parley-created", "parley-given"]),

@@ -209,7 +209,9 @@ async def test_clients_and_instances_may_be_encrypted(tmp_path: Path) -> None:
         writer.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert b'"currentRole":"mixed"' in await reader.read()
         writer.close()
-        assert all(b"parley-secret: s\r\n" in head for head in seen)
+        asked = [head for head in seen if not head.startswith(b"GET /v1/models ")]
+        assert len(asked) < len(seen) and all(b"parley-secret: s\r\n" in head for head in asked)
+        assert not any(b"parley-secret" in head for head in seen if head not in asked)  # which a client asked for
     finally:
         coordinator.stop()
         await task

@@ -320,6 +320,25 @@ async def test_only_those_who_may_change_a_server_give_roles(serve) -> None:
     served = await serve(role="none", peer_port=0, admin_keys=("boss",))
     assert (await served.post("/v1/role/decode", PEERS)).status == 401
     assert (await served.post("/v1/role/decode", PEERS, authorization="Bearer boss")).status == 200
+    served = await serve(role="none", peer_port=0, cluster_secret="s")
+    assert (await served.post("/v1/role/decode", PEERS)).status == 401
+    assert (await served.post("/v1/role/decode", PEERS, **{"parley-secret": "s"})).status == 200
+
+
+async def test_keys_are_for_clients_and_the_secret_for_coordinators(serve) -> None:
+    served = await serve(role="decode", api_keys=("k",), admin_keys=("boss",), cluster_secret="s", peer_port=0)
+    secret, wrong = {"parley-secret": "s"}, {"parley-secret": "t"}
+    for path in ("/v1/status", "/metrics"):
+        assert (await served.get(path, **secret)).status == 200
+        assert (await served.get(path, **wrong)).status == (await served.get(path)).status == 401
+    assert (await served.post("/v2/models/tiny/stopInfer", {"id": "1"}, **secret)).status != 401
+    assert (await served.post("/v1/role/flex", PEERS, **secret)).status == 200
+    order = DMI | secret | {"parley-results": "c"}
+    assert (await served.post("/v1/chat/completions", HELLO, **order)).status == 401  # that is for a client
+    await served.until(lambda: served.service.node.role.name == "flex")
+    assert (await served.post("/v1/chat/completions", HELLO, **order, authorization="Bearer k")).status != 401
+    unkeyed = await serve(role="decode", cluster_secret="s")
+    assert (await unkeyed.get("/dresult")).status == 401  # nor does anybody else take a plain coordinator's place
 
 
 async def test_an_instance_on_mindies_planes(serve) -> None:
