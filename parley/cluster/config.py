@@ -29,7 +29,7 @@ def entry(kind: Kind, default: Any, help: str, *, many: bool = False) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Static:
     """``[[instances]]``: an instance that is there from the beginning."""
 
     url: str = entry(URL, "", "Where it serves.")
@@ -137,7 +137,7 @@ class Options:
     default_d_rate: int = entry(integer(0, 4096), 0, "The other side of it.")
     tasks_end_wait_seconds: float = entry(SECONDS, 300.0, "How long a role change waits for running requests.")
     # tables
-    instances: tuple[Place, ...] = ()
+    instances: tuple[Static, ...] = ()
     tls: Tls = Tls()
 
     def __repr__(self) -> str:
@@ -164,17 +164,17 @@ def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Opti
     tables = plain.pop("instances", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{source}: instances is not a list of tables; write [[instances]] above each.")
-    places = []
+    statics = []
     for at, table in enumerate(tables, 1):
         where = f"{source}: instances[{at}]"
-        place = Place(**_values(Place, table, where))
-        if not place.url:
+        static = Static(**_values(Static, table, where))
+        if not static.url:
             raise ConfigError(f"{where}: url is missing.")
-        places.append(place if place.id is not None else _numbered(place, at))
+        statics.append(static if static.id is not None else _numbered(static, at))
     for name in ("id", "url"):
         seen: set[Any] = set()
-        for place in places:
-            value = getattr(place, name)
+        for static in statics:
+            value = getattr(static, name)
             if value in seen:
                 raise ConfigError(f"{source}: two instances have the {name} {value!r}.")
             seen.add(value)
@@ -189,10 +189,10 @@ def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Opti
     made["secret"] = cluster_secret(
         made.get("secret"), folder / file if file else None, f"{source}: secret", f"{source}: secret_file"
     )
-    return _checked(Options(**made, instances=tuple(places), tls=Tls(**files)), source)
+    return _checked(Options(**made, instances=tuple(statics), tls=Tls(**files)), source)
 
 
-def rows(kind: type[Options] | type[Place] | type[Tls] = Options) -> Iterator[Row]:
+def rows(kind: type[Options] | type[Static] | type[Tls] = Options) -> Iterator[Row]:
     """All keys, for documentation."""
     for each in fields(kind):
         if each.metadata:
@@ -238,8 +238,8 @@ def _one(kind: Kind, raw: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {shown} is not {wanted}.") from None
 
 
-def _numbered(place: Place, number: int) -> Place:
-    return Place(**{each.name: getattr(place, each.name) for each in fields(Place)} | {"id": number})
+def _numbered(static: Static, number: int) -> Static:
+    return Static(**{each.name: getattr(static, each.name) for each in fields(Static)} | {"id": number})
 
 
 def _checked(options: Options, source: str) -> Options:
@@ -251,7 +251,7 @@ def _checked(options: Options, source: str) -> Options:
         raise ConfigError(f"{source}: load_cost_coefficient: the fourth number is not at least 1, or the fifth not 0.")
     if (options.default_p_rate == 0) != (options.default_d_rate == 0):
         raise ConfigError(f"{source}: default_p_rate and default_d_rate go together: both 0, or neither.")
-    if options.algorithm_type == "cache_affinity" and any(place.role != "mixed" for place in options.instances):
+    if options.algorithm_type == "cache_affinity" and any(static.role != "mixed" for static in options.instances):
         raise ConfigError(f"{source}: algorithm_type cache_affinity is for instances of role mixed only.")
     if not (options.secret or "").isascii() or not (options.secret or "").isprintable():
         raise ConfigError(f"{source}: secret: it has to be of printable ASCII, for it travels in headers.")

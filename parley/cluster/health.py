@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
-
+from parley.cluster import said
 from parley.cluster.table import Instance, News, Table
 
 log = logging.getLogger("parley.cluster")
@@ -58,9 +57,9 @@ class Health:
         wrong = ""
         try:
             status, body = await self._ask(f"{instance.management}/v1/status", timeout=period)
-            said = _object(body) if status == 200 else None
-            if said is not None:
-                self._table.status(instance, said)
+            told = said.table(body) if status == 200 else None
+            if told is not None:
+                self._table.status(instance, told)
                 self._say(instance, "")
                 return True
             wrong = f"its /v1/status answers {status}: {REASONS.get(status, 'it is no instance')}"
@@ -94,11 +93,3 @@ class Health:
             began = loop.time()
             await self.look(instance)
             await asyncio.sleep(max(0.0, began + self._table.options.heartbeat - loop.time()))
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        found = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -80,10 +80,8 @@ class Passage:
         self._choice, self._links = choice, links
         self._wanted, self._closing = wanted, closing
         self._body: Sequence[bytes] = (body,)
-        scope = caller.scope
-        target, query = scope["raw_path"], scope["query_string"]
-        self._target = target + b"?" + query if query else target
-        self._method = scope["method"].encode()
+        self._target = caller.target
+        self._method = caller.scope["method"].encode()
         self._headers = caller.forwarded()
         if caller.label:
             self._headers.append((b"parley-label", caller.label))

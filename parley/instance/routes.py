@@ -115,7 +115,7 @@ async def role(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def status(service: Service, route: Route, exchange: Exchange) -> None:
     version = 2 if route.path.startswith("/v2") else 1
-    await exchange.answer(msgspec.json.encode(told(service, service.node, service.node.place(exchange), version)))
+    await exchange.answer(msgspec.json.encode(told(service, service.node, service.node.address(exchange), version)))
 
 
 async def _tell(exchange: Exchange, told: Answer) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parley.cluster.config import Options, Place, Tls, load, read, rows
+from parley.cluster.config import Options, Static, Tls, load, read, rows
 from parley.options import ConfigError
 
 EXAMPLE = """
@@ -93,7 +93,7 @@ def test_what_is_no_toml_is_said_to_be_none(tmp_path, content):
 
 
 def test_defaults_are_values_that_a_file_could_give():
-    for kind in (Options, Place, Tls):
+    for kind in (Options, Static, Tls):
         for each in fields(kind):
             if each.metadata and each.default not in (None, ""):
                 values = each.default if each.metadata["many"] else (each.default,)

@@ -11,7 +11,7 @@ from asking import told
 from scripted import Asked, Script, Scripted
 
 from parley.cluster import words
-from parley.cluster.places import WITHIN, Places
+from parley.cluster.paths import WITHIN, Paths
 from parley.server.surfaces import table, universal
 
 CHAT = Script([b"data: 0\n\n", b"data: 1\n\n"])
@@ -241,13 +241,13 @@ async def test_nobody_is_a_coordinator_through_one(cluster):
 
 
 def test_every_route_of_a_server_is_found():
-    places = Places(universal())
+    paths = Paths(universal())
     for (method, path), answering in table(universal()).items():
         if answering[0][0].kind in WITHIN:
             continue
         written = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
         if "{" in written:
             continue
-        place, parts = places.find(method, written)
-        assert place.route in [route for route, _ in answering] or "{" in path
+        found, parts = paths.find(method, written)
+        assert found.route in [route for route, _ in answering] or "{" in path
         assert all(value for value in parts.values())

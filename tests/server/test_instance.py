@@ -207,8 +207,8 @@ async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.Monk
     served = await serve(role="none", peer_port=0)
     tries, fail = [], OSError(111, "no")
 
-    async def reach(place: role.Place) -> None:
-        tries.append(place)
+    async def reach(address: role.Address) -> None:
+        tries.append(address)
         if len(tries) < 3:
             raise fail
         await asyncio.sleep(0.01)
@@ -221,7 +221,7 @@ async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.Monk
     told = (await served.get("/v1/status")).json
     assert told["service"]["roleStatus"] == "RoleSwitching" and told["service"]["currentRole"] == "decode"
     await served.until(lambda: served.service.node.role.state == "RoleReady")
-    assert set(tries) == {role.Place("10.0.0.2", 1121)}
+    assert set(tries) == {role.Address("10.0.0.2", 1121)}
     told = (await served.get("/v1/status")).json
     assert told["linkStatus"] == {"peers": [{"target": "10.0.0.2", "link": "ok"}]}
     fail.errno, tries[:] = 113, []
