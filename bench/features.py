@@ -34,6 +34,7 @@ from safetensors.torch import save_file
 
 from parley import demo
 from parley.core.sequence import Sequence
+from parley.engine.host import LIBRARIES
 from parley.model.grammar import Grammars
 from parley.text.choice import Choice
 from parley.text.grammar import Compiler
@@ -325,6 +326,9 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
     options = parser.parse_args()
+    missing = {name: value for name, value in LIBRARIES.items() if name not in os.environ}
+    if missing:  # as the engine process has them; libraries read them when they are loaded
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
     if not (options.folder / "config.json").exists():
         write(options.folder)
     if options.cpu:

@@ -70,7 +70,8 @@ class Coordinator:
         management = Management(self.table, self.choice, hosts.get("management", host))
         self.metrics = Metrics(self.table, self.choice, self.links.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, management, hosts.get("status", host))
-        served = replace(port_options(options, host), access_log=access_log)
+        most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
+        served = replace(port_options(options, host), access_log=access_log, connections=most)
         self.front = Front(
             self.choice,
             self.links,
@@ -87,10 +88,9 @@ class Coordinator:
             "status": status.app,
         }
         self._ports = [Port(name, *place, apps[name]) for name, place in sockets.items()]
+        limits = {name: port_options(options, host) for name, host in hosts.items()} | {"predict": served}
         self._context = front_tls(options.tls)
-        self._servers = [
-            Server(http(port_options(options, port.host), port.app, self._context)) for port in self._ports
-        ]
+        self._servers = [Server(http(limits[port.name], port.app, self._context)) for port in self._ports]
         self._stop, self._force = asyncio.Event(), asyncio.Event()
         self._signals: list[int] = []
         self._rpc: rpc.Port | None = None

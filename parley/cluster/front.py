@@ -18,6 +18,7 @@ from parley import __version__
 from parley.cluster import relay, words
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
+from parley.cluster.form import wrong
 from parley.cluster.links import Links
 from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
@@ -200,6 +201,8 @@ class Front:
             raise words.refusal(429, words.MEMORY, 1.0)
         if body is None:
             body = await caller.take()
+        if self._strict and (text := wrong(place.route.path, body)):
+            raise words.refusal(400, text)
         self.held += len(body)
         try:
             wanted = await self._wanted(place, caller, body)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from parley.cluster import answers, words
+from parley.cluster import answers, relay, words
 from parley.cluster.answers import BadAnswer, First
 from parley.cluster.caller import Caller, returned
 from parley.cluster.choice import Choice, Chosen, Refused
@@ -155,7 +155,10 @@ class Passage:
                     self.caller.whole(*self._told)
                     return True
                 await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
-            await self._attempt(chosen)
+            if chosen.p is chosen.d and not chosen.p.extended:
+                await self._whole(chosen.p)
+            else:
+                await self._attempt(chosen)
             chosen.end()
             return True
         except Recompute as wish:
@@ -194,6 +197,12 @@ class Passage:
             return await self._choice.choose(wanted)
         except Refused as refused:
             raise words.refusal(refused.status, refused.text, refused.retry_after) from None
+
+    async def _whole(self, instance: Instance) -> None:
+        """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
+        if self._sent:
+            raise Failed(500, words.D_FAILED, instance, final=True)
+        await relay.one(self._links, self.caller, instance, b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""

@@ -7,13 +7,14 @@ elsewhere. Who needs to know when one comes, goes, is lost or was restarted watc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from parley.cluster.config import Options, Place
 from parley.cluster.load import Side
 from parley.cluster.prefix import REPORTED, Mark
+from parley.cluster.report import take
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
 News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
@@ -51,6 +52,7 @@ class Instance:
     epoch: str = ""
     peers: frozenset[int] = frozenset()
     extended: bool = False
+    peer_given: bool = False  # by the configuration: what it tells does not count
     attached: bool = True
     offline: bool = False
     switching: bool = False
@@ -210,10 +212,11 @@ class Table:
             instance.lost = True
             self.tell(instance, "lost")
 
-    def heard(self, instance: Instance, epoch: str = "") -> None:
-        """It answered. Another ``epoch`` than before: it was restarted in between, and knows none of its requests."""
+    def heard(self, instance: Instance, epoch: str = "", before: bool | None = None) -> None:
+        """It answered. Another ``epoch`` than before: it was restarted in between, and knows none of its requests.
+        ``before``: was it usable before what it said was taken in?"""
         now = self.clock()
-        before = instance.usable(now)
+        before = instance.usable(now) if before is None else before
         instance.misses, instance.answered, instance.seen = 0, now, True
         restarted = bool(instance.epoch and epoch and epoch != instance.epoch)
         instance.epoch = epoch or instance.epoch
@@ -228,44 +231,11 @@ class Table:
         if not before and instance.usable(now):
             self.tell(instance, "ready")
 
-    def status(self, instance: Instance, said: dict[str, Any]) -> None:
-        """Take in what /v1/status answered. What is of another type than it should be is left as it was."""
-        service, resource = _table(said, "service"), _table(said, "resource")
-        own = _table(said, "parley")
-        instance.extended = bool(own)
-        before = instance.role
-        role = own.get("role") or service.get("currentRole")
-        if isinstance(role, str):
-            instance.role = role
-        instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
-        instance.loaded = own.get("ready", True) is not False
-        share = service.get("p_percentage")
-        if isinstance(share, int) and 0 <= share <= 100:
-            instance.p_percentage = share
-        for name, key in (("avail_slots", "availSlotsNum"), ("avail_blocks", "availBlockNum"),
-                          ("waiting", "waitingRequestNum"), ("running", "runningRequestNum"),
-                          ("swapped", "swappedRequestNum")):  # fmt: skip
-            _take(instance, name, resource.get(key))
-        if total := resource.get("totalNpuBlockNums"):
-            _take(instance, "blocks", total)
-        for name in ("pinned", "reserved", "waiting", "running", "slots", "block_size", "max_seq_len"):
-            _take(instance, name, own.get(name))
-        for name in ("prefill_rate", "decode_rate"):
-            value = own.get(name)
-            if isinstance(value, int | float) and value >= 0:
-                setattr(instance, name, float(value))
-        for name in ("peer", "layout"):
-            if isinstance(value := own.get(name), str):
-                setattr(instance, name, value)
-        if isinstance(models := own.get("models"), list):
-            instance.models = frozenset(name for name in models if isinstance(name, str))
-        if isinstance(hashes := own.get("prefix_hash"), list):
-            instance.hashes = frozenset(hash for hash in hashes[:REPORTED] if isinstance(hash, int))
-        transfers = _table(own, "transfers")
-        instance.transfers = {name: value for name, value in transfers.items() if isinstance(value, int | float)}
-        epoch = own.get("epoch")
-        self.heard(instance, epoch if isinstance(epoch, str) else "")
-        if instance.role != before:
+    def status(self, instance: Instance, said: Mapping[str, Any]) -> None:
+        """Take in what /v1/status answered."""
+        role, usable = instance.role, instance.usable(self.clock())
+        self.heard(instance, take(instance, said), usable)
+        if instance.role != role:
             self.tell(instance, "changed")
 
     def ready(self, model: str = "") -> bool:
@@ -293,20 +263,7 @@ def placed(place: Place) -> Instance:
         place.peer or "",
         grpc=place.grpc or "",
         p_percentage=place.p_percentage,
+        peer_given=bool(place.peer),
     )
     instance.slots, instance.blocks = place.slots or instance.slots, place.blocks or instance.blocks
     return instance
-
-
-def _table(said: dict[str, Any], name: str) -> dict[str, Any]:
-    value = said.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _take(instance: Instance, name: str, value: Any) -> None:
-    if _count(value):
-        setattr(instance, name, value)

@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from parley.dialects.dialect import Answer
 from parley.engine.protocol import Stream
-from parley.errors import EngineError, Overloaded, ParleyError
+from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance import handover, recompute
 from parley.instance.outlet import Outlet
 from parley.kv.taker import Taker
@@ -163,6 +163,9 @@ async def accept(member: Member, taker: Taker) -> None:
     """Take a request over, and answer it to its end; or refuse it."""
     try:
         begin = handover.begin(taker.body)
+        app = member.app(begin.apis)
+        if app is None:
+            raise Malformed("This instance does not speak the same APIs.")
         leg = Decode(member, taker, begin)
         leg.outlet.channel = channel = member.node.results.channel(begin.client, begin.id)
     except ParleyError as error:
@@ -183,13 +186,13 @@ async def accept(member: Member, taker: Taker) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": begin.body, "more_body": False}
 
-    exchange = member.app.exchange(scope, receive, leg.outlet.send)
+    exchange = app.exchange(scope, receive, leg.outlet.send)
     exchange.identify(begin.unique)
     exchange.created, exchange.tenant, exchange.leg = begin.created, begin.tenant, leg
     exchange.arrived -= begin.spent
     member.note(begin.body)
     try:
-        await member.app.answer(exchange, admitted=True)
+        await app.answer(exchange, admitted=True)
     finally:
         channel.close()
         await taker.refuse(leg.reason)  # unless it was taken

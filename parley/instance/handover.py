@@ -29,9 +29,9 @@ class Begin(msgspec.Struct, kw_only=True):
     """A request that another instance is to go on with.
 
     ``id``, ``client``: of the order, as in ``heads``. ``unique``, ``created``: what its answer shows of it. ``spent``:
-    seconds since it came. ``body``: without a coding. ``tenant``: on whose behalf it is.
-    ``past``: outputs of attempts before this one. ``prompt``: the ids of its tokens, where the body does not say them.
-    ``digest``: of the adapter's content, if it has one.
+    seconds since it came. ``apis``: of the port to which it came. ``body``: without a coding. ``tenant``: on whose
+    behalf it is. ``past``: outputs of attempts before this one. ``prompt``: the ids of its tokens, where the body does
+    not say them. ``digest``: of the adapter's content, if it has one.
     """
 
     version: int
@@ -40,6 +40,7 @@ class Begin(msgspec.Struct, kw_only=True):
     unique: str
     created: int
     spent: float
+    apis: str
     method: str
     path: str
     query: bytes

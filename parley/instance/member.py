@@ -9,8 +9,8 @@ import asyncio
 import errno
 import logging
 import time
-from collections.abc import Coroutine
-from functools import cached_property, partial
+from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from parley.dialects.dialect import Route
@@ -29,17 +29,17 @@ from parley.server.life import generate
 from parley.server.model import Model
 from parley.server.respond import Exchange
 from parley.server.service import Service
-from parley.server.surfaces import universal
 from parley.types import Arena, ModelInfo
 
 log = logging.getLogger("parley.instance")
 
 
 class Member:
-    """Of the cluster whose instances know each other by the node's secret."""
+    """Of the cluster whose instances know each other by the node's secret. ``apps``: of its ports."""
 
-    def __init__(self, service: Service, peer: Peer):
+    def __init__(self, service: Service, peer: Peer, apps: Sequence[App]):
         self.service = service
+        self._apps = apps
         self.node: Node = service.node
         self.peer = peer
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,11 +47,9 @@ class Member:
         for model in service.models:
             self.share(model)
 
-    @cached_property
-    def app(self) -> App:
-        """Answers what is handed over."""
-        options = self.service.options
-        return App(self.service, universal(options.strict, options.tgi_compat), options.host)
+    def app(self, apis: str) -> App | None:
+        """Which of them answers what was handed over by a port with these APIs."""
+        return next((app for app in self._apps if app.apis == apis), None)
 
     async def listen(self, host: str, port: int) -> None:
         """Let other members hand over to this one. Raises OSError."""
@@ -65,9 +63,12 @@ class Member:
             self._began(model, model.engine.info)
 
     def _began(self, model: Model, info: ModelInfo) -> None:
-        """Where pages cannot be read by others, they are computed again."""
+        arena = info.arena
+        if arena is None and self.service.options.engine == "scripted":
+            arena = Arena(0, -1, info.kv_blocks, [], "scripted")  # its pages hold nothing
         try:
-            self.peer.add(model.name, info.arena or Arena(0, -1, info.kv_blocks, [], "none"))
+            if arena is not None:
+                self.peer.add(model.name, arena)
         except BadArena as error:
             log.error("Nothing can be handed over: %s", error)
 

@@ -171,6 +171,7 @@ class Prefill(Leg):
             unique=exchange.unique,
             created=exchange.created,
             spent=time.perf_counter() - exchange.arrived,
+            apis=exchange.scope["app"].apis,
             method=exchange.scope["method"],
             path=exchange.scope["path"],
             query=exchange.scope.get("query_string", b""),

@@ -102,6 +102,8 @@ async def role(service: Service, route: Route, exchange: Exchange) -> None:
     node, (version, _, name) = service.node, route.path[1:].split("/")
     try:
         given = assignment.read(name, version, await exchange.body(), node.role.name == "none")
+        if service.options.peer_port is None:  # it was started to be mixed: nobody could hand anything over
+            raise assignment.Refused(503, assignment.UNFIT)
     except assignment.Refused as refused:
         await _tell(exchange, refused.answer)
         return

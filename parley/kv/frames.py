@@ -16,6 +16,7 @@ FIRST_FRAME = 64 << 10  # bytes of the first one
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
+Lease = Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
 Reason = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
@@ -43,12 +44,14 @@ class Hello(Frame, tag="hello"):
     """The first frame of a link. All its hand-overs are from the arena ``name``.
 
     ``sizes``: bytes of a page in each region. ``offers``: by transport, what the taker needs to know to use it.
+    ``lease``: seconds of silence after which the other side is dead; the shorter one of both sides holds.
     """
 
     name: Name
     layout: Annotated[str, msgspec.Meta(max_length=8192)]
     sizes: Annotated[list[Count], msgspec.Meta(max_length=4096)]
     offers: Annotated[dict[Name, bytes], msgspec.Meta(max_length=16)]
+    lease: Lease
     checksum: bool = False
 
 
@@ -84,9 +87,10 @@ class End(Frame, tag="end"):
 
 
 class Welcome(Frame, tag="welcome"):
-    """The answer to Hello: which of the offers is taken. ``checksum``: Read has one."""
+    """The answer to Hello: which of the offers is taken, and what holds for both. ``checksum``: Read has one."""
 
     transport: Name
+    lease: Lease
     checksum: bool = False
 
 

@@ -166,10 +166,11 @@ class Peer:
         if unlike:
             raise Unreachable(f"Pages of {hello.name} are not alike at giver and taker: {unlike}.")
         link.checksum = hello.checksum or self._checksum
+        link.lease = min(hello.lease, self._lease)
         if not memory.page_bytes:
-            return memory, Welcome("none", link.checksum)
+            return memory, Welcome("none", link.lease, link.checksum)
         ways: list[Transport] = [Shared(memory)] if self._shared else []
-        ways.append(Stream(memory, self._lease))
+        ways.append(Stream(memory, link.lease))
         for way in ways:
             if way.name not in hello.offers:
                 continue
@@ -182,7 +183,7 @@ class Peer:
             if isinstance(way, Stream):
                 self._tickets[ticket] = way
                 link.on_end(lambda link: self._forget(ticket))
-            return memory, Welcome(way.name, link.checksum)
+            return memory, Welcome(way.name, link.lease, link.checksum)
         raise Unreachable("The taker knows no way by which the giver's pages could come.")
 
     def _attach(self, ticket: bytes, channel: Channel) -> bool:
@@ -208,6 +209,8 @@ class Peer:
         assert self._accept is not None
         try:
             await self._accept(taker)
+        except Lost as error:
+            log.info("a hand-over was lost: %s", error)
         except Exception:
             log.exception("a hand-over could not be taken")
         finally:
@@ -242,14 +245,14 @@ class Peer:
             if self._shared and ways:
                 ways.append(Shared(memory, self._proof))
             offers = {way.name: way.offer() for way in ways}
-            link.send(Hello(name, memory.arena.layout, memory.sizes, offers, self._checksum))
+            link.send(Hello(name, memory.arena.layout, memory.sizes, offers, self._lease, self._checksum))
             answer = await link.read(FIRST_FRAME)
             if isinstance(answer, Refuse):
                 raise LinkError(f"refuses: {answer.reason.rstrip('.')}")
             link.transport = next((way for way in ways if way.name == getattr(answer, "transport", "")), None)
             if not isinstance(answer, Welcome) or (ways and link.transport is None):
                 raise LinkError("did not say how pages shall come")
-            link.checksum = answer.checksum
+            link.checksum, link.lease = answer.checksum, min(answer.lease, self._lease)
         except BaseException as error:
             link.fail(str(error) or "The connection ended too soon.")
             _start(self._endings, link.settle())

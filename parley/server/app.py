@@ -84,12 +84,16 @@ def endpoints(service: Service, surfaces: Sequence[Surface], keys: Keys) -> dict
 
 
 class App:
-    """What answers at one port: ``surfaces`` there, and ``endpoints``, the route table that the router was made of."""
+    """What answers at one port: ``surfaces`` there, and ``endpoints``, the route table that the router was made of.
+
+    ``apis``: their names, by which another server's port is known that answers the same.
+    """
 
     def __init__(self, service: Service, surfaces: Sequence[Surface], host: str):
         options = service.options
         self.service = service
         self.surfaces = [surface for surface in surfaces if surface is not OWN]
+        self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
         self._keys = Keys(options.api_keys, options.admin_keys)
         self.endpoints = endpoints(service, surfaces, self._keys)
         self._gate = Gate(host, options.hosts, options.cors, self._keys)

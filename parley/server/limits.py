@@ -89,6 +89,8 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.options.connections is not None and len(self.connections) > self.options.connections:
+            transport.abort()
         self._deadline.set(self.options.header_timeout, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:

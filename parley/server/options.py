@@ -79,6 +79,7 @@ class ServerOptions:
     header_timeout: float = 15.0  # from the first byte of a request to the end of its headers
     body_timeout: float = 60.0  # for the whole body
     write_timeout: float = 60.0  # for a client that does not read its answer
+    connections: int | None = None  # of clients at a port; one more is closed without an answer
     keep_alive: float = 75.0  # how long an idle connection is kept
     ping_interval: float | None = None  # comments in a silent event stream, for proxies that cut idle connections
 

@@ -26,11 +26,11 @@ from parley.engine.protocol import EngineFailed
 from parley.instance.member import Member
 from parley.kv.peer import Peer
 from parley.server import banner, logs
-from parley.server.app import build
+from parley.server.app import App
 from parley.server.endpoints import BadFile
 from parley.server.model import Model, share
 from parley.server.options import Listen, Offer, ServerOptions, Tls
-from parley.server.port import Server, http, keep_standard_streams, listen, settle
+from parley.server.port import Server, crossed, http, keep_standard_streams, listen, settle
 from parley.server.service import Service
 from parley.server.surfaces import ALONE, OWN, Surface, alone, universal
 from parley.server.tls import BadTls, calling, context
@@ -131,10 +131,11 @@ class Instance:
         self.service.stop = self._stop.set
         self._force = asyncio.Event()
         self._places = places(options)
-        apps = [build(self.service, place.surfaces, place.host) for place in self._places]
-        self._servers = [Server(http(options, *each)) for each in zip_longest(apps, contexts)]
+        apps = [App(self.service, place.surfaces, place.host) for place in self._places]
+        crossing = [crossed(app, options.cors) for app in apps]
+        self._servers = [Server(http(options, *each)) for each in zip_longest(crossing, contexts)]
         self._rpc: Port | None = None
-        self._member = Member(self.service, peer(options))
+        self._member = Member(self.service, peer(options), apps)
 
     async def live(self) -> int:
         """From the first line to the exit code."""

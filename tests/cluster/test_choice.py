@@ -263,6 +263,12 @@ async def test_only_instances_that_are_ready_are_chosen_whatever_keeps_them_from
     up(table, one, ready=True)
     table.status(two, {"service": {"roleStatus": "RoleSwitching"}, "parley": {"role": "mixed"}})
     assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {1}
+    news = []
+    table.watchers.append(lambda instance, what: news.append((instance.id, what)))
+    up(table, two, ready=False)
+    up(table, two, ready=True)
+    assert news == [(2, "ready")]
+    table.remove(2)
     table.attach(one, False)
     with pytest.raises(Refused):
         await choice.choose(Wanted(10))
@@ -277,6 +283,7 @@ SAID = st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sam
 
 
 @given(SAID)
+@settings(max_examples=50, deadline=None)
 async def test_whatever_a_status_says_choosing_goes_on(said):
     table, choice = cluster("mixed", "mixed")
     one, _ = table

@@ -103,6 +103,45 @@ async def test_pages_of_other_origins(cluster):
     assert answer.status == 200 and answer.headers["access-control-allow-origin"] == "http://good.example"
 
 
+REFUSED = [
+    ("/v1/chat/completions", b"{", words.FORMAT),
+    ("/v1/chat/completions", b"[1]", words.FORMAT),
+    ("/v1/chat/completions", b"{}", words.NEITHER),
+    ("/v1/chat/completions", b'{"messages":[],"stream":1}', words.FORMAT),
+    ("/v1/completions", b'{"prompt":[1]}', words.FORMAT),
+    ("/generate", b'{"inputs":1,"prompt":"a"}', words.FORMAT),
+    ("/infer", b'{"inputs":"a","input_id":[1]}', words.FORMAT),
+    ("/infer", b"{}", words.FORMAT),
+    ("/v2/models/m/generate", b'{"inputs":"a"}', words.FORMAT),
+    ("/v2/models/m/infer", b'{"inputs":[{"datatype":"BYTES"}]}', words.FORMAT),
+    ("/v1/completions", b'{"prompt":"a"}', ""),
+    ("/generate", b'{"prompt":"a"}', ""),
+    ("/infer_token", b'{"input_id":[1]}', ""),
+    ("/v2/models/m/infer", b'{"inputs":[{"datatype":"UINT32"}]}', ""),
+    ("/v2/models/m/generate_stream", b'{"text_input":"a"}', ""),
+]
+
+
+async def test_a_strict_one_looks_at_bodies(cluster):
+    running = await cluster(Scripted(script=CHAT), strict=True)
+    for path, body, text in REFUSED:
+        answer = await running.post(path, body)
+        expected = (400, words.plain(text)) if text else (200, b"".join(CHAT.parts))
+        assert (answer.status, answer.body) == expected, (path, body)
+    loose = await cluster(Scripted(script=CHAT))
+    assert all([(await loose.post(path, body)).status == 200 for path, body, _ in REFUSED])
+
+
+async def test_one_connection_too_many_is_closed(cluster):
+    running = await cluster(Scripted(script=CHAT), max_requests=2, strict=True)
+    held = [await running.send(b"") for _ in range(2)]
+    reader, writer = await running.send(b"")
+    assert await reader.read() == b""
+    writer.close()
+    for _, each in held:
+        each.close()
+
+
 # -- HTTP
 
 

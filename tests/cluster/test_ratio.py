@@ -41,7 +41,7 @@ def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
 
 
 @given(st.integers(3, 16), st.floats(0.5, 15), st.floats(0.5, 15), st.integers(0, 2**32), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_it_converges_and_does_not_swing(instances, prefill, decode, seed, data):
     before = p = data.draw(st.integers(1, instances - 1))
     work = Work(prefill, decode)

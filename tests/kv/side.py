@@ -14,7 +14,7 @@ from parley.kv.peer import Peer
 from parley.kv.taker import Taker
 
 SECRET = b"of the cluster, for tests"
-PAGES = 2400  # of 64 KiB: more than sockets hold
+PAGES = 300  # of 64 KiB: more than sockets hold
 SIZES = (32 << 10, 32 << 10)
 
 

@@ -93,6 +93,27 @@ def test_what_is_added(kernels, into, outs, ranks, counts, bare, threads, seed):
             assert torch.equal(alone[0], got[row])
 
 
+@pytest.mark.parametrize("counts", [[1] * 8, [1, 6, 2], [2] * 5, [7, 1, 1, 1], [40], [3, 3]])
+@pytest.mark.parametrize("wide", [None, 40])
+def test_adapters_that_threads_share_out_add_the_same(kernels, counts, wide):
+    """Also where one has a higher rank than the others, so that they do not come out even."""
+    source, outs, into = Source(1), [300, 70, 70], 333
+    ranks = [16 if wide is None or number else wide for number in range(len(counts))]
+    adapters = [kernels.adapter([source.site([rank] * 3, outs, into)]) for rank in ranks]
+    rows = iter(range(sum(counts)))
+    groups = [(adapter, [next(rows) for _ in range(count)]) for adapter, count in zip(adapters, counts, strict=True)]
+    x, y = source.noise(sum(counts), into).bfloat16(), source.noise(sum(counts), sum(outs)).bfloat16()
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            found.append(y.clone())
+            kernels.adapted(groups).add(x, found[-1], 0)
+    finally:
+        torch.set_num_threads(before)
+    assert not torch.equal(found[0], y) and all(torch.equal(each, found[0]) for each in found)
+
+
 def test_torch_s_form_is_the_same_in_other_words(kernels):
     source = Source(5)
     sites = [source.site([7, 0, 16], [40, 24, 24], 96), []]

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ from parley.instance import frames, handover
 from parley.instance.member import Member
 from parley.instance.role import Place
 from parley.kv.peer import Peer
+from parley.server.app import App
+from parley.server.surfaces import Surface, universal
 from parley.types import Arena
 
 CREATED = 1_700_000_000
@@ -61,9 +63,10 @@ class Line:
         return self.queues.setdefault(id, asyncio.Queue())
 
 
-async def join(served: Served, secret: bytes = b"s", **options: Any) -> Member:
+async def join(served: Served, secret: bytes = b"s", surfaces: Sequence[Surface] = (), **options: Any) -> Member:
     """Make a server a member, whose peer listens."""
-    member = Member(served.service, Peer(secret=secret, **options))
+    app = App(served.service, surfaces or universal(), "127.0.0.1")
+    member = Member(served.service, Peer(secret=secret, **options), [app])
     info = served.engine.info
     assert info is not None
     if info.arena is None:

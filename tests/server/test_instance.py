@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from served import HELLO, Connection, Served, request
 from parley.instance import frames, results, role
 from parley.instance.frames import Frame, Reader
 from parley.instance.heads import Order
+from parley.server import life
 from parley.server.surfaces import ALONE, PLANES, alone
 
 DMI = {"req-id": "12345", "req-type": "prefill", "d-target": "10.0.0.2"}
@@ -167,7 +169,7 @@ async def test_requests_need_the_headers_of_a_coordinator(serve) -> None:
     assert "DMI" not in answer.body.decode()
     decode = await serve(role="decode")
     assert "can be sent only to the prefill node" in (await decode.post("/v1/completions", HELLO, **DMI)).json["error"]
-    unknown = await serve(role="none")
+    unknown = await serve(role="none", peer_port=0)
     answer = await unknown.post("/v1/completions", HELLO, **DMI)
     assert answer.status == 503 and answer.json["error_type"] == "Service Unavailable"
 
@@ -202,7 +204,7 @@ async def test_status_says_what_others_need(serve) -> None:
 
 async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(role, "POLL", 0.01)
-    served = await serve(role="none")
+    served = await serve(role="none", peer_port=0)
     tries, fail = [], OSError(111, "no")
 
     async def reach(place: role.Place) -> None:
@@ -228,12 +230,10 @@ async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.Monk
 
 
 async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
-    served = await serve(role="prefill", tick=0.02)
+    served = await serve(role="prefill", peer_port=0, tick=0.02)
     node, going = served.service.node, asyncio.Event()
 
     async def begin(service, route, exchange, order) -> None:
-        from parley.server import life
-
         going.set()
         await life.generate(service, route, exchange)
 
@@ -277,7 +277,7 @@ async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
     ],
 )  # fmt: skip
 async def test_bodies_of_roles(serve, path: str, body: Any, status: int) -> None:
-    served = await serve(role="none")
+    served = await serve(role="none", peer_port=0)
     answer = await served.post(path, body)
     assert answer.status == status, answer.body
     if status == 422:
@@ -286,8 +286,38 @@ async def test_bodies_of_roles(serve, path: str, body: Any, status: int) -> None
     assert (served.service.node.role.state == "RoleUnknown") == (status != 200)
 
 
+async def test_a_mixed_server_stays_mixed(serve) -> None:
+    served = await serve()
+    answer = await served.post("/v1/role/decode", PEERS)
+    assert answer.status == 503 and answer.json["error"].startswith("Update pd info failed")
+    assert (await served.get("/v1/status")).json["service"]["currentRole"] == "mixed"
+
+
+async def test_roles_change_faster_than_they_are_taken(serve) -> None:
+    """The last one wins, whatever runs and however often it is told."""
+    served = await serve(role="prefill", peer_port=0, tick=0.005)
+    node, rng = served.service.node, random.Random(3)
+
+    async def begin(service, route, exchange, order) -> None:
+        await life.generate(service, route, exchange)
+
+    async def ask() -> int:
+        await asyncio.sleep(rng.random() / 5)
+        return (await served.post("/v1/chat/completions", HELLO, **DMI)).status
+
+    node.begin = begin
+    asking = [asyncio.create_task(ask()) for _ in range(40)]
+    for _ in range(20):
+        name = rng.choice(("prefill", "decode", "flex"))
+        assert (await served.post(f"/v1/role/{name}", PEERS)).status == 200
+        await asyncio.sleep(rng.random() / 50)
+    assert set(await asyncio.gather(*asking)) <= {200, 400, 503}
+    await served.until(lambda: node.role.state == "RoleReady" and node.role.name == name)
+    await served.idle()
+
+
 async def test_only_those_who_may_change_a_server_give_roles(serve) -> None:
-    served = await serve(role="none", admin_keys=("boss",))
+    served = await serve(role="none", peer_port=0, admin_keys=("boss",))
     assert (await served.post("/v1/role/decode", PEERS)).status == 401
     assert (await served.post("/v1/role/decode", PEERS, authorization="Bearer boss")).status == 200
 

@@ -92,8 +92,7 @@ async def cluster(serve) -> AsyncIterator[Any]:
         one = await serve(**options)
         served = [await serve(role=role, **options) for role in ("prefill", "decode", "decode")]
         for each in served:
-            members.append(await join(each))
-            members[-1].app = one_app(each, options["surfaces"])
+            members.append(await join(each, surfaces=options["surfaces"]))
         places = [Place("127.0.0.1", member.peer.port) for member in members[-2:]]
         made.append(Cluster(served[0], served[1:], places, one))
         for each in served[1:]:
@@ -106,12 +105,6 @@ async def cluster(serve) -> AsyncIterator[Any]:
             task.cancel()
     for member in members:
         await member.close()
-
-
-def one_app(served: Served, surfaces: Any) -> Any:
-    from parley.server.app import App
-
-    return App(served.service, surfaces, "127.0.0.1")
 
 
 def alike(text: bytes) -> bytes:

@@ -2,10 +2,12 @@
 //
 // Weights are bf16 and sums fp32. An inner number is the sum of CHAINS chains over x, each a SIMD lane's, which are added
 // in one order, and is rounded to bf16; an output is one lane's chain over the inner numbers, added to what is there. So
-// a row depends on itself and on its adapter alone. Each adapter's weights are read once for all of its rows.
+// a row depends on itself and on its adapter alone. Each adapter's weights are read once for all of its rows, in the order
+// in which they lie in memory. Adapters that come out even are computed by one thread each, which waits for no other.
 #include <omp.h>
 
 #include <algorithm>
+#include <climits>
 
 #include "kernels.h"
 #include "lora.h"
@@ -17,6 +19,7 @@ constexpr int ROWS = LANES == 16 ? 6 : 2;  // whose sums, of four registers each
 constexpr int CHAINS = 4;                  // sums of one number that do not wait for each other
 constexpr int WIDE = 4, BLOCK = WIDE * LANES;  // registers of outputs at once
 constexpr long AHEAD = 8192;               // bytes by which weights are asked for before they are read
+constexpr long START = 4096;               // the same of the first of an adapter's
 constexpr long SMALL = 1 << 16;            // weights times rows below which a second thread costs more than it gains
 
 // inner = scales * (a x), of some rows and one register of columns
@@ -105,6 +108,83 @@ Widen widen_some(long rows, long outputs) {
   }
 }
 
+struct Range {
+  long first, end;
+};
+
+// Of many tasks, one after another as their weights lie in memory, those that a thread has.
+class Portion {
+  long first = 0, end = LONG_MAX, passed = 0;
+
+ public:
+  Portion() = default;  // all
+  Portion(long tasks, long me, long team) : first(tasks * me / team), end(tasks * (me + 1) / team) {}
+
+  // Of the next `count`
+  Range next(long count) {
+    Range mine = {std::clamp(first - passed, 0L, count), std::clamp(end - passed, 0L, count)};
+    passed += count;
+    return mine;
+  }
+};
+
+// What adapters add in one layer.
+struct Site {
+  const Adapted& all;
+  long site;
+  const bf16* x;
+  bf16 *y, *inner;
+  long into, out;
+
+  const Lora& lora(long i) const { return all.adapters[i][site]; }
+  long begin(long i) const { return i ? all.ends[i - 1] : 0; }
+  long rows(long i) const { return all.ends[i] - begin(i); }
+  long groups(long i) const { return (rows(i) + ROWS - 1) / ROWS; }
+
+  static long blocks(const Part& part) { return (part.out + BLOCK - 1) / BLOCK; }
+
+  long narrow_tasks(long i) const { return lora(i).columns / LANES * groups(i); }
+  long widen_tasks(long i) const {
+    long count = 0;
+    for (long p = 0; p < lora(i).parts; p++) count += blocks(lora(i).part[p]);
+    return count * groups(i);
+  }
+
+  void narrow(long i, Portion& mine) const {
+    Range tasks = mine.next(narrow_tasks(i));
+    for (long task = tasks.first; task < tasks.end; task++) {
+      long column = task / groups(i) * LANES, first = begin(i) + task % groups(i) * ROWS;
+      auto run = narrow_some(std::min<long>(ROWS, all.ends[i] - first));
+      run(x, into, all.rows + first, lora(i).down + column * into, into / 2, lora(i).scales + column,
+          inner + first * all.columns + column, all.columns);
+    }
+  }
+
+  void widen(long i, Portion& mine) const {
+    for (const Part* part = lora(i).part; part < lora(i).part + lora(i).parts; part++) {
+      Range tasks = mine.next(blocks(*part) * groups(i));
+      for (long task = tasks.first; task < tasks.end; task++) {
+        long n = task / groups(i) * BLOCK, first = begin(i) + task % groups(i) * ROWS;
+        auto run = widen_some(std::min<long>(ROWS, all.ends[i] - first), part->out - n);
+        run(inner + first * all.columns, all.columns, *part, n, y, out, all.rows + first);
+      }
+    }
+  }
+
+  // How many adapters come out even where each has one thread: those of few rows take as long as their weights.
+  long alone(long team) const {
+    for (long i = 0; i < all.count; i++)
+      if (rows(i) > ROWS || lora(i).columns != lora(0).columns) return team == 1 ? all.count : 0;
+    return all.count / team * team;
+  }
+
+  // Have the first weights of an adapter fetched.
+  void ask(long i) const {
+    if (i < all.count)
+      for (long at = 0; at < START; at += 64) __builtin_prefetch((const char*)lora(i).down + at);
+  }
+};
+
 }  // namespace
 
 extern "C" {
@@ -127,36 +207,27 @@ int64_t lora_block() { return BLOCK; }
 // y [M, out] += what the adapters of its rows make of x [M, into] in linear layer `site`. `into` is even; inner: room for
 // `adapted.columns` numbers of each row that has an adapter.
 void lora(const bf16* x, bf16* y, int64_t into, int64_t out, const Adapted* adapted, int64_t site, bf16* inner, int64_t threads) {
-  const Adapted& all = *adapted;
-  long work = 0;
-  for (long i = 0; i < all.count; i++)
-    work += all.adapters[i][site].columns * (into + out) * (all.ends[i] - (i ? all.ends[i - 1] : 0));
+  Site here{*adapted, site, x, y, inner, into, out};
+  long count = adapted->count, work = 0;
+  for (long i = 0; i < count; i++) work += here.lora(i).columns * (into + out) * here.rows(i);
   if (!work) return;
   together(work < SMALL ? 1 : threads, [=] {
-    long me = omp_get_thread_num(), team = omp_get_num_threads(), turn = 0;
-    for (long i = 0; i < all.count; i++) {
-      const Lora& lora = all.adapters[i][site];
-      for (long column = 0; column < lora.columns; column += LANES)
-        for (long first = i ? all.ends[i - 1] : 0, end = all.ends[i]; first < end; first += ROWS)
-          if (turn++ % team == me) {
-            auto run = narrow_some(std::min<long>(ROWS, end - first));
-            run(x, into, all.rows + first, lora.down + column * into, into / 2, lora.scales + column,
-                inner + first * all.columns + column, all.columns);
-          }
+    long me = omp_get_thread_num(), team = omp_get_num_threads(), alone = here.alone(team);
+    for (long i = alone * me / team; i < alone * (me + 1) / team; i++) {
+      Portion all;
+      here.narrow(i, all);
+      here.ask(i + 1);
+      all = {};
+      here.widen(i, all);
     }
+    if (alone == count) return;
+    long numbers = 0, outputs = 0;
+    for (long i = alone; i < count; i++) numbers += here.narrow_tasks(i), outputs += here.widen_tasks(i);
+    Portion mine(numbers, me, team);
+    for (long i = alone; i < count; i++) here.narrow(i, mine);
 #pragma omp barrier
-    for (long i = 0; i < all.count; i++) {
-      const Lora& lora = all.adapters[i][site];
-      for (long p = 0; p < lora.parts; p++) {
-        const Part& part = lora.part[p];
-        long blocks = (part.out + BLOCK - 1) / BLOCK;
-        for (long block = blocks * me / team; block < blocks * (me + 1) / team; block++)
-          for (long first = i ? all.ends[i - 1] : 0, end = all.ends[i]; first < end; first += ROWS) {
-            auto run = widen_some(std::min<long>(ROWS, end - first), part.out - block * BLOCK);
-            run(inner + first * all.columns, all.columns, part, block * BLOCK, y, out, all.rows + first);
-          }
-      }
-    }
+    mine = {outputs, me, team};
+    for (long i = alone; i < count; i++) here.widen(i, mine);
   });
 }
 

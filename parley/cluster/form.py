@@ -1,0 +1,43 @@
+"""What MindIE's coordinator refuses of a body before any instance sees it. Only a strict one of ours does: instances
+say more precisely what is wrong. Pure: bytes in, a text or none out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from parley.cluster import words
+
+LEAST = "UINT32"  # the type of tokens
+
+
+def wrong(path: str, body: bytes) -> str:
+    """The documented text; empty if nothing is. ``path``: as the route has it."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return words.FORMAT
+    if not isinstance(said, dict) or not isinstance(said.get("stream", False), bool):
+        return words.FORMAT
+    if path.endswith("/completions"):
+        if "messages" not in said and "prompt" not in said:
+            return words.NEITHER
+        return "" if "messages" in said or isinstance(said["prompt"], str) else words.FORMAT
+    return "" if _input(path, said) else words.FORMAT
+
+
+def _input(path: str, said: dict[str, Any]) -> bool:
+    """Is there exactly one prompt of a type that the interface has?"""
+    if path.endswith("/infer") and path.startswith("/v2/"):
+        tensors = said.get("inputs")
+        return isinstance(tensors, list) and any(
+            isinstance(each, dict) and each.get("datatype") == LEAST for each in tensors
+        )
+    if path.startswith("/v2/"):
+        return isinstance(said.get("text_input"), str)
+    if path in ("/infer", "/infer_token"):
+        text, tokens = said.get("inputs"), said.get("input_id")
+        return (text is None) != (tokens is None) and (text is None or isinstance(text, str))
+    return isinstance(said.get("inputs", said.get("prompt")), str)

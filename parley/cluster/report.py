@@ -1,0 +1,69 @@
+"""What an instance says at /v1/status, taken in. What is of another type than it should be is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from parley.cluster.prefix import REPORTED
+
+if TYPE_CHECKING:
+    from parley.cluster.table import Instance
+
+RESOURCES = (
+    ("avail_slots", "availSlotsNum"),
+    ("avail_blocks", "availBlockNum"),
+    ("waiting", "waitingRequestNum"),
+    ("running", "runningRequestNum"),
+    ("swapped", "swappedRequestNum"),
+)
+COUNTS = ("pinned", "reserved", "waiting", "running", "slots", "block_size", "max_seq_len")
+
+
+def take(instance: Instance, said: Mapping[str, Any]) -> str:
+    """Note all that was said. Its epoch, empty if it has none."""
+    service, resource, own = _table(said, "service"), _table(said, "resource"), _table(said, "parley")
+    instance.extended = bool(own)
+    role = own.get("role") or service.get("currentRole")
+    if isinstance(role, str):
+        instance.role = role
+    instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
+    instance.loaded = own.get("ready", True) is not False
+    share = service.get("p_percentage")
+    if _count(share) and share <= 100:
+        instance.p_percentage = share
+    for name, key in RESOURCES:
+        _set(instance, name, resource.get(key))
+    _set(instance, "blocks", resource.get("totalNpuBlockNums") or None)
+    for name in COUNTS:
+        _set(instance, name, own.get(name))
+    for name in ("prefill_rate", "decode_rate"):
+        value = own.get(name)
+        if isinstance(value, int | float) and value >= 0:
+            setattr(instance, name, float(value))
+    if isinstance(layout := own.get("layout"), str):
+        instance.layout = layout
+    if isinstance(peer := own.get("peer"), str) and not instance.peer_given:
+        instance.peer = peer
+    if isinstance(models := own.get("models"), list):
+        instance.models = frozenset(name for name in models if isinstance(name, str))
+    if isinstance(hashes := own.get("prefix_hash"), list):
+        instance.hashes = frozenset(hash for hash in hashes[:REPORTED] if isinstance(hash, int))
+    transfers = _table(own, "transfers")
+    instance.transfers = {name: value for name, value in transfers.items() if isinstance(value, int | float)}
+    epoch = own.get("epoch")
+    return epoch if isinstance(epoch, str) else ""
+
+
+def _table(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = said.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _set(instance: Instance, name: str, value: Any) -> None:
+    if _count(value):
+        setattr(instance, name, value)

@@ -1,0 +1,395 @@
+"""Who is let in, and what anybody else can do: with another secret, with bytes of an earlier link, with garbage."""
+
+import asyncio
+import os
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+from arenas import Pages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linked import begun, left, pair
+
+from parley import wire
+from parley.kv import gate, proof
+from parley.kv.frames import Accept, Beat, Begin, End, Give, Got, Held, Hello, Read, Settled
+from parley.kv.frames import Pages as Named
+from parley.kv.peer import Peer
+from parley.kv.shared import Offer, Shared
+from parley.kv.taker import Taker
+from parley.kv.transport import LinkError, Lost
+
+LAYOUT = "model=demo;dtype=bfloat16"
+SECRET = b"secret"
+
+
+@asynccontextmanager
+async def taking(pages: Pages, **options: Any) -> AsyncIterator[tuple[Peer, list[Taker]]]:
+    """A peer that takes whatever it is offered, and wants 3 pages of each part. Nothing of it is left behind."""
+    before = left()
+    takers: list[Taker] = []
+
+    async def accept(taker: Taker) -> None:
+        takers.append(taker)
+        await taker.accept([(0, [3 * part, 3 * part + 1, 3 * part + 2]) for part in range(taker.parts)])
+
+    peer = Peer(secret=SECRET, **options)
+    peer.add("demo", pages.arena)
+    await peer.listen("127.0.0.1", 0, accept)
+    try:
+        yield peer, takers
+    finally:
+        await peer.close()
+    await asyncio.sleep(0)
+    after = left()
+    assert after == before
+
+
+def steps(generator: proof.Steps, given: bytes) -> tuple[list[bytes], int]:
+    """What a side of a proof sends for what it is given so far, and how much it wants then."""
+    sent, step = [], generator.send(given) if given else next(generator)  # type: ignore[arg-type]
+    while isinstance(step, bytes):
+        sent.append(step)
+        step = next(generator)
+    return sent, step
+
+
+def test_both_sides_of_a_proof_come_to_the_same_ticket() -> None:
+    giver, taker = proof.giver(b"one"), proof.taker(b"one")
+    (nonce,), _ = steps(giver, b"")
+    steps(taker, b"")
+    (theirs,), _ = steps(taker, nonce)
+    (ours,), _ = steps(giver, theirs)
+    answer = taker.send(ours)
+    with pytest.raises(StopIteration) as first:
+        next(taker)
+    with pytest.raises(StopIteration) as second:
+        giver.send(answer)  # type: ignore[arg-type]
+    assert first.value.value == second.value.value
+    assert len({nonce, theirs, ours, answer, first.value.value}) == 5
+
+
+def test_a_proof_is_of_no_use_again_nor_to_the_side_that_gave_it() -> None:
+    giver, taker = proof.giver(b"one"), proof.taker(b"one")
+    (nonce,), _ = steps(giver, b"")
+    steps(taker, b"")
+    (theirs,), _ = steps(taker, nonce)
+    (ours,), _ = steps(giver, theirs)
+    later = proof.taker(b"one")
+    steps(later, b"")
+    steps(later, nonce)
+    with pytest.raises(proof.Unproved):  # replayed
+        later.send(ours)
+    with pytest.raises(proof.Unproved):  # reflected
+        giver.send(ours)
+    with pytest.raises(proof.Unproved):
+        taker.send(bytes(proof.PROOF))
+
+
+@pytest.mark.parametrize("secret", (b"", b"another", SECRET + b"\0"))
+async def test_another_secret_is_refused_in_both_directions(secret: bytes) -> None:
+    with Pages() as source, Pages() as target:
+        async with taking(target) as (peer, _):
+            other = Peer(secret=secret)
+            other.add("demo", source.arena)
+            with pytest.raises(LinkError, match="does not have the same cluster secret"):
+                await other.connect(f"127.0.0.1:{peer.port}", "demo")
+            await other.close()
+
+
+async def test_a_listener_that_knows_no_secret_learns_no_pages() -> None:
+    """It may say what it likes; the giver hangs up before it says anything but nonce and proof."""
+    heard = asyncio.get_running_loop().create_future()
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(gate.LINK))
+        writer.write(bytes(proof.NONCE + proof.PROOF))
+        heard.set_result(await reader.read())
+        writer.close()
+
+    with Pages() as source:
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        peer = Peer(secret=SECRET)
+        peer.add("demo", source.arena)
+        with pytest.raises(LinkError, match="secret"):
+            await peer.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo")
+        assert len(await heard) == proof.NONCE + proof.PROOF
+        server.close()
+        await peer.close()
+
+
+async def test_nobody_there() -> None:
+    with Pages() as source:
+        peer = Peer()
+        peer.add("demo", source.arena)
+        with pytest.raises(LinkError, match="cannot be reached"):
+            await peer.connect("127.0.0.1:1", "demo")
+        await peer.close()
+
+
+class Raw:
+    """The giver's end of a link, by hand."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
+        self.ticket = b""
+
+    @classmethod
+    async def open(cls, port: int, *, proved: bool = True, said: bool = True, **hello: Any) -> "Raw":
+        self = cls(*await asyncio.open_connection("127.0.0.1", port))
+        if proved:
+            self.writer.write(gate.LINK)
+            self.ticket = await gate._prove(proof.giver(SECRET), self.reader, self.writer)
+        if proved and said:
+            known = {"name": "demo", "layout": LAYOUT, "sizes": [64, 32], "offers": {"tcp": b""}, "lease": 30.0}
+            self.send(Hello(**known | hello))
+            await wire.read(self.reader, msgspec.msgpack.Decoder(Any))
+        return self
+
+    def send(self, *frames: Any) -> None:
+        for frame in frames:
+            self.writer.write(frame if isinstance(frame, bytes) else wire.frame(frame))
+
+    async def until(self, kind: str) -> None:
+        """Read up to a frame of this kind, or the end."""
+        decoder = msgspec.msgpack.Decoder(Any)
+        while (frame := await wire.read(self.reader, decoder)) is not None and frame[0] != kind:
+            pass
+
+    async def ended(self) -> None:
+        """Return when the other side has hung up."""
+        with suppress(ConnectionError):
+            while await self.reader.read(1 << 16):
+                pass
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+GARBAGE = st.one_of(
+    st.binary(max_size=200),
+    st.binary(max_size=80).map(lambda data: gate.LINK + data),
+    st.binary(max_size=80).map(lambda data: gate.DATA + data),
+    st.just(gate.LINK + bytes(proof.NONCE) + bytes(proof.PROOF)),
+    st.just(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(GARBAGE, min_size=1, max_size=5))
+def test_strangers_get_nothing(what: list[bytes]) -> None:
+    """Whatever they send, cut where they like: the connection ends, and who knows the secret is served."""
+
+    async def run(target: Pages) -> None:
+        async with taking(target) as (peer, takers):
+            for data in what:
+                raw = await Raw.open(peer.port, proved=False)
+                raw.send(data)
+                raw.writer.write_eof()
+                heard = b""
+                with suppress(ConnectionError):
+                    heard = await raw.reader.read()
+                assert len(heard) in (0, proof.NONCE)
+                raw.writer.close()
+            assert not takers
+            raw = await Raw.open(peer.port)
+            raw.writer.close()
+
+    with Pages() as target:
+        asyncio.run(run(target))
+
+
+NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from((1 << 31, 1 << 47, 1 << 63)))
+FRAMES = st.one_of(
+    st.builds(Begin, st.binary(max_size=10), st.integers(-1, 3)),
+    st.builds(Named, NUMBERS, st.lists(NUMBERS, max_size=5)),
+    st.just(Held()),
+    st.builds(Give, st.binary(max_size=10)),
+    st.just(End()),
+    st.builds(Beat, NUMBERS, NUMBERS),
+    st.builds(Hello, st.just("demo"), st.just(LAYOUT), st.just([64, 32]), st.just({"tcp": b""}), st.just(30.0)),
+    st.builds(Accept, st.just([(0, 1)])),
+    st.sampled_from((Got(), Settled(), Read(3))),
+    st.binary(max_size=30),
+    st.binary(max_size=30).map(lambda data: struct.pack(">I", len(data)) + data),
+    st.sampled_from((b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff\x93", b"\0\0\0\0")),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(FRAMES, max_size=8), st.booleans())
+def test_frames_out_of_turn_end_a_link_and_nothing_else(frames: list[Any], said: bool) -> None:
+    """Of a giver that knows the secret: wrong kinds, numbers, lengths, order. Its hand-overs are lost, pages whole."""
+
+    async def run(target: Pages) -> None:
+        async with taking(target, lease=0.5) as (peer, takers):
+            raw = await Raw.open(peer.port, said=said)
+            with suppress(OSError, wire.BrokenFrame):
+                for i, frame in enumerate(frames):
+                    raw.send(frame)
+                    if isinstance(frame, Begin) and not any(isinstance(before, bytes) for before in frames[:i]):
+                        await raw.until("accept")
+                raw.writer.write_eof()
+            await raw.ended()
+            while peer._links or peer._gate._strangers:
+                await asyncio.sleep(0)
+            for taker in takers:
+                await taker.settled()
+            assert not any(target.bytes[:])
+
+    with Pages() as target:
+        asyncio.run(run(target))
+
+
+@pytest.mark.parametrize(
+    "hello, reason",
+    [
+        ({"name": "other"}, "no pages of a model other"),
+        ({"layout": "model=else;dtype=bfloat16"}, "model else and demo"),
+        ({"sizes": [64]}, "1 and 2 regions"),
+        ({"offers": {}}, "no way"),
+        ({"offers": {"rdma": b"", "shared": b"\xc1"}}, "no way"),
+    ],
+)
+async def test_links_that_cannot_be(hello: dict[str, Any], reason: str) -> None:
+    with Pages() as target:
+        async with taking(target) as (peer, _):
+            raw = await Raw.open(peer.port, said=False)
+            known = {"name": "demo", "layout": LAYOUT, "sizes": [64, 32], "offers": {"tcp": b""}, "lease": 30.0}
+            raw.send(Hello(**known | hello))
+            kind, sentence = await wire.read(raw.reader, msgspec.msgpack.Decoder(Any))
+            assert kind == "refuse" and reason in sentence
+            await raw.ended()
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        lambda a, p, n, i: (a(pid=1 << 40), i, p, n),  # no such process
+        lambda a, p, n, i: (a(pid=-1), i, p, n),
+        lambda a, p, n, i: (a(pid=1), i, p, n),  # another one
+        lambda a, p, n, i: (a(), i, p, bytes(32)),  # other bytes than the file has
+        lambda a, p, n, i: (a(), i, p, b""),
+        lambda a, p, n, i: (a(), (i[0], i[1] + 1), p, n),  # another file
+        lambda a, p, n, i: (a(fd=1 << 20), i, p, n),  # none
+        lambda a, p, n, i: (a(fd=0), i, p, n),  # no file of pages
+        lambda a, p, n, i: (a(pages=1 << 30), i, p, n),  # beyond its end
+        lambda a, p, n, i: (a(regions=[(0, 64, 64), (1 << 40, 32, 32)]), i, p, n),
+        lambda a, p, n, i: (a(regions=[(0, 64, 32), (0, 32, 64)]), i, p, n),  # of other sizes
+        lambda a, p, n, i: "no offer at all",
+    ],
+)
+async def test_memory_that_is_not_the_givers_is_not_read(offer: Callable[..., Any]) -> None:
+    """The taker believes nothing of an offer that it has not seen itself; pages come over TCP then."""
+    with Pages(seed=1) as source, Pages() as target:
+        async with taking(target) as (peer, _):
+            other = Peer(secret=SECRET)
+            other.add("demo", source.arena)
+            ours = msgspec.msgpack.decode(Shared(other._memories["demo"], other._proof).offer(), type=Offer)
+
+            def arena(**changes: Any) -> Any:
+                return {**msgspec.to_builtins(ours.arena), **changes}
+
+            made = offer(arena, ours.proof, ours.nonce, ours.place)
+            raw = await Raw.open(peer.port, said=False)
+            offers = {"shared": msgspec.msgpack.encode(made), "tcp": b""}
+            raw.send(Hello("demo", LAYOUT, [64, 32], offers, 30.0))
+            answer = await wire.read(raw.reader, msgspec.msgpack.Decoder(Any))
+            assert answer[:2] == ["welcome", "tcp"]
+            raw.writer.close()
+            await other.close()
+
+
+async def test_pages_outside_of_the_givers_arena_are_not_read() -> None:
+    with Pages(seed=1) as source, Pages() as target:
+        async with pair("shared", source, target) as (p, d, takers):
+            for wrong in ([16], [1, 1 << 47]):
+                giver, taker, question = await begun(p, d, takers)
+                await taker.accept([(0, [1, 2])])
+                await question
+                giver.filled(0, wrong)
+                with pytest.raises(Lost):
+                    await taker.given()
+                await taker.settled()
+                await giver.done()
+            assert not any(target.bytes[:])
+
+
+async def test_a_file_that_is_cut_short_loses_the_hand_over_only() -> None:
+    with Pages(seed=1) as source, Pages() as target:
+        async with pair("shared", source, target) as (p, d, takers):
+            giver, taker, question = await begun(p, d, takers)
+            await taker.accept([(0, [1])])
+            await question
+            os.ftruncate(source.fd, 0)
+            giver.filled(0, [3])
+            await taker.settled()
+            with pytest.raises(Lost):
+                await taker.given()
+            await giver.done()
+
+
+async def test_a_connection_for_pages_needs_the_ticket_of_a_link() -> None:
+    with Pages() as target:
+        async with taking(target) as (peer, takers):
+            link = await Raw.open(peer.port)
+            link.send(Begin(b"", 1))
+            await link.until("accept")
+            link.send(Named(0, [1]))
+            wrong = await Raw.open(peer.port, proved=False)
+            wrong.send(gate.DATA + bytes(proof.PROOF))
+            await wrong.ended()
+            right = await Raw.open(peer.port, proved=False)
+            right.send(gate.DATA + link.ticket + b"p" * 64 + b"q" * 32)
+            while not any(target.bytes[:]):
+                await asyncio.sleep(0.01)
+            again = await Raw.open(peer.port, proved=False)
+            again.send(gate.DATA + link.ticket)  # of a link that has its connection
+            await again.ended()
+            link.writer.close()
+            await takers[0].settled()
+            await right.ended()
+            assert target.page(0) == b"p" * 64 + b"q" * 32
+
+
+async def test_one_that_never_reads_or_never_sends_is_lost() -> None:
+    """It beats, and so lives; but it does not answer to what it is sent, or gives no pages."""
+    with Pages() as target:
+        async with taking(target, lease=0.3) as (peer, takers):
+            mute, idle = await Raw.open(peer.port, lease=0.3), await Raw.open(peer.port, lease=0.3)
+            idle.send(Begin(b"", 1))
+            await idle.until("accept")
+            idle.send(Named(0, [1]))
+            for number in range(1, 1000):
+                if not peer._links:
+                    break
+                with suppress(ConnectionError):
+                    mute.send(Beat(number, 0))  # it says that it has read nothing
+                    idle.send(Beat(number, number - 1))
+                await asyncio.sleep(0.05)
+            assert not peer._links
+            await takers[0].settled()
+            await mute.ended()
+            await idle.ended()
+
+
+async def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "GREET_S", 0.5)
+    monkeypatch.setattr(gate, "STRANGERS", 3)
+    with Pages() as target:
+        async with taking(target) as (peer, _):
+            slow = [await Raw.open(peer.port, proved=False) for _ in range(3)]
+            slow[0].send(gate.LINK[:5])
+            slow[1].send(gate.LINK)
+            slow[2].send(gate.DATA + b"x")
+            await asyncio.sleep(0.1)
+            more = await Raw.open(peer.port, proved=False)
+            await more.ended()  # at once
+            for raw in slow:
+                await raw.ended()  # when their time is over
+            raw = await Raw.open(peer.port)
+            raw.writer.close()
