@@ -22,7 +22,7 @@ from parley.core.loop import Loop
 from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Sampled, Sequence, Step
 from parley.engine.host import Inbox, Send, serve
 from parley.engine.messages import Cancel, Conclude, Fatal, Filled, Free, Landed, Outputs, Ready, Release, Submit
-from parley.types import ModelInfo, Settings, Work
+from parley.types import Arena, ModelInfo, Settings, Work
 
 LATE = 0.005  # seconds after a step in which the next one counts as following it at once: what a busy machine adds
 
@@ -200,4 +200,5 @@ def _info(costs: Costs, loop: Loop) -> ModelInfo:
         kv_blocks=costs.blocks,
         block_size=BLOCK_SIZE,
         lowered=False,
+        arena=Arena(0, -1, costs.blocks, [], "simulated"),
     )
