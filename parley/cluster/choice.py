@@ -81,6 +81,10 @@ class Chosen:
         self._choice.tally.first(now - self._began)
         self._choice.wake()
 
+    def refused(self) -> None:
+        """D has not taken the request over from P."""
+        self.p.refused(self.d, self._choice.table.clock())
+
     def token(self, count: int = 1) -> None:
         """More tokens have come."""
         if not self._first:
@@ -90,6 +94,7 @@ class Chosen:
         if not self._second and self.separate:
             side = self.d.decode
             gap = now - self._first
+            self.p.refusals.pop(self.d.id, None)
             side.pace.observe(self._charges[1].demand.tokens, max(0.0, gap - side.cadence))
             self._choice.tally.moved(gap)
         self._second = self._second or now
@@ -157,6 +162,12 @@ class Choice:
     @property
     def waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def goodput(self) -> float:
+        """Of the requests that came and are over, refused ones among them, those that were good."""
+        over = self.tally.requests - self.open - self.waiting
+        return min(1.0, self.tally.good / over) if over > 0 else 0.0
 
     async def choose(self, wanted: Wanted) -> Chosen:
         """Instances for a request, as soon as there is room. Raises Refused.

@@ -8,7 +8,7 @@ what they mean.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,9 +17,8 @@ from typing import Protocol
 from parley.cluster.upstream import Broken, Connection, Headers, Unreachable, Upstream
 from parley.instance.frames import BadFrame, Frame, Reader
 
-log = logging.getLogger("parley.cluster")
-
 SILENCE = 12.0  # seconds without a byte, heartbeats included, after which a connection is held to be dead
+BACK = 2.0  # seconds that a new request waits for a broken connection
 RESUME = 15.0  # seconds in which a broken connection must be back
 PLAIN = 0.1  # seconds after which an instance that has not said that it is parley is taken to be another
 PAUSE = 0.005  # seconds after which a payload that may have a NUL of its own is taken to have none
@@ -55,6 +54,7 @@ class Feed:
         self._upstream, self._client, self._headers = upstream, client, headers
         self._attached, self._stray = attached, stray
         self._takers: dict[str, Taker] = {}
+        self._up = asyncio.Event()  # as ``connected``
         self._strangers: OrderedDict[str, None] = OrderedDict()
         self._epoch = b""
         self._number = 0  # frames of this epoch that were read over earlier connections
@@ -68,12 +68,17 @@ class Feed:
     def __len__(self) -> int:
         return len(self._takers)
 
-    def open(self, id: str, taker: Taker) -> bool:
-        """Have ``taker`` get the frames of a request. False if none could come now."""
+    async def ready(self) -> bool:
+        """Can results come? If not, wait a moment for the connection to be back."""
         if not self.connected:
-            return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BACK):
+                    await self._up.wait()
+        return self.connected
+
+    def open(self, id: str, taker: Taker) -> None:
+        """Have ``taker`` get the frames of a request."""
         self._takers[id] = taker
-        return True
 
     def close(self, id: str) -> None:
         """Nobody waits for them any more."""
@@ -105,7 +110,6 @@ class Feed:
     def fail(self, reason: str) -> None:
         """All requests are lost here."""
         takers, self._takers = self._takers, {}
-        self._epoch = b""  # what would be sent again, nobody waits for
         for taker in takers.values():
             taker.lost(reason)
 
@@ -134,6 +138,7 @@ class Feed:
 
     def _drop(self) -> None:
         self.connected = False
+        self._up.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
@@ -153,6 +158,7 @@ class Feed:
         """Results can be received, if the instance has said that it sends them."""
         if self._accepted and not self.connected:
             self.connected = True
+            self._up.set()
             self._attached(True)
 
     def data(self, data: bytes) -> None:
@@ -164,7 +170,8 @@ class Feed:
         try:
             frames = self._reader.feed(data)
         except BadFrame as error:
-            self._epoch = b""
+            self.fail(str(error))
+            self._epoch = b"unreadable"  # which it never was: the instance begins another
             self._end(str(error))
             return
         self._give(frames)

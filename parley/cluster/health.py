@@ -60,7 +60,7 @@ class Health:
         return False
 
     def _changed(self, instance: Instance, news: News) -> None:
-        if news == "joined" and instance.found != "list":
+        if news == "joined" and instance.asked:
             self._tasks[instance.id] = instance, asyncio.get_running_loop().create_task(self._watch(instance))
         elif news == "left" and self._tasks.get(instance.id, (None, None))[0] is instance:
             self._tasks.pop(instance.id)[1].cancel()

@@ -105,8 +105,11 @@ class Links:
         if news == "left":
             self._drop(instance)
             return
-        if news in ("lost", "restarted") and (feed := self.feed(instance)) is not None:
-            feed.fail("It was restarted." if news == "restarted" else "It does not answer.")
+        if news in ("lost", "restarted"):
+            reason = "It was restarted." if news == "restarted" else "It does not answer."
+            self.upstream(instance).fail(reason)
+            if (feed := self.feed(instance)) is not None:
+                feed.fail(reason)
         self._settle(instance)
 
     def _settle(self, instance: Instance) -> None:

@@ -91,12 +91,15 @@ class Management:
                 log.warning("Instance %d is skipped: there are max_res_num already.", made.id)
                 return
             before = self.table.add(made)
+        elif before.asked:
+            return
         else:
             for name in ("role", "group", "peer", "slots", "blocks", "block_size", "p_percentage", "max_seq_len",
                          "models"):  # fmt: skip
                 setattr(before, name, getattr(made, name))
-        _report(before, item.get("dynamic_info"))
-        self.table.heard(before)
+        if not before.asked:
+            _report(before, item.get("dynamic_info"))
+            self.table.heard(before)
 
     def info(self, asked: Asked) -> Reply:
         if not self.begun:
@@ -216,6 +219,7 @@ def listed(item: dict[str, Any]) -> Instance | None:
         metrics=f"http://{where}:{metrics}",
         peer=f"{host};{peer}",
         found="list",
+        asked="dynamic_info" not in item,
         slots=slots,
         blocks=blocks,
         block_size=size,

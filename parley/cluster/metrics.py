@@ -81,7 +81,9 @@ class Metrics:
             _by("counter", "requests_refused_total", "Requests refused.", "status", tally.refusals.counts.items()),
             _by("counter", "choices_total", "Choices by where a request runs.", "how", tally.choices.counts.items()),
             _plain("counter", "requests_good_total", "Requests that met slo_ttft and slo_tpot.", tally.good),
-            _plain("gauge", "goodput_ratio", "Of the requests that ended, those that met both.", tally.goodput),
+            _plain(
+                "gauge", "goodput_ratio", "Of the requests that are over, those that met both.", self._choice.goodput
+            ),
             _plain("counter", "output_tokens_total", "Tokens of requests that ended well.", tally.output_tokens),
         ]
         for name, help, each in (

@@ -22,7 +22,7 @@ from parley.cluster.config import Options
 from parley.cluster.links import Links
 from parley.cluster.policy import Wanted
 from parley.cluster.table import Instance
-from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable
+from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable, Whole
 from parley.errors import ParleyError
 from parley.instance import handover
 from parley.instance.frames import Frame
@@ -85,9 +85,13 @@ class Passage:
         self._target = target + b"?" + query if query else target
         self._method = scope["method"].encode()
         self._headers = caller.forwarded()
+        if caller.label:
+            self._headers.append((b"parley-label", caller.label))
         self._created = b"%d" % time.time()
         self._avoid: frozenset[int] = frozenset()
         self._told: Response | None = None  # what the last P said that took no request
+        self._timer: asyncio.Timeout  # first until P answers, then until all is over
+        self._due = 0.0
         self._recomputes = 0
         self._records: list[bytes] = []  # what stands behind what the client has got
         self._exact = True  # all of that is known
@@ -100,6 +104,7 @@ class Passage:
         self._busy: Sequence[Instance] = ()  # where the request may be running
         self._early: list[Frame] | None = None  # frames that wait for P's answer
         self._early_size = 0
+        self._asking: Whole | None = None  # P's answer, while it is waited for
         self._pending: list[bytes] = []  # records whose data has not come
         self._parts: list[bytes] = []  # of an answer in one piece
         self._size = 0
@@ -115,12 +120,14 @@ class Passage:
     async def run(self) -> None:
         """Answer the client. Raises ParleyError as long as nothing was sent."""
         try:
+            self._due = asyncio.get_running_loop().time() + self.options.infer_timeout
             try:
-                async with asyncio.timeout(self.options.infer_timeout):
+                async with asyncio.timeout_at(self._due) as self._timer:
                     while not await self._once():
                         pass
             except TimeoutError:
-                raise words.refusal(408, words.LATE_END) from None
+                first = self._timer.when() != self._due
+                raise words.refusal(408, words.LATE_FIRST if first else words.LATE_END) from None
         except ParleyError as error:
             if not self._sent:
                 raise
@@ -150,8 +157,8 @@ class Passage:
         """One attempt: is the request answered? Raises ParleyError when there is to be no other."""
         chosen = self._chosen = await self._choose()
         try:
-            if self.attempts and chosen.p.id in self._avoid:  # there is no other
-                if self._told is not None and not self._sent:
+            if self.attempts and not self._avoid.isdisjoint((chosen.p.id, chosen.d.id)):  # there is no other
+                if self._told is not None and not self._sent and chosen.p.id in self._avoid:
                     self.caller.whole(*self._told)
                     return True
                 await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
@@ -192,6 +199,7 @@ class Passage:
         """Instances for an attempt. Raises ParleyError."""
         wanted = self._wanted
         if self.attempts:
+            self._timer.reschedule(self._due)
             wanted = replace(wanted, avoid=self._avoid, attempt=self.attempts)
         try:
             return await self._choice.choose(wanted)
@@ -211,11 +219,12 @@ class Passage:
             self._id = str(int.from_bytes(draw()[:8]))
         if not self._sent:
             self._records, self._exact = [], True
-        self._early, self._early_size = [], 0
+        self._early, self._early_size, self._asking = [], 0, None
         self._pending, self._parts, self._size = [], [], 0
         self._done = asyncio.get_running_loop().create_future()
-        if feed is None or not feed.open(self._id, self):
+        if feed is None or not await feed.ready():
             raise Failed(500, words.D_FAILED, chosen.d)
+        feed.open(self._id, self)
         try:
             first = await self._ask(chosen)
             chosen.first()
@@ -254,16 +263,19 @@ class Passage:
             headers.append((b"is-recompute", b"true"))
         body = (given, *self._body) if given else self._body
         self._busy = (p, d) if chosen.separate else (p,)
+        soon = asyncio.get_running_loop().time() + self.options.first_token_timeout
+        self._timer.reschedule(min(self._due, soon))
         try:
-            async with asyncio.timeout(self.options.first_token_timeout):
-                answer = await self._links.upstream(p).ask(self._method, self._target, headers, body, again=False)
-        except TimeoutError:
-            raise Failed(408, words.LATE_FIRST, p, final=True) from None
+            upstream = self._links.upstream(p)
+            answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._began_to_ask)
+            self._timer.reschedule(self._due)
         except Unreachable:
             self._busy = ()
             self._choice.table.fault(p, words.NO_CONNECTION)
             raise Failed(500, words.NO_CONNECTION, p) from None
         except Broken as broken:
+            if self._done.done():  # D is lost, and P was not waited for
+                await self._done
             raise Failed(500, words.UNREAD if broken.begun else words.P_FAILED, p) from None
         if answer.status != 200:
             self._busy = ()
@@ -272,6 +284,9 @@ class Passage:
             return answers.first(answer.body)
         except BadAnswer:
             raise Failed(500, words.P_FAILED, p) from None
+
+    def _began_to_ask(self, whole: Whole) -> None:
+        self._asking = whole
 
     # -- the answer
 
@@ -341,6 +356,8 @@ class Passage:
     def lost(self, reason: str) -> None:
         """D's results are."""
         self._fail(Failed(500, words.D_FAILED, self._chosen.d))
+        if self._asking is not None:
+            self._asking.give_up(reason)  # what P answers is of no use without D
 
     def _fail(self, error: Exception) -> None:
         if not self._done.done():
@@ -431,6 +448,7 @@ class Passage:
 def _refused(chosen: Chosen, answer: Response) -> Failed:
     """P answered with an error: one of its own or D's state, after which another may do better, or the client's."""
     if answers.refused(answer):
+        chosen.refused()
         return Failed(429, words.TOO_MANY, chosen.d)
     return Failed(answer.status, words.P_FAILED, chosen.p, answer=answer, final=answer.status not in (429, 503))
 

@@ -280,7 +280,6 @@ def _item(seen: Seen) -> dict[str, Any]:
         "port": str(seen.ports["port"]),
         "inter_comm_port": str(seen.ports["peer-port"]),
         "static_info": {"role": ord(CODES[seen.role])},
-        "dynamic_info": {},
     }
 
 

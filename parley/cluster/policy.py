@@ -55,7 +55,7 @@ class Sight:
 
     def __init__(self, wanted: Wanted, usable: Sequence[Instance], now: float):
         self.wanted, self.usable = wanted, usable
-        self._now = now
+        self.now = now
         self._asked: dict[int, Demand] = {}
 
     def cached(self, instance: Instance) -> int:
@@ -67,7 +67,7 @@ class Sight:
         asked = self._asked.get(instance.id)
         if asked is None:
             length = self.wanted.length
-            cached = instance.cached(self.wanted.marks, self._now) if self.wanted.marks else 0
+            cached = instance.cached(self.wanted.marks, self.now) if self.wanted.marks else 0
             blocks = -(-length // max(1, instance.block_size))
             asked = self._asked[instance.id] = Demand(1, blocks, length, max(0, length - cached))
         return asked

@@ -35,6 +35,8 @@ class Predicted(Base):
             return self._alone(sight, whole) if wanted.attempt > 0 or self.options.fallback else None
         if mode == "always":
             return pair
+        if pair.p.apart(pair.d, now):
+            return self._alone(sight, whole) or pair
         short = [d for d in ds if d.extended and _short(sight, d, pair)]
         self._short += bool(short)
         return pair if self._short % TRIAL == 0 else self._alone(sight, short) or pair
@@ -50,7 +52,10 @@ class Predicted(Base):
                 best, p, told = key, each, (first, wait)
         if best is None:
             return None
-        d = min(followers(p, ds), key=lambda each: (fullness(sight, each), -sight.cached(each), each.id))
+        d = min(
+            followers(p, ds),
+            key=lambda each: (p.apart(each, sight.now), fullness(sight, each), -sight.cached(each), each.id),
+        )
         return Pair(p, d, *told)
 
     def _alone(self, sight: Sight, instances: Sequence[Instance]) -> Pair | None:

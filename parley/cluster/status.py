@@ -57,7 +57,7 @@ class Status:
             "refused": tally.refusals.total,
             "choices": tally.choices.counts,
             "output_tokens": tally.output_tokens,
-            "goodput": tally.goodput,
+            "goodput": self._choice.goodput,
             "slo": {"ttft": tally.slo_ttft, "tpot": tally.slo_tpot},
             "ttft": {"sum": tally.ttft.sum, "count": tally.ttft.total},
             "tpot": {"sum": tally.tpot.sum, "count": tally.tpot.total},

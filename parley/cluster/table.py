@@ -19,6 +19,8 @@ from parley.cluster.report import take
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
 News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
 PROOFS = 3  # answers in a row after which a faulty instance is taken to be well
+REFUSALS = 3  # in a row, after which nothing is handed over for a while
+APART = 0.5, 30.0  # seconds of it: at first, at most
 FRESH = 10.0  # seconds in which what was sent to an instance must show in its report
 
 
@@ -29,8 +31,8 @@ class Instance:
     ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers
     that, if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be
     received; who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the
-    role that it had first, whoever named it. ``found``: its origin; those of a controller's list are as that says and
-    are not asked.
+    role that it had first, whoever named it. ``found``: its origin. ``asked``: not of those whose load a controller's
+    list tells, which are as that says.
     """
 
     id: int
@@ -42,6 +44,7 @@ class Instance:
     peer: str = ""
     grpc: str = ""
     found: Literal["file", "list", "controller"] = "file"
+    asked: bool = True  # how it does; of others the list tells
     slots: int = 200
     blocks: int = 1024
     block_size: int = 16
@@ -83,6 +86,7 @@ class Instance:
         self.meant = self.role
         self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
         self.tasks = 0  # requests that are here
+        self.refusals: dict[int, tuple[int, float]] = {}  # of others to take over from it: in a row, and until when
         self.sent: dict[int, float] = {}  # hashes that were sent here and when, oldest first
 
     @property
@@ -113,6 +117,16 @@ class Instance:
             return False
         told = self.peers or other.peers
         return not told or other.id in self.peers or self.id in other.peers
+
+    def refused(self, other: Instance, now: float) -> None:
+        """The other did not take a request over from it. After some in a row they are left apart, longer each time."""
+        count = self.refusals.get(other.id, (0, 0.0))[0] + 1
+        pause = min(APART[1], APART[0] * 2 ** min(count - REFUSALS, 16)) if count >= REFUSALS else 0.0
+        self.refusals[other.id] = count, now + pause
+
+    def apart(self, other: Instance, now: float) -> bool:
+        """Are requests better not handed over to the other now, for it has been refusing them?"""
+        return bool(self.refusals) and now < self.refusals.get(other.id, (0, 0.0))[1]
 
     def cached(self, marks: Iterable[Mark], now: float) -> int:
         """How many of a prompt's first tokens it has computed lately: what it told, or was sent since."""
@@ -210,6 +224,7 @@ class Table:
         instance.proofs = 0
         if instance.misses >= self.options.misses and not instance.lost and instance.seen:
             instance.lost = True
+            instance.waiting = instance.running = instance.pinned = instance.reserved = 0  # nobody knows
             self.tell(instance, "lost")
 
     def heard(self, instance: Instance, epoch: str = "", before: bool | None = None) -> None:
@@ -222,7 +237,7 @@ class Table:
         instance.epoch = epoch or instance.epoch
         instance.lost = False
         instance.proofs += 1
-        if instance.found != "list" and instance.proofs >= PROOFS:
+        if instance.asked and instance.proofs >= PROOFS:
             instance.faulty_until = 0.0
         if restarted:
             instance.faulty_until = 0.0

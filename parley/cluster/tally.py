@@ -28,11 +28,6 @@ class Tally:
         self.requests += attempt == 0
         self.retries += attempt > 0
 
-    @property
-    def goodput(self) -> float:
-        """Of the attempts that ended, those that were good."""
-        return self.good / self.ended.total if self.ended.total else 0.0
-
     def chosen(self, separate: bool) -> None:
         self.choices.add(value="separate" if separate else "whole")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
     def send(self, parts: Sequence[bytes], sink: Sink, *, bodiless: bool = False) -> None:
         """Write a request whose answer goes to ``sink``. ``bodiless``: that has a head only."""
         self._sink, self._bodiless, self._begun = sink, bodiless, False
+        self._upstream.busy.add(self)
         if len(parts) == 1:
             self.transport.write(parts[0])
         else:
@@ -81,6 +82,13 @@ class Connection(asyncio.Protocol):
         """Close it at once; its sink is told nothing more."""
         self._sink = None
         self.transport.abort()
+
+    def fail(self, message: str) -> None:
+        """Close it at once: its answer does not come any more."""
+        sink, self._sink = self._sink, None
+        self.transport.abort()
+        if sink is not None:
+            sink.end(Broken(message, begun=self._begun))
 
     def pause(self, on: bool) -> None:
         """Read no further for now, or again."""
@@ -97,7 +105,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail("What it answered is no HTTP.")
+            self.fail("What it answered is no HTTP.")
 
     def eof_received(self) -> None:
         pass
@@ -151,12 +159,6 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         sink.end(None)
 
-    def _fail(self, message: str) -> None:
-        sink, self._sink = self._sink, None
-        self.transport.abort()
-        if sink is not None:
-            sink.end(Broken(message, begun=self._begun))
-
 
 class Whole:
     """A sink that gathers an answer."""
@@ -178,6 +180,11 @@ class Whole:
             self._connection.abort()
             self.end(Broken("The answer is too large.", begun=True))
 
+    def give_up(self, message: str) -> None:
+        """It is not wanted any more: whoever waits for it gets a Broken."""
+        if not self.future.done():
+            self._connection.fail(message)
+
     def end(self, error: Broken | None) -> None:
         if self.future.done():
             return
@@ -196,6 +203,7 @@ class Upstream:
         self.port = split.port or (443 if tls else 80)
         self._context = context or ssl.create_default_context() if tls else None
         self._tail = b"".join(b"%b: %b\r\n" % each for each in [(b"host", split.netloc.encode("latin-1")), *extra])
+        self.busy: set[Connection] = set()
         self._idle: list[Connection] = []
         self._closed = False
 
@@ -242,15 +250,17 @@ class Upstream:
         body: Sequence[bytes] = (),
         *,
         again: bool = True,
+        told: Callable[[Whole], None] = lambda whole: None,
     ) -> Response:
         """A whole answer. ``again``: send it once more if a kept connection ends instead of bringing one; mostly it had
-        been closed meanwhile. Raises Unreachable, Broken."""
+        been closed meanwhile. ``told`` is of the sink, by which it can be given up. Raises Unreachable, Broken."""
         parts = self.request(method, target, headers, body)
         while True:
             kept = self.idle()
             connection = kept or await self.connect()
             whole = Whole(connection)
             connection.send(parts, whole, bodiless=method == b"HEAD")
+            told(whole)
             try:
                 return await whole.future
             except Broken as broken:
@@ -262,6 +272,7 @@ class Upstream:
 
     def keep(self, connection: Connection) -> None:
         """It can be used again."""
+        self.busy.discard(connection)
         if self._closed or len(self._idle) >= IDLE:
             connection.transport.close()
             return
@@ -270,8 +281,14 @@ class Upstream:
 
     def forget(self, connection: Connection) -> None:
         """It has ended."""
+        self.busy.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+    def fail(self, message: str) -> None:
+        """Nothing that was asked is answered any more."""
+        for connection in tuple(self.busy):
+            connection.fail(message)
 
     def close(self) -> None:
         """Close what is idle, and what will be."""

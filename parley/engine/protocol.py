@@ -147,9 +147,7 @@ class Engine(ABC):
         self.info: ModelInfo | None = None
         self.stats = Stats()
         self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
-        self.began: Callable[[ModelInfo], None] = lambda info: (
-            None
-        )  # when the model is loaded, for the first time or again
+        self.began: Callable[[ModelInfo], None] = lambda info: None  # whenever the model has been loaded
         self.failure = ""
         self._streams: dict[str, Stream] = {}
         self._touched: list[Stream] = []  # have got outputs, of which nobody has been told

@@ -80,20 +80,13 @@ class Decode(Leg):
             if not self._starting:
                 self._return()
         for output in outputs:
-            output.id = ""
-        if not self.outlet.exact and any(output.finish == "error" for output in outputs):
-            self._retry()
+            output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
+        if not self.outlet.exact and recompute.lost(self.generation.model.engine, outputs):
+            begin, past = self._begin, [*(self.past or []), *self._recent]
+            origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
+            self.outlet.retry(begin.path, origin, self._first)
         else:
             self._recent.append([(number, output) for output in outputs])
-
-    def _retry(self) -> None:
-        """A plain coordinator has no records: give it what the request can go on with, if the engine is lost."""
-        if self.generation.model.engine.state == "ready" or self.outlet.channel is None or self.outlet.silent:
-            return
-        begin, past = self._begin, [*(self.past or []), *self._recent]
-        origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
-        self.outlet.channel.retry(recompute.write(begin.path, origin, self._first.token_ids, self._first.seed))
-        self.outlet.silent = True
 
     def drop(self) -> None:
         self.outlet.depart()

@@ -18,8 +18,10 @@ from parley.instance.results import Channel, Gone
 from parley.server.cycle import Cycle
 from parley.server.leg import Batch
 from parley.server.respond import ClientGone
+from parley.types import Work
 
 from .handover import record
+from .recompute import Origin, write
 
 LOST = "The server had an error while it processed the request."
 
@@ -58,6 +60,12 @@ class Outlet:
         self._gone = self.silent = True
         for departed in tuple(self._watchers):
             departed()
+
+    def retry(self, path: str, origin: Origin, first: Work) -> None:
+        """In place of the rest of an answer, give a plain coordinator what the request can go on with elsewhere."""
+        if self.channel is not None and not self.silent:
+            self.channel.retry(write(path, origin, first.token_ids, first.seed))
+            self.silent = True
 
     def watch(self, departed: Callable[[], None]) -> bool:
         self._watchers.add(departed)
@@ -118,6 +126,10 @@ class Front(Outlet):
         if not self.answered:
             self._cycle.abort()
         super().abort()
+
+    def retry(self, path: str, origin: Origin, first: Work) -> None:
+        if self.answered:  # else the order's own answer says what has happened
+            super().retry(path, origin, first)
 
     def watch(self, departed: Callable[[], None]) -> bool:
         self._watchers.add(departed)

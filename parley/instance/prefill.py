@@ -58,6 +58,7 @@ class Prefill(Leg):
         self._recent: list[Batch] = []  # not recorded yet
         self._cut: set[int] = set()  # numbers of works that do not end here
         self._searched: set[int] = set()  # of them, those whose token is for nobody
+        self._first: Work
         self._works: list[Work] = []
         self._asking: asyncio.Task[Giver] | None = None
         self._giver: Giver | None = None
@@ -77,8 +78,10 @@ class Prefill(Leg):
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
             handover.resume(work, tokens[number], attempt)
+        self._first = works[0]
         if self._order.here or request.pooling is not None:
-            self._body = b""
+            if self.front.exact:
+                self._body = b""
             return
         for number, work in enumerate(works):
             most = handover.first(number, work, tokens[number], past)
@@ -104,7 +107,15 @@ class Prefill(Leg):
                 output.token_ids, output.finish, output.stop_id, output.costs = [], None, None, None
             elif number in self._cut and output.finish == "length":
                 output.finish = None
-        if self._cut or self.front.exact:
+            if self.past:
+                output.cached_tokens = 0  # what is cached now are the tokens of attempts before
+        exchange = self._exchange
+        if self._order.here and not self.front.exact and recompute.lost(self.generation.model.engine, outputs):
+            past = [*(self.past or []), *self._recent]
+            assert exchange.created is not None
+            origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
+            self.front.retry(exchange.scope["path"], origin, self._first)
+        elif self._cut or self.front.exact or self._order.here:
             for output in outputs:
                 output.id = ""
             self._recent.append([(number, output) for output in outputs])
@@ -122,6 +133,7 @@ class Prefill(Leg):
         self.left = True
         self._member.spawn(self._settle(giver))
         self.front.answer()
+        self._exchange.status = 200  # of the order's answer
 
     def drop(self) -> None:
         self.front.depart()

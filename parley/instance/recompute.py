@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from parley.dialects.mindie.shared import encode
+from parley.engine.protocol import Engine
 from parley.errors import ContextLength, Malformed
 from parley.instance.heads import IDENTITY, Refused
 from parley.server.leg import Batch
@@ -190,6 +191,11 @@ def _times(given: dict[str, Any], drawn: int) -> None:
 
 def _unsigned(value: Any) -> bool:
     return type(value) is int and value >= 0
+
+
+def lost(engine: Engine, outputs: Sequence[Output]) -> bool:
+    """Do these say that the engine is gone, with the request in it?"""
+    return engine.state != "ready" and any(output.finish == "error" for output in outputs)
 
 
 def restore(works: Sequence[Work], prompt: list[int] | None, context: int) -> None:

@@ -44,8 +44,9 @@ class Sink(Protocol):
 class Channel:
     """Where the results of one request go.
 
-    ``write`` never waits, and says whether another may follow at once; if not, ``drain`` waits for that. When the
-    coordinator is gone, those who ``watch`` are called, and nothing that is written goes anywhere.
+    ``write`` never waits, and says whether another may follow at once; if not, ``drain`` waits for that. ``over``: the
+    last frame was written, or is held back. When the coordinator is gone, those who ``watch`` are called, and nothing
+    that is written goes anywhere.
     """
 
     def __init__(self, client: Client, id: str):
@@ -54,7 +55,7 @@ class Channel:
         self.gone = False
         self._client = client
         self._held: list[bytes] = []  # frames while it is paused
-        self._over = False  # its last frame was written
+        self.over = False
         self._watchers: set[Callable[[], None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -102,7 +103,7 @@ class Channel:
 
     def close(self) -> None:
         """The request is over, however it ended; its id may be used again. Its last frame is sent if there is one."""
-        if self._over and self.paused:
+        if self.over and self.paused:
             return  # until it is told to go on
         self._client.end(self)
         self._held.clear()
@@ -113,7 +114,7 @@ class Channel:
         if not on and self._held:
             held, self._held = self._held, []
             self._client.put(held)
-        if not on and self._over:
+        if not on and self.over:
             self.close()
         self.settle()
 
@@ -133,14 +134,14 @@ class Channel:
             departed()
 
     def _put(self, made: list[bytes], last: bool) -> bool:
-        if self.gone or self._over:
+        if self.gone or self.over:
             return True
         if self.paused:
             self._held += made
         elif made:
             self._client.put(made)
         if last:
-            self._over = True
+            self.over = True
             self.close()
         else:
             self.settle()
@@ -390,6 +391,13 @@ class Results:
             return False
         channel.pause(on)
         return True
+
+    def drop(self, id: str) -> bool:
+        """Nobody wants what is held back of a request that has ended. Was there any?"""
+        ended = [found for client in self.clients.values() if (found := client.channels.get(id)) and found.over]
+        for channel in ended:
+            channel.pause(False)
+        return bool(ended)
 
     def close(self) -> None:
         """The server ends: so do all connections and what still waits for one."""

@@ -13,9 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from parley.types import Arena, Region
-
-Span = tuple[int, int]  # offset and length in bytes
+from parley.types import Arena
 
 
 class BadArena(Exception):
@@ -60,8 +58,14 @@ class Memory:
 
     def views(self, pages: Sequence[int]) -> list[memoryview]:
         """The bytes of these pages, region by region, in order."""
-        view = self.view
-        return [view[start : start + length] for start, length in spans(self.arena.regions, pages)]
+        view, runs = self.view, list(_runs(pages))
+        found: list[memoryview] = []
+        for start, stride, size in ((region.offset, region.stride, region.size) for region in self.arena.regions):
+            if stride == size:
+                found += [view[(at := start + first * size) : at + count * size] for first, count in runs]
+            else:
+                found += [view[(at := start + page * stride) : at + size] for page in pages]
+        return found
 
     def checksum(self, pages: Sequence[int]) -> int:
         """CRC-32 of the bytes of these pages, region by region."""
@@ -86,18 +90,6 @@ def difference(theirs: str, ours: str, their_sizes: list[int], our_sizes: list[i
         return f"{len(their_sizes)} and {len(our_sizes)} regions"
     unlike = [(i, a, b) for i, (a, b) in enumerate(zip(their_sizes, our_sizes, strict=True)) if a != b]
     return ", ".join(f"{a} and {b} bytes in region {i}" for i, a, b in unlike[:3])
-
-
-def spans(regions: Sequence[Region], pages: Sequence[int]) -> Iterator[Span]:
-    """Where the bytes of these pages are, region by region, in order; what lies side by side is one span."""
-    runs = list(_runs(pages))
-    for offset, stride, size in ((region.offset, region.stride, region.size) for region in regions):
-        if stride == size:
-            for first, count in runs:
-                yield offset + first * stride, count * size
-        else:
-            for page in pages:
-                yield offset + page * stride, size
 
 
 def rest(views: list[memoryview], count: int) -> list[memoryview]:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import msgspec
 
-from parley.kv.memory import Memory, Span, extent, rest, spans
+from parley.kv.memory import Memory, extent, rest
 from parley.kv.transport import Guard, Lost, Transport, Unreachable
 from parley.types import Arena, Region
 
@@ -85,10 +85,18 @@ class Shared(Transport):
             raise Lost("The giver's memory is not open.")
         if min(theirs) < 0 or max(theirs) >= arena.pages:
             raise Lost("The giver named pages outside of its arena.")
-        view = self._memory.view
+        own, view = self._memory.arena.regions, self._memory.view
+        joined = all(region.stride == region.size for region in (*arena.regions, *own))
+        reads = list(pair(theirs, ours, MOST if joined else 1))
         with file.use():
-            for offset, places in pair(spans(arena.regions, theirs), spans(self._memory.arena.regions, ours)):
-                _read(file.fd, offset, [view[start : start + length] for start, length in places])
+            for source, target in zip(arena.regions, own, strict=True):
+                start, stride, size = target.offset, target.stride, target.size
+                for first, count, places in reads:
+                    offset = source.offset + first * source.stride
+                    views = [view[(at := start + page * stride) : at + run * size] for page, run in places]
+                    done = os.preadv(file.fd, views, offset)
+                    if done < count * size:
+                        _read(file.fd, offset + done, rest(views, done))
 
     def close(self) -> None:
         if self._file is not None:
@@ -123,22 +131,24 @@ class _File(Guard):
         os.close(self.fd)
 
 
-def pair(sources: Iterable[Span], targets: Iterable[Span]) -> Iterator[tuple[int, list[Span]]]:
-    """Reads that fill the targets from the sources, both in order: an offset, and where the bytes from there on go."""
-    coming = iter(targets)
-    start, left = 0, 0  # what is left of a target
-    for offset, length in sources:
-        places: list[Span] = []
-        while length:
-            if not left:
-                start, left = next(coming)
-            count = min(length, left)
-            places.append((start, count))
-            start, left, length = start + count, left - count, length - count
-            if len(places) == MOST or not length:
-                yield offset, places
-                offset += sum(count for _, count in places)
-                places = []
+def pair(theirs: Sequence[int], ours: Sequence[int], most: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Pages that one call reads: the first of theirs, how many follow each other, and runs (first, length) of ours.
+
+    ``most``: of such runs; with 1 each page is a call of its own.
+    """
+    first, count = theirs[0], 0
+    places: list[tuple[int, int]] = []
+    for source, target in zip(theirs, ours, strict=True):
+        page, run = places[-1] if places else (target, 0)
+        if count and (source != first + count or most == 1 or (len(places) == most and target != page + run)):
+            yield first, count, places
+            first, count, places, page, run = source, 0, [], target, 0
+        if run and target == page + run:
+            places[-1] = (page, run + 1)
+        else:
+            places.append((target, 1))
+        count += 1
+    yield first, count, places
 
 
 def _read(fd: int, offset: int, places: list[memoryview]) -> None:

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-BATCH = 8 << 20  # bytes of pages of one send and fetch, about; one page at least
+BATCH = 16 << 20  # bytes of pages of one send and fetch, about; one page at least
 FLOOR = 64 << 10  # bytes that have to move within a lease
 
 

@@ -12,7 +12,11 @@ import torch
 
 from parley import native
 from parley.model.network import Batch
+from parley.native import memory
 from parley.native.layout import LayerKV
+from parley.types import Region
+
+ALIGN = 4096  # bytes at whose multiples pages of different formats begin
 
 
 class PagedKV:
@@ -20,6 +24,7 @@ class PagedKV:
 
     ``int8``: they are stored as int8 with a scale for each key and value, which takes about half of bfloat16.
     The memory is only reserved: a page takes real memory when it is first cleared. The one extra page is zero for good.
+    ``shared``, on the CPU: it is the memory of ``file``, a descriptor, with each layer's pages in one of ``regions``.
     """
 
     def __init__(
@@ -30,20 +35,32 @@ class PagedKV:
         device: torch.device | str = "cpu",
         *,
         int8: bool = False,
+        shared: bool = False,
     ):
         self.layers = layers
         self.blocks = blocks
         self.dtype = dtype
         self.int8 = int8
         self.device = torch.device(device)
-        formats = [native.format(layer, dtype, self.device, int8=int8) for layer in layers]
+        self.formats = [native.format(layer, dtype, self.device, int8=int8) for layer in layers]
         owners: dict[native.Format, list[int]] = defaultdict(list)
-        for i, format in enumerate(formats):
+        for i, format in enumerate(self.formats):
             owners[format].append(i)
+        self.file = -1
+        self.regions = _regions(owners, blocks + 1)
+        whole: torch.Tensor | None = None
+        if shared:
+            whole, self.file = memory.shared(max(each.offset + (blocks + 1) * each.stride for each in self.regions))
         self._arenas: list[torch.Tensor] = []  # [layers of one format, pages, ...]: one clear serves them all
         pools: dict[int, native.Pool] = {}
         for format, numbers in owners.items():
-            arena = torch.empty(len(numbers), blocks + 1, *format.shape, dtype=format.dtype, device=self.device)
+            shape = (len(numbers), blocks + 1, *format.shape)
+            if whole is None:
+                arena = torch.empty(shape, dtype=format.dtype, device=self.device)
+            else:
+                first = self.regions[numbers[0]].offset
+                size = len(numbers) * (blocks + 1) * format.page_bytes
+                arena = whole[first : first + size].view(format.dtype).view(shape)
             self._arenas.append(arena)
             pools.update((i, native.Pool(pages, format)) for i, pages in zip(numbers, arena.unbind(0), strict=True))
         self._pools = [pools[i] for i in range(len(layers))]
@@ -129,3 +146,15 @@ class PagedKV:
         """Forget what was worked out for the previous batch. A batch object is one step and never changed."""
         if batch is not self._batch:
             self._batch, self._plans, self._places = batch, {}, {}
+
+
+def _regions(owners: dict[native.Format, list[int]], pages: int) -> list[Region]:
+    """Where each layer's pages lie, if they all lie behind one another: by format, then by layer."""
+    regions: dict[int, Region] = {}
+    offset = 0
+    for format, numbers in owners.items():
+        size = format.page_bytes
+        for place, number in enumerate(numbers):
+            regions[number] = Region(offset + place * pages * size, size, size)
+        offset = -(-(offset + len(numbers) * pages * size) // ALIGN) * ALIGN
+    return [regions[number] for number in range(len(regions))]

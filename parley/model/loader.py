@@ -6,6 +6,7 @@ Nothing here knows a kernel. Messages of LoadError are sentences for the person 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.draft import Draft
 from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
+from parley.model.layout import fingerprint
 from parley.model.lowering import EMBEDDING, PROBE, TOLERANCE, deviation, lower
 from parley.model.memory import free, guarded, room
 from parley.model.network import Network
@@ -29,7 +31,7 @@ from parley.model.reader import Reader
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
 from parley.text.tokenizer import BadTokenizer, Tokenizer
-from parley.types import ModelInfo, Settings
+from parley.types import Arena, ModelInfo, Settings
 
 __all__ = ["LoadError", "load"]
 
@@ -136,7 +138,8 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         length = blocks * BLOCK_SIZE
         log.info("The context is reduced to %d tokens, which is what the KV cache holds.", length)
     with guarded("a KV cache of this size"):
-        pages = PagedKV(network.layers, blocks, dtype, device, int8=int8)
+        shared = settings.shared and device.type == "cpu"
+        pages = PagedKV(network.layers, blocks, dtype, device, int8=int8, shared=shared)
         recipe = _recipe(folder)
         grammars = Grammars(folder, network.vocab_size)
         draft = None
@@ -156,6 +159,8 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         )
         progress("warming up", 0.96)
         runner.warm()
+    method = quantisation.method or quantisation.wanted
+    arena = _arena(folder, pages, method, lowered, length) if shared else None
     progress("ready", 1.0)
     return runner, ModelInfo(
         architecture=_architecture(config),
@@ -169,10 +174,21 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         kv_blocks=blocks,
         block_size=BLOCK_SIZE,
         lowered=lowered,
-        quantization=quantisation.method or quantisation.wanted,
+        quantization=method,
         kv_dtype=settings.kv_dtype,
         dimensions=runner.dimensions,
+        arena=arena,
     )
+
+
+def _arena(folder: Path, pages: PagedKV, quantization: str, lowered: bool, length: int) -> Arena:
+    """How other processes find the pages, and what is in them."""
+    files = Checkpoint(folder).files
+    try:
+        layout = fingerprint(folder, files, pages, quantization=quantization, lowered=lowered, length=length)
+    except OSError as error:
+        raise LoadError(f"The model's files cannot be read: {error.strerror}.") from None
+    return Arena(os.getpid(), pages.file, pages.blocks, pages.regions, layout)
 
 
 def _network(

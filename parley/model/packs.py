@@ -43,7 +43,7 @@ class Packs:
     def __init__(self, folder: Path, files: Sequence[Path], how: str, secret: bytes, kernels: str):
         self.folder = folder / FOLDER
         digest = hashlib.sha256(secret)
-        for part in (__version__, kernels, how, *_digests(self.folder, files)):
+        for part in (__version__, kernels, how, *digests(self.folder, files)):
             digest.update(part.encode() + b"\0")
         self._how = how
         self.path = self.folder / f"packed-{how}-{digest.hexdigest()[:32]}.safetensors"
@@ -120,8 +120,11 @@ def _secret() -> bytes:
     return path.read_bytes()
 
 
-def _digests(folder: Path, files: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file; of one that has not been touched since the last time, what it was then. Raises OSError."""
+def digests(folder: Path, files: Sequence[Path]) -> list[str]:
+    """SHA-256 of each file; of one that has not been touched since the last time, what it was then.
+
+    What they were is kept in ``folder``. Raises OSError.
+    """
     known: Any = {}
     with suppress(OSError, ValueError):
         known = json.loads((folder / CONTENTS).read_text())

@@ -1,13 +1,16 @@
-"""Memory for weights: mappings of their own in place of the heap.
+"""Memory for weights and for pages of the KV cache: mappings of their own in place of the heap.
 
 What is loaded is copied and laid out piece by piece, large pieces that stay between large ones that go; in the heap
 that leaves holes of a quarter of the model. And large pages are asked for, because weights are read from end to end at
 every step, and the address of each page costs a look-up.
+
+Pages that other processes read and write lie in a file without a name, which lives as long as somebody has it open.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 from contextlib import suppress
 
 import torch
@@ -27,3 +30,17 @@ def mapped(numbers: int, dtype: torch.dtype) -> torch.Tensor:
     with suppress(AttributeError, OSError, ValueError):  # a system without large pages, or less than one of them
         memory.madvise(mmap.MADV_HUGEPAGE, start, size // LARGE * LARGE)
     return whole[start : start + size].view(dtype)
+
+
+def shared(size: int) -> tuple[torch.Tensor, int]:
+    """So many zero bytes on the CPU, and the descriptor of the file that they are. None of them takes real memory until
+    it is written. Raises OSError, also where there is no such file (Linux only)."""
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no memory that processes can share without a name")
+    file = os.memfd_create("parley-pages", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, size)
+        return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8), file
+    except (OSError, ValueError):
+        os.close(file)
+        raise

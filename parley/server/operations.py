@@ -125,7 +125,8 @@ async def halt(service: Service, route: Route, exchange: Exchange) -> None:
     generation = model.labelled(wish.label)
     if generation is not None:
         generation.halt(wish.label)
-    await _tell(exchange, wish.done if generation is not None else wish.unknown)
+    dropped = service.node.results.drop(wish.label)
+    await _tell(exchange, wish.done if generation is not None or dropped else wish.unknown)
 
 
 async def adapter(service: Service, route: Route, exchange: Exchange) -> None:

@@ -154,6 +154,21 @@ def test_what_is_there_takes_effect(tmp_path):
     assert "ServerConfig.port" not in options.notes[0]
 
 
+def test_an_instance_of_a_cluster(tmp_path):
+    content = changed("ServerConfig.inferMode", "dmi")
+    content["ServerConfig"] |= {"interCommPort": 1200, "interCommPk": "own/key.pem", "interCommTlsCaFiles": ["a.pem"]}
+    plan = read(tmp_path, content)
+    config = resolve(SERVE, [], {}).over(plan.options, "there")
+    options = plan.applied(server_options(config), "strict")
+    assert (options.role, options.peer_port) == ("none", 1200)
+    where = tmp_path / "security/grpc"
+    assert options.peer_tls == Tls(where / "certs/server.pem", tmp_path / "own/key.pem", clients=(where / "ca/a.pem",))
+    assert offers(config)[0].settings.shared
+    assert not [member for member in plan.idle if "interComm" in member]
+    content["ServerConfig"]["interCommTLSEnabled"] = False
+    assert read(tmp_path, content).peer_tls is None
+
+
 def test_an_empty_file_has_the_originals_defaults(tmp_path):
     plan = read(tmp_path, {})
     assert [(each.host, each.port) for each in plan.listen] == [("127.0.0.1", port) for port in (1025, 1026, 1027)]

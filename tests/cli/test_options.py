@@ -285,3 +285,26 @@ def test_the_reference_page_is_made_from_the_table():
 
 def test_nearest_is_silent_about_words_that_are_far_away():
     assert nearest("zzzz", ["alpha"]) == ""
+
+
+def test_options_of_a_cluster(tmp_path):
+    from parley.commands.serve import offers, server_options
+
+    def options(*flags):
+        return server_options(resolve(SERVE, list(flags), {}))
+
+    assert (options().role, options().peer_port) == ("mixed", None)
+    made = options("--role", "decode", "--peer-port", "0", "--cluster-secret", "s3")
+    assert (made.role, made.peer_port, made.cluster_secret) == ("decode", 0, "s3")
+    (tmp_path / "secret").write_text("s4\n")
+    assert options("--cluster-secret-file", str(tmp_path / "secret")).cluster_secret == "s4"
+    for wrong in (
+        ["--cluster-secret", "a", "--cluster-secret-file", "b"],
+        ["--cluster-secret", "ä"],
+        ["--cluster-cert", "a"],
+    ):
+        with pytest.raises(ConfigError, match="--cluster"):
+            options(*wrong)
+    with pytest.raises(ConfigError, match=r"--role.*CPU"):
+        offers(resolve(SERVE, ["--role", "prefill", "--device", "cuda"], {}))
+    assert offers(resolve(SERVE, ["--role", "prefill"], {}))[0].settings.shared

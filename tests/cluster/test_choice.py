@@ -238,6 +238,34 @@ async def test_a_deadline_of_its_own_counts_as_well():
     assert await choice.choose(Wanted(1000, deadline=2.5))
 
 
+async def test_goodput_counts_requests_that_were_in_time_among_all_that_are_over():
+    clock = Clock()
+    table, choice = cluster("mixed", clock=clock, slo_ttft=1.0, slo_tpot=0.1)
+
+    async def one(first, each):
+        with await choice.choose(Wanted(10)) as chosen:
+            clock.now += first
+            chosen.first()
+            for _ in range(5):
+                clock.now += each
+                chosen.token()
+
+    assert choice.goodput == 0.0
+    await one(0.5, 0.05)
+    assert choice.goodput == 1.0
+    await one(2.0, 0.05)
+    assert choice.goodput == 0.5
+    await one(0.5, 0.2)
+    open = await choice.choose(Wanted(10))
+    assert choice.goodput == pytest.approx(1 / 3)
+    open.end(False)
+    assert choice.goodput == 1 / 4
+    table.lose(table.instances[1])
+    with pytest.raises(Refused):
+        await choice.choose(Wanted(10))
+    assert choice.goodput == 1 / 5
+
+
 async def test_what_failed_it_is_avoided_where_there_is_another():
     table, choice = cluster("mixed", "mixed")
     for _ in range(4):
@@ -344,3 +372,40 @@ async def test_hand_overs_are_tried_from_time_to_time_where_prompts_are_short():
         got.append(chosen.separate)
         chosen.end()
     assert 0 < got.count(True) < 10
+
+
+async def test_a_d_that_refuses_hand_overs_gets_none_for_a_while_and_then_is_tried_again():
+    clock = Clock()
+    table, choice = cluster("prefill", "decode", "decode", clock=clock)
+
+    async def ask(refused=()):
+        with await choice.choose(Wanted(10)) as chosen:
+            if chosen.separate and chosen.d.id in refused:
+                chosen.refused()
+            else:
+                clock.now += 0.01
+                chosen.first()
+                chosen.token()
+        return chosen.d.id if chosen.separate else 0
+
+    got = [await ask({2}) for _ in range(6)]
+    assert got == [2, 2, 2, 3, 3, 3]
+    table.remove(3)
+    assert await ask({2}) == 0  # whole, on one of the two
+    waits = []
+    for _ in range(600):
+        clock.now += 0.1
+        if await ask({2}) == 2:
+            waits.append(clock.now)
+    assert 3 < len(waits) < 10  # each pause is longer
+    clock.now += 60
+    assert await ask() == 2 and not table.instances[1].refusals
+
+
+async def test_whom_nobody_else_can_help_is_handed_over_all_the_same():
+    table, choice = cluster("prefill", "decode", separate="always")
+    for _ in range(9):
+        with await choice.choose(Wanted(10)) as chosen:
+            assert chosen.separate
+            chosen.refused()
+    assert table.instances[1].apart(table.instances[2], choice.table.clock())

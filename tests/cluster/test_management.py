@@ -329,6 +329,30 @@ async def test_the_page_needs_nothing_else_and_its_data_has_what_it_reads():
     assert set(re.findall(r"\bi\.([a-z_]+)", page.decode())) <= set(data["instances"][0])
 
 
+async def test_an_instance_whose_load_the_list_does_not_tell_is_asked():
+    table, choice, management = empty()
+    net = Net()
+    health = Health(table, net)
+    health.start()
+    made = {key: value for key, value in item(1, 85).items() if key != "dynamic_info"}
+    url = "http://10.0.0.1:1025/v1/status"
+    status = {"service": {"currentRole": "mixed"}, "parley": {"epoch": "a", "role": "mixed", "ready": False}}
+    net.answers[url] = status
+    async with served(management.app) as say:
+        assert (await say("POST", "/v1/instances/refresh", body(made)))[0] == 200
+        async with asyncio.timeout(10):
+            while not net.asked:
+                await asyncio.sleep(0.01)
+        assert not choice.possible()  # it is loading
+        status["parley"]["ready"] = True
+        async with asyncio.timeout(10):
+            while not choice.possible():
+                await asyncio.sleep(0.01)
+        assert (await say("POST", "/v1/instances/refresh", body(made)))[0] == 200
+        assert choice.possible() and table.get(1).extended  # what it said stays
+    await health.close()
+
+
 async def test_an_instance_that_stops_answering_is_lost_and_found_again():
     table = Table(cluster("mixed", heartbeat=0.05, misses=3)[0].options)
     choice = Choice(table)

@@ -262,6 +262,23 @@ async def test_a_p_that_is_not_there_is_passed_over(cluster):
     assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
 
 
+@pytest.mark.parametrize("hanging", [1, 2])
+async def test_nobody_waits_for_one_that_hangs(cluster, hanging):
+    """P does not answer, because it or D hangs; the other one is left, and does it all."""
+    p, d = Scripted("prefill", script=CHAT), Scripted("decode", script=CHAT)
+    running = await cluster(p, d, heartbeat=60)
+    table = running.coordinator.table
+
+    async def hang(asked: Asked) -> None:
+        p.before, table.instances[hanging].lost = None, True
+        table.tell(table.instances[hanging], "lost")
+        await asyncio.sleep(10)
+
+    p.before = hang
+    assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
+    assert (p, d)[2 - hanging].asked[-1].headers["d-target"] == "self"
+
+
 ANSWERS = {
     "no JSON": b"data: x",
     "no object": b"[]",
@@ -326,7 +343,8 @@ async def test_an_answer_in_one_piece_begins_anew(cluster):
 
     async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
         d.break_line()
-        d.epoch = "another"
+        d.epoch += "+"
+        d.sent.clear()
 
     dying.decode = die
     for _ in range(2):

@@ -202,6 +202,11 @@ async def test_one_request_is_held_back_and_others_are_not() -> None:
         await rest()
         assert [frame.payload for frame in wire.frames()] == [b"1\n", b"3\n"]
         assert not made.pause("a", "slow", True) and not slow.blocked
+        left = made.channel("a", "left")
+        left.pause(True)
+        assert not made.drop("left")  # it has not ended
+        left.write(b"5\n", last=True)
+        assert made.drop("left") and not made.drop("left") and "left" not in made.client("a").channels
         await wire.end()
 
 

@@ -13,6 +13,7 @@ from linked import WAYS, begun, pair
 
 from parley.kv.giver import Giver, Refused
 from parley.kv.peer import split
+from parley.kv.shared import pair as reads
 from parley.kv.transport import LinkError, Lost
 
 
@@ -327,3 +328,17 @@ def test_addresses(address: str, found: tuple[str, int]) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(LinkError):
         split(address)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=40),
+    st.sampled_from((1, 2, 3, 1024)),
+)
+def test_reads_cover_each_page_once_and_in_order(pages: list[tuple[int, int]], most: int) -> None:
+    theirs, ours = map(list, zip(*pages, strict=True))
+    found: list[tuple[int, int]] = []
+    for first, count, places in reads(theirs, ours, most):
+        own = [page + i for page, run in places for i in range(run)]
+        assert len(own) == count and len(places) <= most
+        found += zip(range(first, first + count), own, strict=True)
+    assert found == pages

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
+import ssl
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from answers import same
 from asked import body, routes
+from certificates import authority, certificate
 from pair import CREATED, join
 from served import Answer, Served, request
 
-from parley.cluster.config import Options, Place
+from parley.cluster.config import Options, Place, read
 from parley.cluster.coordinator import Coordinator
 from parley.instance.member import Member
 from parley.server import respond
@@ -129,6 +133,21 @@ async def test_what_is_wrong_is_refused_as_one_server_refuses_it(cluster, serve,
     await many.idle()
 
 
+async def test_a_client_of_mindie_names_its_request(cluster) -> None:
+    many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.01)
+    path, asked = "/mindie/v1/chat/completions", json.dumps(CHAT).encode()
+    call = asyncio.create_task(many.front.call("POST", path, asked, JSON | {"req-id": "77"}))
+    decoding = many.instances[1]
+    await decoding.until(lambda: decoding.engine.stats.running)
+    again = await many.front.call("POST", path, asked, JSON | {"req-id": "77"})
+    assert (again.status, again.body) == (400, b"Duplicate request id\r\n")
+    stop = await many.front.call("POST", "/mindie/v2/models/tiny/stopInfer", b'{"id":"77"}', JSON)
+    assert stop.status == 200
+    answer = await call
+    assert answer.json["id"] == "77" and answer.json["usage"]["completion_tokens"] < 40
+    await many.idle()
+
+
 async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve) -> None:
     def reply(work: Work, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]
@@ -158,3 +177,40 @@ async def test_a_client_that_leaves_leaves_nothing(cluster) -> None:
         await asyncio.sleep(delay)
         connection.close()
         await many.idle()
+
+
+async def test_clients_and_instances_may_be_encrypted(tmp_path: Path) -> None:
+    authority(tmp_path, "ca")
+    certificate(tmp_path, "one", "ca")
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(tmp_path / "one.pem", tmp_path / "one.key")
+    seen: list[bytes] = []
+
+    async def instance(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                seen.append(await reader.readuntil(b"\r\n\r\n"))
+                told = b'{"service":{"roleStatus":"RoleReady","currentRole":"mixed"}}'
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(told), told))
+
+    server = await asyncio.start_server(instance, "127.0.0.1", 0, ssl=own)
+    port = server.sockets[0].getsockname()[1]
+    files = {"certificate": "one.pem", "key": "one.key", "ca": "ca.pem"}
+    told = {"tls": files, "secret": "s", "heartbeat": 0.05, "instances": [{"url": f"https://127.0.0.1:{port}"}]}
+    sock = listen("127.0.0.1", 0)
+    coordinator = Coordinator(read(told, "test", tmp_path), {"predict": ("127.0.0.1", sock)}, access_log=False)
+    task = asyncio.create_task(coordinator.run(signals=False))
+    try:
+        async with asyncio.timeout(10):
+            while not coordinator.table.usable():
+                await asyncio.sleep(0.01)
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", sock.getsockname()[1], ssl=trusting)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert b'"currentRole":"mixed"' in await reader.read()
+        writer.close()
+        assert all(b"parley-secret: s\r\n" in head for head in seen)
+    finally:
+        coordinator.stop()
+        await task
+        server.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from served import HELLO, Connection, Served, request
 
-from parley.instance import frames, results, role
+from parley.instance import frames, results, role, routes
 from parley.instance.frames import Frame, Reader
 from parley.instance.heads import Order
 from parley.server import life
@@ -326,3 +326,20 @@ async def test_an_instance_on_mindies_planes(serve) -> None:
     served = await serve(role="decode", surfaces=alone("mindie-management", apis={**ALONE, **PLANES}))
     assert (await served.get("/v1/status")).json["service"]["currentRole"] == "decode"
     assert (await served.get("/v1/config")).json["modelName"] == "tiny"
+
+
+async def test_a_coordinator_that_hangs_is_gone(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its connection and reads nothing: that is cut, and its requests end."""
+    monkeypatch.setattr(routes, "DEAD", 500)
+    monkeypatch.setattr(results, "KEEP", 0.2)
+    monkeypatch.setattr(results, "WAITING", 1 << 20)
+    served = await serve()
+    line = await Results.open(served, "?client=c")
+    line.connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    channel, gone = served.service.node.results.channel("c", "1"), asyncio.Event()
+    channel.watch(gone.set)
+    while channel.write(bytes(1 << 16)):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await gone.wait()
+    assert not served.service.node.results.clients

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+import re
 from typing import Any
 
 import pytest
 from answers import same
 from asked import body, routes
-from pair import CREATED, Pair
-from served import Answer, Served
+from pair import CLIENT, HEADERS, UNIQUE, Given, Line, Pair, compare, single
 
-from parley.server import respond
-from parley.server.model import Model
+from parley.instance import decode
+from parley.instance.prefill import Prefill
 from parley.types import Work
-
-UNIQUE = "0123456789abcdef0123456789abcdef"
-HEADERS = {"content-type": "application/json"}
 
 
 def scripted(work: Work, index: int) -> list[int]:
@@ -28,39 +25,10 @@ def scripted(work: Work, index: int) -> list[int]:
     return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
 
 
-@pytest.fixture
-async def alike(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Makes pairs, and single servers whose requests have the same id and time."""
-    pairs: list[Pair] = []
-
-    async def make(**options: Any) -> tuple[Served, Pair]:
-        pairs.append(await Pair.of(serve, **options))
-        options.pop("here", None)
-        return await serve(**options), pairs[-1]
-
-    made = Model.head
-    monkeypatch.setattr(Model, "head", lambda self, *given: made(self, *given[:4], CREATED))
-    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
-    yield make
-    for pair in pairs:
-        await pair.close()
-
-
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 12}
 
 
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
-
-
-async def single(served: Served, path: str, body: bytes) -> Answer:
-    return await served.call("POST", path, body, HEADERS)
-
-
-async def compare(one: Served, pair: Pair, path: str, asked: bytes) -> None:
-    expected, given = await single(one, path, asked), await pair.ask(path, asked, UNIQUE, HEADERS)
-    kind = given.headers.get("content-type")
-    assert (given.status, kind) == (expected.status, expected.headers.get("content-type")), (path, asked, given)
-    assert same(given.body, expected.body), (path, asked, given.body, expected.body)
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -105,3 +73,157 @@ async def test_one_that_is_dropped_after_any_part_leaves_nothing(alike, here: bo
             asked = json.dumps(each | {"max_tokens": 40}).encode()
             await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS, stop=count)
             await pair.idle()
+
+
+async def asked(pair: Pair, path: str = "/v1/chat/completions", **members: Any) -> Given:
+    return await pair.ask(path, json.dumps(CHAT | members).encode(), UNIQUE, HEADERS)
+
+
+def long(work: Work, index: int) -> list[int]:
+    return [70 + k % 90 for k in range(60)]
+
+
+async def test_one_that_the_other_has_no_room_for_is_refused(alike) -> None:
+    _, pair = await alike(reply=long)
+    pair.decode.engine._pages.clear()
+    given = await asked(pair, messages=[{"role": "user", "content": "many tokens " * 40}])
+    told = json.loads(given.body)
+    assert given.status == 503 and told["refused"] is True and told["isLastResp"] is False
+    assert "no capacity" in told["reason"]
+    await pair.idle()
+
+
+async def test_one_whose_other_side_is_not_there_is_refused(alike) -> None:
+    _, pair = await alike(reply=long)
+    pair.target = "127.0.0.1;1"
+    given = await asked(pair, stream=True)
+    assert given.status == 503 and json.loads(given.body)["refused"] is True
+    await pair.idle()
+
+
+async def test_the_other_side_is_asked_for_nothing_where_it_ends_at_once(alike) -> None:
+    _, pair = await alike(reply=long)
+    pair.target = "127.0.0.1;1"
+    for stream in (True, False):
+        given = await asked(pair, stream=stream, max_tokens=1)
+        assert given.status == 200 and len(given.parts) == 1
+    await pair.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_is_lost_ends_what_it_went_on_with(alike, stream: bool) -> None:
+    _, pair = await alike(reply=long, tick=0.01)
+    asking = asyncio.create_task(asked(pair, stream=stream, max_tokens=50))
+    await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
+    pair.decode.engine.crash()
+    given = await asking
+    assert (given.status, given.body[-1:]) == ((200, b"\n") if stream else (503, b"}")), given
+    assert b'"error"' in given.parts[-1][0]
+    await pair.prefill.until(lambda: not pair.prefill.service.open and not pair.prefill.engine._leases)
+    assert not pair.decode.service.open
+
+
+@pytest.mark.parametrize("when", ["prefill", "transfer", "decode"])
+async def test_a_label_drops_it_in_every_phase(alike, when: str) -> None:
+    _, pair = await alike(reply=long, tick=0.01)
+    gates = {"prefill": pair.prefill.engine.gate, "decode": pair.decode.engine.gate}
+    if when in gates:
+        gates[when].clear()
+    pair.decode.engine.stats.running = 0
+    asking = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
+    if when == "prefill":
+        await pair.decode.until(lambda: bool(pair.decode.engine._reservations))
+    else:
+        await pair.decode.until(lambda: bool(pair.decode.service.open))
+    await pair.cancel("r1")
+    await pair.idle()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_request_is_counted_once(alike) -> None:
+    _, pair = await alike(reply=long)
+    for stream in (True, False):
+        await asked(pair, stream=stream, n=2)
+    await pair.idle()
+    first, then = (served.model.metrics for served in (pair.prefill, pair.decode))
+    assert (first.totals.succeeded, then.totals.succeeded) == (0, 2)
+    assert first.totals.cancelled == first.totals.failed == 0
+    texts = [(await served.get("/metrics")).body for served in (pair.prefill, pair.decode)]
+
+    def numbers(name: bytes) -> list[float]:
+        return [sum(map(float, re.findall(name + rb"{[^}]*} ([0-9.]+)", text))) for text in texts]
+
+    assert numbers(b"vllm:request_success_total") == [0, 4]  # choices
+    assert numbers(b"vllm:time_to_first_token_seconds_count") == [2, 0]
+    assert numbers(b"vllm:request_prompt_tokens_count") == [2, 0]
+    assert numbers(b"vllm:e2e_request_latency_seconds_count") == [0, 2]
+
+
+async def test_a_plain_coordinator_gets_plain_frames(alike) -> None:
+    """The frames of MindIE's coordinators, to the byte: no records, no heads, one last frame."""
+    one, pair = await alike(reply=long)
+    line, orders = Line(pair.members[1], ""), {"req-type": "prefill", "d-target": pair.target}
+    chat = json.dumps(CHAT | {"stream": True, "max_tokens": 5}).encode()
+    expected = await single(one, "/v1/chat/completions", chat)
+    told = (await pair.prefill.call("POST", "/v1/chat/completions", chat, HEADERS | orders | {"req-id": "17"})).json
+    assert sorted(told) == ["isLastResp", "isStream", "output", "reqId"]
+    assert (told["reqId"], told["isStream"], told["isLastResp"]) == ("17", True, False)
+    frames = [await line.queue("17").get() for _ in range(4)]
+    assert [frame.kind for frame in frames] == ["data", "data", "data", "lastData"]
+    assert same(told["output"].encode() + b"".join(frame.payload for frame in frames), expected.body)
+
+    whole = json.dumps(CHAT).encode()
+    told = (await pair.prefill.call("POST", "/v1/chat/completions", whole, HEADERS | orders | {"req-id": "18"})).json
+    assert told == {"reqId": "18", "isStream": False, "isLastResp": False}
+    frame = await line.queue("18").get()
+    assert frame.kind == "lastData"
+    assert frame.payload == (await single(one, "/v1/chat/completions", whole)).body
+    line.task.cancel()
+    await pair.idle()
+
+
+@pytest.mark.parametrize("client", ["", CLIENT])
+async def test_a_giver_that_is_lost_before_it_gave(alike, client: str) -> None:
+    """A plain coordinator is told; parley's own gives the order again, and knows this one no more."""
+    _, pair = await alike(reply=long)
+    pair.prefill.engine.gate.clear()
+    line = Line(pair.members[1], client) if not client else pair.line
+    extra = {"parley-results": client} if client else {}
+    orders = {"req-id": "19", "req-type": "prefill", "d-target": pair.target} | extra
+    asking = asyncio.create_task(pair.prefill.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), orders))
+    await pair.decode.until(lambda: bool(pair.decode.service.open))
+    for link in list(pair.members[1].peer._links):
+        link.fail("cut by the test")
+    await pair.decode.until(lambda: not pair.decode.service.open)
+    pair.prefill.engine.gate.set()
+    answer = await asking
+    assert answer.status == (503 if client else 500), answer
+    if not client:
+        frame = await line.queue("19").get()
+        assert (frame.kind, frame.payload) == ("error", b"Pull kv failed irreversibly.")
+        line.task.cancel()
+    assert not client or line.queue("19").empty()
+    await pair.idle()
+
+
+async def test_pages_that_do_not_come_are_computed(alike, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, pair = await alike(reply=long)
+    monkeypatch.setattr(decode, "PATIENCE", 0.05)
+    monkeypatch.setattr(Prefill, "_filled", lambda self, number, pages: None)
+    monkeypatch.setattr(Prefill, "_settle", lambda self, giver: asyncio.sleep(0.3, self._release()))
+    body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "many tokens " * 20}]}).encode()
+    given = await pair.ask("/v1/chat/completions", body, UNIQUE, HEADERS)
+    assert given.body == (await single(one, "/v1/chat/completions", body)).body
+
+
+async def test_a_resumed_body_may_be_of_any_api(alike) -> None:
+    """Where the body tells which API is meant, what stands before it does not."""
+    _, pair = await alike(reply=long)
+    for path, members in (("/generate", {"prompt": "a"}), ("/mindie", {"inputs": "a"})):
+        asked = json.dumps({"max_tokens": 6, "parameters": {"max_new_tokens": 6}, "stream": True} | members).encode()
+        whole = await pair.ask(path, asked, UNIQUE, HEADERS)
+        assert whole.status == 200 and len(whole.parts) > 3
+        rest = await pair.ask(path, asked, UNIQUE, HEADERS, past=[record for _, record in whole.parts[:2]])
+        assert same(b"".join(data for data, _ in whole.parts[:2]) + rest.body, whole.body)
+    await pair.idle()

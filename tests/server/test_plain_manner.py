@@ -181,3 +181,36 @@ async def test_a_body_that_cannot_be_gone_on_with(cluster) -> None:
     answer = await made.prefill.call("POST", CHAT, ASKED | {"messages": "4096," + "1," * 4095 + "1"}, headers)
     assert answer.status == 424 and "maximum input ids length" in answer.json["error"]
     await made.prefill.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("lost", [False, True], ids=["", "its engine is lost"])
+async def test_a_flex_instance_does_all_by_itself(serve, stream: bool, lost: bool) -> None:
+    options = {"surfaces": alone("mindie", apis=ALONE), "tick": 0.01}
+    one, *pair = await serve(**options), await serve(role="flex", **options), await serve(role="flex", **options)
+    members = [await join(each, surfaces=options["surfaces"]) for each in pair]
+    places = [Place("127.0.0.1", member.peer.port) for member in members]
+    coordinator = Plain(pair[0])
+    for each in pair:
+        await coordinator.follow(each)
+    try:
+        body = ASKED | {"stream": stream, "temperature": 0}
+        expected = await one.call("POST", CHAT, body, {"req-id": "77"})
+        told = await coordinator.begin(CHAT, body, places[0])
+        assert not told["isLastResp"] and ("output" in told) == stream
+        if lost:
+            pair[0].engine.crash()
+        text, last = await coordinator.finish(told)
+        if lost:
+            assert last is not None and last.kind == "retry"
+            coordinator.prefill = pair[1]
+            told = await coordinator.begin(CHAT, last.payload, places[1], **{"is-recompute": "true"})
+            rest, last = await coordinator.finish(told)
+            text += rest
+        assert same(alike(text), alike(expected.body)) and last is not None and last.kind == "lastData"
+        await pair[1 if lost else 0].idle()
+    finally:
+        for task in coordinator.tasks:
+            task.cancel()
+        for member in members:
+            await member.close()

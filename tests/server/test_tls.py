@@ -10,10 +10,13 @@ from certificates import authority, certificate, revoke
 from served import INFO, Answer, Connection, request
 
 from parley.engine.fake import FakeEngine
+from parley.kv.peer import Peer
+from parley.kv.taker import Taker
+from parley.kv.transport import LinkError
 from parley.server import model, start
 from parley.server.options import Listen, Offer, ServerOptions, Tls
-from parley.server.tls import BadTls, context
-from parley.types import Settings
+from parley.server.tls import BadTls, calling, context
+from parley.types import Arena, Settings
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
 
@@ -107,3 +110,24 @@ def test_apis_that_are_given_the_same_port_share_it():
         (1, ["tgi", "vllm", "parley"]),
         (0, ["tgi", "parley"]),
     ]
+
+
+async def test_instances_know_each_other_by_certificates(files):
+    def peer(certificate: str, authority: str) -> Peer:
+        given = Tls(files / f"{certificate}.pem", files / f"{certificate}.key", clients=(files / f"{authority}.pem",))
+        made = Peer(lets=context(given), shows=calling(given))
+        made.add("tiny", Arena(0, -1, 4, [], "none"))
+        return made
+
+    async def accept(taker: Taker) -> None:
+        await taker.refuse("enough")
+
+    one, other, stranger = peer("friend", "ours"), peer("friend", "ours"), peer("stranger", "theirs")
+    try:
+        await one.listen("127.0.0.1", 0, accept)
+        (await other.connect(f"127.0.0.1;{one.port}", "tiny")).close()
+        with pytest.raises(LinkError):
+            await stranger.connect(f"127.0.0.1;{one.port}", "tiny")
+    finally:
+        for each in (one, other, stranger):
+            await each.close()

@@ -28,7 +28,7 @@ FRAME = 65_536
 
 def possible() -> bool:
     """May this process make network namespaces and devices?"""
-    if os.geteuid() != 0 or not shutil.which("ip") or not os.path.exists("/dev/net/tun"):
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))) or not os.path.exists("/dev/net/tun"):
         return False
     name = f"parley-probe{os.getpid()}"
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
@@ -66,8 +66,9 @@ class Hosts:
             os.close(port)
 
     def command(self, number: int) -> list[str]:
-        """What stands before a command that is to run on this host."""
-        return ["ip", "netns", "exec", self._names[number]] if number else []
+        """What stands before a command that is to run on this host, where it sees no processes but its own."""
+        apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return ["ip", "netns", "exec", self._names[number], *apart] if number else []
 
     def disturb(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
         """Between two hosts, each way, this part of the packets is lost; the others come so many seconds later."""

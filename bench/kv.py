@@ -1,0 +1,132 @@
+"""Part of ``make bench``: how fast KV pages get from one process to another, beside what the machine allows.
+
+Pages of the 0.5B shape (24 layers, keys and values of 4 KiB a page each), whole hand-overs from the moment that the
+taker accepts to its last confirmed page, over shared memory and over TCP on this host, with pages that lie in order
+and with pages in random order on both sides. Beside them, turn by turn: one memcpy of as many bytes, and a plain socket
+that sends them from one buffer into another. Medians; a ratio says more than a rate. The table goes to ``.peers/kv.md``
+for ``report.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+
+from install import ROOT
+
+from parley.kv.peer import Peer
+from parley.kv.taker import Taker
+from parley.types import Arena, Region
+
+LAYERS, SIZE = 24, 4096
+PAGES = 1024  # 192 MiB
+TURNS = 7
+NAMES = {"order": "pages in order", "random": "pages in random order"}
+
+
+def arena() -> tuple[Arena, mmap.mmap]:
+    """Pages as an engine has them: those of a layer's keys, then of its values, side by side."""
+    fd = os.memfd_create("pages")
+    size = 2 * LAYERS * PAGES * SIZE
+    os.ftruncate(fd, size)
+    view = mmap.mmap(fd, size)
+    for at in range(0, size, mmap.PAGESIZE):
+        view[at] = 1  # real memory
+    return Arena(os.getpid(), fd, PAGES, [Region(i * PAGES * SIZE, SIZE, SIZE) for i in range(2 * LAYERS)], ""), view
+
+
+def pages(order: str, seed: int) -> list[int]:
+    numbers = list(range(PAGES))
+    if order == "random":
+        random.Random(seed).shuffle(numbers)
+    return numbers
+
+
+async def give(port: int, plain: int) -> None:
+    """The other process: does what the lines on its input say."""
+    own, view = arena()
+    peers = {way: Peer(shared=way == "shared") for way in ("shared", "tcp")}
+    for peer in peers.values():
+        peer.add("model", own)
+    for line in sys.stdin:
+        way, order = line.split()
+        if way == "socket":
+            with socket.create_connection(("127.0.0.1", plain)) as raw:
+                raw.sendall(view)
+            continue
+        giver = await peers[way].connect(f"127.0.0.1:{port}", "model")
+        await giver.begin(b"", 1)
+        giver.filled(0, pages(order, 1))
+        await giver.done()
+
+
+async def main() -> int:
+    own, view = arena()
+    offered: asyncio.Queue[Taker] = asyncio.Queue()
+
+    async def accept(taker: Taker) -> None:
+        await offered.put(taker)
+        await taker.settled()
+
+    peer = Peer()
+    peer.add("model", own)
+    await peer.listen("127.0.0.1", 0, accept)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        arguments = [sys.executable, __file__, str(peer.port), str(server.getsockname()[1])]
+        other = subprocess.Popen(arguments, stdin=subprocess.PIPE, text=True)
+        assert other.stdin is not None
+        source, target = mmap.mmap(-1, len(view)), memoryview(view)
+        source[:] = view[:]
+        times: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for turn in range(TURNS + 1):  # the first warms up
+            for way in ("memcpy", "socket", "shared", "tcp"):
+                for order in NAMES if way in ("shared", "tcp") else [""]:
+                    if way != "memcpy":
+                        print(way, order or "-", file=other.stdin, flush=True)
+                    if way == "socket":
+                        connection = server.accept()[0]
+                    elif way != "memcpy":
+                        taker = await offered.get()
+                    began = time.perf_counter()
+                    if way == "memcpy":
+                        target[:] = memoryview(source)
+                    elif way == "socket":
+                        at = 0
+                        while count := connection.recv_into(target[at:]):
+                            at += count
+                        connection.close()
+                    else:
+                        await taker.accept([(0, pages(order, 2))])
+                        await taker.settled()
+                        assert taker.bytes == len(view)
+                    if turn:
+                        times[way, order].append(time.perf_counter() - began)
+        other.stdin.close()
+        other.wait()
+    target.release()
+    await peer.close()
+    rate = {key: len(view) / statistics.median(found) for key, found in times.items()}
+    copy, plain = rate["memcpy", ""], rate["socket", ""]
+    lines = [f"{len(view) >> 20} MiB; memcpy {copy / 1e9:.1f} GB/s, a plain socket {plain / 1e9:.1f} GB/s.", ""]
+    lines += ["| | GB/s | of memcpy | of a plain socket |", "| --- | --- | --- | --- |"]
+    for (way, order), found in rate.items():
+        if order:
+            name = {"shared": "shared memory", "tcp": "TCP"}[way]
+            lines.append(f"| {name}, {NAMES[order]} | {found / 1e9:.1f} | {found / copy:.2f} | {found / plain:.2f} |")
+    text = "\n".join(lines) + "\n"
+    print(text)
+    ROOT.mkdir(exist_ok=True)
+    (ROOT / "kv.md").write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(give(*map(int, sys.argv[1:])) if len(sys.argv) > 1 else main()))

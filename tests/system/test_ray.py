@@ -1,0 +1,96 @@
+"""A cluster over three Ray nodes on one machine: instances go where their resources are, and survive their node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+from clustered import stream
+
+from parley.cluster import place
+from parley.cluster.plan import read
+
+pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
+
+PLAN = """
+name = "three"
+
+[coordinator]
+predict_port = 7800
+resources = { front = 1 }
+
+[[instances]]
+role = "prefill"
+cpus = 0.1
+resources = { work = 1 }
+kv-memory = "24MiB"
+
+[[instances]]
+role = "decode"
+cpus = 0.1
+resources = { work = 1 }
+kv-memory = "24MiB"
+"""
+BODY = {"prompt": "One two three " * 20, "max_tokens": 200, "ignore_eos": True, "seed": 3}
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"front": 1}})
+    for _ in range(2):
+        made.add_node(num_cpus=1, resources={"work": 2})
+    yield made
+    place.ray.shutdown()
+    made.shutdown()
+
+
+def wait(what, seconds=120.0):
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.2)
+    return found
+
+
+def placed(keeper, *unlike):
+    """Where each process is, once all are, with other process ids than those."""
+    seen, _ = place.look(keeper)
+    there = {each.name: each for each in seen if each.pid and each.pid not in unlike}
+    return there if len(there) == 3 else None
+
+
+async def test_a_killed_node(nodes, tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    place.connect(nodes.address)
+    keeper = place.up(read(str(tmp_path / "plan.toml")))
+    wait(lambda: place.ready(keeper))
+    there = wait(lambda: placed(keeper))
+    front, *workers = (node.node_id for node in nodes.list_all_nodes())
+    assert there["coordinator"].node == front
+    assert {there["prefill-1"].node, there["decode-2"].node} <= set(workers)
+
+    url = place.address(keeper)
+    whole = await stream(url, BODY)
+    assert whole.done and len(whole.text) > 100, whole
+
+    lost = there["decode-2"].node
+    gone = [each.pid for each in there.values() if each.node == lost]
+    running = asyncio.create_task(stream(url, BODY))
+    await asyncio.sleep(0.3)
+    (node,) = (node for node in nodes.list_all_nodes() if node.node_id == lost)
+    await asyncio.to_thread(nodes.remove_node, node, allow_graceful=False)
+    heard = await asyncio.wait_for(running, 120)
+    assert heard.done and not heard.errors and heard.text == whole.text
+
+    there = await asyncio.to_thread(wait, lambda: placed(keeper, *gone))
+    assert there["decode-2"].node in set(workers) - {lost}
+    wait(lambda: place.ready(keeper))
+    again = await stream(url, BODY)
+    assert again.done and again.text == whole.text
+    await asyncio.to_thread(place.down, keeper)
+    assert place.names() == []
