@@ -107,15 +107,15 @@ class Traffic:
         self._idle: list[Connection] = []
 
     async def run(self, asked: Sequence[Asked], rate: float, slo: Slo) -> Seen:
-        """Send them at so many a second of the cost model. Those that cannot meet the SLO any more are not waited for."""
-        bytes_ = []
+        """Send them at so many a second of the cost model. At the end nobody is waited for who is late."""
+        written = []
         for each in asked:
             self._load.shape = replace(self._load.shape, output=each.output)
-            bytes_.append(self._load.request(each.prompt))
+            written.append(self._load.request(each.prompt))
         samples = [Sample(0.0) for _ in asked]
         begin = time.perf_counter()
         tasks = []
-        for each, request, sample in zip(asked, bytes_, samples, strict=True):
+        for each, request, sample in zip(asked, written, samples, strict=True):
             await asyncio.sleep(begin + each.at / rate / self.speed - time.perf_counter())
             tasks.append(asyncio.create_task(self._one(request, sample)))
         patience = (slo.ttft + slo.tpot * max(each.output for each in asked)) / self.speed

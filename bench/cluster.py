@@ -2,32 +2,32 @@
 
     python bench/cluster.py [--quick] [--costs NAME] [--instances N] [--parts goodput,modes,affinity]
 
-Engines are simulated (``parley/engine/simulated.py``): scheduler, pages and links are the real ones, a step takes what a
-cost model in ``costs/`` says, and nothing is computed. So the figures are of that model on machines of its kind, and of
-the real coordinator and servers; what these cost here is in them, as far as this machine's cores blur it. Goodput is the
-highest rate at which 90 % of the requests get their first token and each further one in time, by search over rates.
-All setups have as many instances and get the same requests. Steps of instances that make answers take no longer than
-the time asked for each token, mixed ones too: their prompts are cut to that.
+Engines are simulated (``parley/engine/simulated.py``): scheduler, pages and links are the real ones, a step takes what
+a cost model in ``costs/`` says, and nothing is computed. So the figures are of that model on machines of its kind; the
+coordinator and the servers are real, and what they take here is in the times, as far as this machine's cores blur it.
+Goodput is the highest rate at which 90 % of the requests get their first token and each further one in time, by search
+over rates. All setups have as many instances and get the same requests. Steps of instances that make answers take no
+longer than the time asked for each token, mixed ones too: their prompts are cut to that.
 
-Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is known within some 3 points at 150; the search
-answers with a rate between two that were tried. Differences below 10 % say nothing.
+Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is known within some 3 points at 120, and 1.5 at
+400; the search answers with a rate between two that were tried. Differences below 10 % say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import uvloop
-from fleet import Setup, cluster, cpu
+from arrivals import CHAT, CODING, SHARED, Asked, Seen, Slo, Trace, Traffic, requests
+from fleet import Setup, cluster
 from loads import vocabulary
 from report import table
-from arrivals import CHAT, CODING, SHARED, Asked, Seen, Slo, Trace, Traffic, requests
 
 from parley import demo
 from parley.engine.simulated import Costs, read
@@ -41,13 +41,12 @@ LEVELS = {"tight": 2.0, "loose": 5.0}  # the same for each further token
 
 @dataclass(frozen=True)
 class Result:
-    """``rate``: requests per second of the cost model. ``at``: what was seen next to it. ``us``: CPU of the coordinator
-    for a token's frame, its share of the request's cost included."""
+    """``rate``: requests per second of the cost model; ``bounded``: a higher one was too much, and a lower one was not.
+    ``at``: what was seen at the highest that was not, or the lowest."""
 
     rate: float
     bounded: bool
     at: Seen
-    us: float
 
 
 class Bench:
@@ -69,27 +68,24 @@ class Bench:
         """Search the rate."""
         low: Seen | None = None
         high: Seen | None = None
-        rate, tokens = self.guess(trace), 0
+        rate = self.guess(trace)
         async with cluster(setup, self.costs, slo.tpot) as running:
             traffic = Traffic(running.port, self.costs.speed)
             await traffic.run(self.asked(trace, 0), rate / 2, slo)
-            before = cpu(running.pid)
             for turn in range(1, self.options.probes + 1):
                 seen = await traffic.run(self.asked(trace, turn), rate, slo)
-                tokens += seen.tokens
                 if self.options.verbose:
                     print(f"  {setup.name}: {said(seen)}", flush=True)
                 if seen.good >= ENOUGH:
                     low, rate = seen, math.sqrt(rate * high.rate) if high else rate * STEP
                 else:
                     high, rate = seen, math.sqrt(rate * low.rate) if low else rate / STEP
-            us = 1e6 * (cpu(running.pid) - before) / max(1, tokens)
         near = low or high
         assert near is not None
         if low is None or high is None:
-            return Result(near.rate, False, near, us)
+            return Result(near.rate, False, near)
         part = (low.good - ENOUGH) / max(1e-9, low.good - high.good)
-        return Result(low.rate * (high.rate / low.rate) ** part, True, near, us)
+        return Result(low.rate * (high.rate / low.rate) ** part, True, near)
 
     async def at(self, setup: Setup, trace: Trace, slo: Slo, rate: float) -> Seen:
         """What clients see at one rate."""
@@ -125,10 +121,10 @@ async def goodput(bench: Bench, traces: Iterable[Trace], levels: Iterable[str]) 
                 found = await bench.goodput(setup, trace, slo)
                 base = base or found.rate
                 rate = f"{'' if found.bounded else '~'}{found.rate:.2f}"
-                lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f} ms", setup.name, rate,
-                              f"{found.rate / base:.2f}", f"{found.us:.0f}"])  # fmt: skip
+                lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f}", setup.name, rate,
+                              f"{found.rate / base:.2f}", *times(found.at)])  # fmt: skip
                 print(" | ".join(lines[-1]), flush=True)
-    head = ["Trace", "TTFT s / TPOT", "Instances", "Goodput, req/s", "of mixed", "coordinator's CPU per token, µs"]
+    head = ["Trace", "SLO: TTFT s / TPOT ms", "Instances", "Goodput, req/s", "of mixed", *TIMES]
     print("\n" + table(head, lines) + "\n", flush=True)
 
 
@@ -175,11 +171,11 @@ def times(seen: Seen) -> list[str]:
 
 
 async def main(options: argparse.Namespace) -> None:
-    file = COSTS / f"{options.costs}.toml"
-    costs = read(str(file))
-    costs = replace_speed(costs, options.speed)
+    costs = read(str(COSTS / f"{options.costs}.toml"))
+    if options.speed:
+        costs = msgspec.structs.replace(costs, speed=options.speed)
     bench = Bench(costs, options)
-    print(f"{options.instances} instances by {file.name}, {costs.speed:g} of its seconds in one; "
+    print(f"{options.instances} instances by the cost model {options.costs}, {costs.speed:g} of its seconds in one; "
           f"{options.requests} requests for each rate\n", flush=True)  # fmt: skip
     if "goodput" in options.parts:
         await goodput(bench, (CODING, CHAT), ["tight"] if options.quick else list(LEVELS))
@@ -187,12 +183,6 @@ async def main(options: argparse.Namespace) -> None:
         await modes(bench, (CODING, CHAT))
     if "affinity" in options.parts:
         await affinity(bench)
-
-
-def replace_speed(costs: Costs, speed: float | None) -> Costs:
-    import msgspec
-
-    return costs if speed is None else msgspec.structs.replace(costs, speed=speed)
 
 
 if __name__ == "__main__":

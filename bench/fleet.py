@@ -80,7 +80,9 @@ async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Clus
     running: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "costs.toml"
-        model.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in msgspec.to_builtins(costs).items()))
+        model.write_text(
+            "".join(f"{name} = {json.dumps(value)}\n" for name, value in msgspec.to_builtins(costs).items())
+        )
         lines = [f"{name}_port = {free()}\n" for name in ("management", "metrics", "status")]
         lines.append(f'max_requests = 90000\nsingle_node_max_requests = 90000\nseparate = "{setup.separate}"\n')
         lines.append(f'algorithm_type = "{setup.algorithm}"\n')
@@ -109,16 +111,19 @@ def _start(*command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "parley", *command], **quiet)  # type: ignore[call-overload]
 
 
-async def ready(port: int, instances: int) -> None:
-    """Return when all instances are."""
+async def ready(port: int, instances: int = 0) -> None:
+    """Return when the coordinator is, and so many instances."""
     while True:
         await asyncio.sleep(0.1)
         try:
-            status, body = await get(port, "/metrics")
+            status, _ = await get(port, "/health/ready")
+            if status != 200:
+                continue
+            _, body = await get(port, "/metrics") if instances else (200, b"")
         except OSError:
             continue
         found = re.search(rb'instances{state="ready"} (\d+)', body)
-        if status == 200 and found and int(found[1]) == instances:
+        if not instances or (found and int(found[1]) == instances):
             return
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from parley.core.loop import Loop
 from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Sampled, Sequence, Step
+from parley.core.speculation import Proposer
 from parley.engine.host import Inbox, Send, serve
 from parley.engine.messages import Cancel, Conclude, Fatal, Filled, Free, Landed, Outputs, Ready, Release, Submit
 from parley.types import Arena, ModelInfo, Settings, Work
@@ -85,7 +86,7 @@ class Runner:
     vocab_size = 1 << 24  # any tokenizer's
     generates = True
     dimensions = 0
-    proposer = None
+    proposer: Proposer | None = None
 
     def __init__(self, costs: Costs):
         self.costs = costs
