@@ -224,9 +224,8 @@ def front_tls(given: Tls) -> ssl.SSLContext | None:
     """What clients' connections are encrypted with, if they are. Raises BadTls."""
     if given.certificate is None or given.key is None:
         return None
-    password = Path(given.password) if given.password else None
     clients = (Path(given.clients),) if given.clients else ()
-    return tls.context(Files(Path(given.certificate), Path(given.key), password, clients))
+    return tls.context(Files(Path(given.certificate), Path(given.key), _path(given.password), clients))
 
 
 def towards(given: Tls) -> ssl.SSLContext | None:
@@ -235,10 +234,13 @@ def towards(given: Tls) -> ssl.SSLContext | None:
         return None
     with tls.using(Path(given.ca)):
         made = ssl.create_default_context(cafile=given.ca)
-    if given.certificate is not None:
-        with tls.using(Path(given.certificate)):
-            made.load_cert_chain(given.certificate, given.key)
+    if given.certificate is not None and given.key is not None:
+        tls.certify(made, Path(given.certificate), Path(given.key), _path(given.password))
     return made
+
+
+def _path(name: str | None) -> Path | None:
+    return Path(name) if name else None
 
 
 def many_files() -> None:

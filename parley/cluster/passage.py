@@ -80,10 +80,8 @@ class Passage:
         self._choice, self._links = choice, links
         self._wanted, self._closing = wanted, closing
         self._body: Sequence[bytes] = (body,)
-        scope = caller.scope
-        target, query = scope["raw_path"], scope["query_string"]
-        self._target = target + b"?" + query if query else target
-        self._method = scope["method"].encode()
+        self._target = caller.target
+        self._method = caller.scope["method"].encode()
         self._headers = caller.forwarded()
         if caller.label:
             self._headers.append((b"parley-label", caller.label))
@@ -250,6 +248,7 @@ class Passage:
         given = handover.join(self._records) if self._sent and self._records else b""
         headers = [
             *self._headers,
+            *self._links.secret,
             (b"req-id", self._id.encode()),
             (b"req-type", b"prefill"),
             *_target(p, d, self._links),

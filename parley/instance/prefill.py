@@ -91,8 +91,11 @@ class Prefill(Leg):
                 if work.beam is not None:
                     work.beam, work.n, work.logprobs = None, 1, -1
                     self._searched.add(number)
-        self._works = [works[number] for number in sorted(self._cut)]
         if self._cut:
+            self._works = works
+            if len(works) > 1:  # let go of together, so none may wait for the pages of another
+                for work in works:
+                    work.lease, work.group = True, self._first.id
             self._asking = asyncio.create_task(self._ask(len(works)))
             self._asking.add_done_callback(self._asked)
 

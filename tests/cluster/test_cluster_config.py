@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parley.cluster.config import Options, Place, Tls, load, read, rows
+from parley.cluster.config import Options, Static, Tls, load, read, rows
 from parley.options import ConfigError
 
 EXAMPLE = """
@@ -34,7 +34,7 @@ group = 3
 
 
 def test_a_file_says_what_it_says_and_the_rest_is_default(tmp_path):
-    (tmp_path / "secret").write_text("xyz\n")
+    (tmp_path / "secret").write_text("# as instances read it\nxyz\n")
     (tmp_path / "c.toml").write_text(EXAMPLE)
     options = load(str(tmp_path / "c.toml"))
     assert (options.predict_port, options.status_port, options.management_port) == (8025, 8029, 1026)
@@ -61,6 +61,7 @@ def test_a_file_says_what_it_says_and_the_rest_is_default(tmp_path):
         ({"default_p_rate": 1}, ["default_p_rate", "default_d_rate"]),
         ({"secret": 5}, ["secret: the value is not text"]),
         ({"secret": "a", "secret_file": "b"}, ["only one"]),
+        ({"secret": "a\r\nb: c"}, ["secret", "printable ASCII"]),
         ({"secret_file": "/nonexistent/x"}, ["secret_file", "cannot be read"]),
         ({"instances": {}}, ["[[instances]]"]),
         ({"instances": [{"role": "decode"}]}, ["instances[1]", "url is missing"]),
@@ -92,7 +93,7 @@ def test_what_is_no_toml_is_said_to_be_none(tmp_path, content):
 
 
 def test_defaults_are_values_that_a_file_could_give():
-    for kind in (Options, Place, Tls):
+    for kind in (Options, Static, Tls):
         for each in fields(kind):
             if each.metadata and each.default not in (None, ""):
                 values = each.default if each.metadata["many"] else (each.default,)

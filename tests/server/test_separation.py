@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from adapters import write_adapter
 from answers import same
 from asked import body, routes
-from pair import HEADERS, UNIQUE, Pair, compare
+from pair import HEADERS, UNIQUE, Pair, compare, single
 from system.features import ASKED
 from system.features import body as wished
 
@@ -51,7 +54,8 @@ async def resume(pair: Pair, path: str, asked: bytes, rng: random.Random) -> Non
         assert same(got, whole.body), (path, asked, count, got, whole.body)
 
 
-async def test_answers_are_those_of_one_server(alike, tmp_path: Path) -> None:
+@pytest.mark.parametrize("here", [False, True] if NIGHTLY else [False])
+async def test_answers_are_those_of_one_server(alike, tmp_path: Path, here: bool) -> None:
     adapters = {"adapted": str(write_adapter(tmp_path / "adapter", BUILT_IN, seed=1))} if NIGHTLY else {}
 
     def settings() -> Settings:
@@ -59,11 +63,53 @@ async def test_answers_are_those_of_one_server(alike, tmp_path: Path) -> None:
             model=str(BUILT_IN), shared=True, threads=1, kv_memory=24 << 20, max_batch=32, adapters=dict(adapters)
         )
 
-    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
+    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"), here=here)
     rng = random.Random("answers")
     for number in range(COUNT):
         path, asked = wish(rng)
         await compare(one, pair, path, asked)
         if number % 6 == 0:
             await resume(pair, path, asked, rng)
+    await pair.idle()
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="takes long: make test-nightly")
+async def test_many_at_once_in_few_pages(alike) -> None:
+    """They are refused and come again, take pages from each other, and all get what they would have got alone."""
+
+    def settings() -> Settings:
+        return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=900 << 10, max_batch=16)
+
+    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
+    rng = random.Random("storm")
+    bodies = [
+        json.dumps(
+            {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "What is the weather in Paris? " * rng.randint(1, 16)}],
+                "max_tokens": rng.choice((5, 20, 40)),
+                "temperature": 0.8,
+                "seed": rng.randrange(99),
+                "stream": rng.random() < 0.7,
+                "n": rng.choice((1, 1, 2)),
+            }
+        ).encode()
+        for _ in range(60)
+    ]
+    refused = 0
+
+    async def insist(body: bytes) -> bytes:
+        nonlocal refused
+        while (given := await pair.ask(CHAT, body, UNIQUE, HEADERS)).status == 503:
+            refused += 1
+            await asyncio.sleep(0.05)
+        return given.body
+
+    def uncached(body: bytes) -> bytes:
+        return re.sub(rb'"cached_tokens":[0-9]+', b"", body)
+
+    given = await asyncio.gather(*map(insist, bodies))
+    for asked, got in zip(bodies, given, strict=True):
+        assert same(uncached(got), uncached((await single(one, CHAT, asked)).body)), (asked, got)
+    assert refused
     await pair.idle()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parley.cluster.choice import Refused
 from parley.cluster.load import Demand, token_sum
 from parley.cluster.policy import Wanted
-from parley.cluster.prefix import Mark, Turns
+from parley.instance.prefix import Mark, Turns
 
 LOADS = st.lists(st.lists(st.integers(1, 400), max_size=5), min_size=5, max_size=5)
 
@@ -307,7 +307,9 @@ MEMBERS = (
     "block_size totalNpuBlockNums prefill_rate peer ready"
 )
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-SAID = st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sampled_from(MEMBERS.split()), each))
+SAID = st.recursive(
+    LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sampled_from(MEMBERS.split()), each), max_leaves=10
+)
 
 
 @given(SAID)
