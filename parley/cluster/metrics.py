@@ -1,6 +1,6 @@
 """The metrics port: what all instances count, added up, and what the coordinator counts itself, in Prometheus' format.
 
-Names of its own series are here and in docs/choosing.md; they begin with ``parley:cluster_``.
+Names of its own series are here and in docs/coordinator.md; they begin with ``parley:cluster_``.
 """
 
 from __future__ import annotations
