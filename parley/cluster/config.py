@@ -17,7 +17,11 @@ from parley.kinds import Kind, choice, duration, integer, number, pattern, size,
 from parley.options import ConfigError, nearest, read_toml
 
 ROLES = ("mixed", "prefill", "decode", "flex")
-URL = pattern(r"https?://(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#\[\]@]+)(:\d{1,5})?/?", "URL", "of the form http://HOST:PORT")
+NUMBER = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"  # of a port
+URL = pattern(rf"https?://(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#\[\]@]+)(:{NUMBER})?/?", "URL", "of the form http://HOST:PORT")
+PEER = pattern(
+    rf"(\d{{1,3}}(\.\d{{1,3}}){{3}}|\[[0-9A-Fa-f:.]+\])(;{NUMBER})?", "IP;PORT", "of the form IP;PORT, as a d-target"
+)
 PORT = integer(0, 65_535)
 SECONDS = number(0.001, 86_400)
 T = TypeVar("T")
@@ -38,7 +42,7 @@ class Static:
     management: str | None = entry(URL, None, "Where it answers /v1/status and takes roles; at its url if not said.")
     metrics: str | None = entry(URL, None, "Where it answers /metrics; at the management address if not said.")
     grpc: str | None = entry(text("HOST:PORT"), None, "Where it answers Triton's gRPC, if it does.")
-    peer: str | None = entry(text("IP;PORT"), None, "Where it takes hand-overs; if not said, what it tells of itself.")
+    peer: str | None = entry(PEER, None, "Where it takes hand-overs; if not said, what it tells of itself.")
     group: int = entry(integer(0), 0, "P and D are only put together within a group.")
     slots: int | None = entry(integer(1, 5000), None, "Requests that it computes at a time, if it does not tell.")
     blocks: int | None = entry(integer(1), None, "Blocks of its KV cache, if it does not tell.")
@@ -174,7 +178,7 @@ def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Opti
     for name in ("id", "url"):
         seen: set[Any] = set()
         for static in statics:
-            value = getattr(static, name)
+            value = static.url.rstrip("/") if name == "url" else static.id
             if value in seen:
                 raise ConfigError(f"{source}: two instances have the {name} {value!r}.")
             seen.add(value)
@@ -253,8 +257,6 @@ def _checked(options: Options, source: str) -> Options:
         raise ConfigError(f"{source}: default_p_rate and default_d_rate go together: both 0, or neither.")
     if options.algorithm_type == "cache_affinity" and any(static.role != "mixed" for static in options.instances):
         raise ConfigError(f"{source}: algorithm_type cache_affinity is for instances of role mixed only.")
-    if not (options.secret or "").isascii() or not (options.secret or "").isprintable():
-        raise ConfigError(f"{source}: secret: it has to be of printable ASCII, for it travels in headers.")
     if len(options.instances) > options.max_res_num:
         raise ConfigError(f"{source}: {len(options.instances)} instances are more than max_res_num.")
     return options

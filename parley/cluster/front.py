@@ -138,7 +138,9 @@ class Front:
             return
         body = await caller.body() if body is None else body
         usable = self._usable()
-        if kind == "halt":
+        if kind == "count" and caller.scope["method"] != "HEAD":
+            work = relay.sums(self._links, caller, usable, body)
+        elif kind == "halt":
             work = relay.some(self._links, caller, usable, body)
         elif kind in EVERYBODY or (kind == "endpoint" and caller.scope["method"] not in ("GET", "HEAD")):
             work = relay.every(self._links, caller, usable, body)

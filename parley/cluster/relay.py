@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from parley.cluster import words
 from parley.cluster.caller import Caller, returned
 from parley.cluster.links import Links
+from parley.cluster.sums import add
 from parley.cluster.table import Instance
 from parley.cluster.upstream import Broken, Connection, Response, Unreachable
 
@@ -94,6 +97,17 @@ async def some(links: Links, caller: Caller, instances: list[Instance], body: by
     """Have those do it that can: the answer of the first that did, or else of the first. Raises ParleyError."""
     told = await _asked(links, caller, instances, body)
     caller.whole(*next((each for each in told if each.status < 400), told[0]))
+
+
+async def sums(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
+    """Give the client the sums of what all instances count, or what the first says that counts nothing. Raises
+    ParleyError."""
+    told = await _asked(links, caller, instances, body)
+    pages = [each for each in told if each.status == 200]
+    try:
+        caller.whole(*(pages[0]._replace(body=add(each.body for each in pages)) if pages else told[0]))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise words.refusal(500, words.UNSENT) from None
 
 
 async def _asked(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> list[Response]:

@@ -216,6 +216,30 @@ async def test_what_is_asked_goes_to_one_and_what_changes_goes_to_all(cluster):
     assert (answer.status, answer.body) == (409, b"no")
 
 
+async def test_what_is_counted_is_added_up(cluster):
+    running = await cluster(*(each := [Scripted(), Scripted(), Scripted()]))
+
+    def counts(name: str, times: int, last: int) -> bytes:
+        stats = {"success": {"count": times, "ns": 5}}
+        batches = [{"batch_size": 1, "compute_infer": {"count": times, "ns": 2}}] if times else []
+        return json.dumps({"model_stats": [{"name": name, "version": "1", "last_inference": last,
+                                            "inference_stats": stats, "batch_stats": batches}]}).encode()  # fmt: skip
+
+    pages = [counts("m", 2, 90), counts("m", 3, 100), counts("other", 0, 0)]
+    for one, page in zip(each, pages, strict=True):
+
+        async def tell(asked: Asked, page: bytes = page) -> bytes:
+            return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
+
+        one.before = tell
+    told = json.loads((await running.get("/v2/models/stats")).body)
+    sums = json.loads(counts("m", 5, 100))["model_stats"][0]
+    sums["inference_stats"]["success"]["ns"], sums["batch_stats"][0]["compute_infer"]["ns"] = 10, 4
+    assert told == {"model_stats": [sums, *json.loads(pages[2])["model_stats"]]}
+    each[1].before = None
+    assert (await running.get("/v2/models/stats", "HEAD")).status == 200
+
+
 async def test_a_large_answer_goes_at_the_clients_pace(cluster):
     mixed = Scripted()
     running = await cluster(mixed)
