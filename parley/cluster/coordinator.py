@@ -31,6 +31,7 @@ from parley.cluster.metrics import Metrics
 from parley.cluster.status import Status
 from parley.cluster.table import Table
 from parley.server import banner, logs, tls
+from parley.server.auth import is_loopback
 from parley.server.options import ServerOptions
 from parley.server.options import Tls as Files
 from parley.server.port import Server, http, keep_standard_streams, listen, settle
@@ -161,9 +162,16 @@ class Coordinator:
 
     def _addresses(self) -> list[str]:
         secure = self._context is not None
-        return [
+        lines = [
             f"  {port.name:<10} {banner.address(port.host, port.sock.getsockname()[1], secure)}" for port in self._ports
         ]
+        open_to = [port.host for port in self._ports if port.name == "management" and not is_loopback(port.host)]
+        if open_to and self.options.tls.clients is None:
+            lines.append(
+                f"  warning: everybody who reaches {open_to[0]} may change which instances there are;"
+                ' management_host = "127.0.0.1" would keep others out'
+            )
+        return lines
 
     async def _page(self) -> bytes:
         return (await self.metrics.page(Asked("", (), b""))).body

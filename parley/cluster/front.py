@@ -162,6 +162,8 @@ class Front:
             table = self._choice.table
             states = {str(each.id): each.state(table.clock()) for each in table}
             state = {"status": "waiting", "message": words.NOT_READY, "instances": states}
+            if lack := table.lack():
+                state["reason"] = lack
             await caller.answer(msgspec.json.encode(state), 503, extra=((b"retry-after", b"1"),))
         elif kind == "health":
             if not ready:

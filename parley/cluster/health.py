@@ -33,6 +33,7 @@ class Health:
         self._table, self._ask = table, ask
         self._tasks: dict[int, tuple[Instance, asyncio.Task[None]]] = {}
         self._wrong: dict[int, str] = {}  # what is wrong with instances, as it was said last; empty if nothing
+        self._lack = ""  # of all together
         self._running = False
 
     def start(self) -> None:
@@ -61,6 +62,7 @@ class Health:
             if told is not None:
                 self._table.status(instance, told)
                 self._say(instance, "")
+                self._complain()
                 return True
             wrong = f"its /v1/status answers {status}: {REASONS.get(status, 'it is no instance')}"
         except Unanswered as error:
@@ -79,6 +81,12 @@ class Health:
             log.warning("Instance %d at %s is not used, for %s", instance.id, instance.url, wrong)
         else:
             log.info("Instance %d at %s answers; its role is %s.", instance.id, instance.url, instance.role)
+
+    def _complain(self) -> None:
+        """Log why instances that are ready are of no use, when that is news."""
+        before, self._lack = self._lack, self._table.lack()
+        if self._lack and self._lack != before and all(each.seen for each in self._table):
+            log.warning("No requests are taken: %s", self._lack)
 
     def _changed(self, instance: Instance, news: News) -> None:
         if news == "joined" and instance.asked:

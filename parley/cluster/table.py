@@ -265,6 +265,22 @@ class Table:
         ds = [each for each in usable if each.role != "mixed" and each.decode.share > 0]
         return any(p.linked(d) for p in ps for d in ds)
 
+    def lack(self) -> str:
+        """Why nobody can be served though instances are ready; empty if there is another reason, or none."""
+        usable = self.usable()
+        if not usable or self.ready():
+            return ""
+        if self.options.deploy_mode == "single_node":
+            return "Instances are of role mixed only where deploy_mode is single_node."
+        ps, ds = [each for each in usable if each.prefill.share > 0], [each for each in usable if each.decode.share > 0]
+        if not ps or not ds:
+            return f"No instance {'decodes' if ps else 'prefills'}; with fallback = true one alone would do all."
+        for p, d in ((p, d) for p in ps for d in ds if p.group == d.group and p.layout and d.layout):
+            pairs = zip(p.layout.split(";"), d.layout.split(";"), strict=False)
+            if unlike := ", ".join(f"{one} and {other}" for one, other in pairs if one != other):
+                return f"Instances {p.id} and {d.id} cannot work together, for they are not alike: {unlike}."
+        return "No prefill instance has a decode instance of its group that it is linked with."
+
 
 def known(static: Static) -> Instance:
     """An instance of the configuration."""
