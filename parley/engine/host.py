@@ -27,6 +27,7 @@ from parley.engine.messages import (
     Cancel,
     Changed,
     Conclude,
+    Divide,
     Fatal,
     Filled,
     Free,
@@ -169,6 +170,8 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
                 loop.holds.free(message.key)
             elif isinstance(message, Release):
                 loop.holds.release(message.id)
+            elif isinstance(message, Divide):
+                loop.share.divide(message.percent / 100)
             elif callable(message):
                 message()
             elif isinstance(message, Shutdown):
