@@ -22,7 +22,7 @@ FIRST, POLL = 0.1, 10.0  # seconds between two looks at the links, at first and 
 SHARE = 50  # percent of a flex instance's time for prefill, unless it is told
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """Where an instance listens for others: an address without brackets, and a port."""
 
     host: str
@@ -37,7 +37,7 @@ class Assignment(NamedTuple):
     """A role that is given. ``peers``: those that hand over to it, or that it hands over to. ``share``: None: as is."""
 
     name: Name
-    peers: Sequence[Place] = ()
+    peers: Sequence[Address] = ()
     share: int | None = None
 
 
@@ -50,7 +50,7 @@ class Role:
         name: Name = "mixed",
         share: int = SHARE,
         *,
-        link: Callable[[Place], Awaitable[str]],
+        link: Callable[[Address], Awaitable[str]],
         busy: Callable[[], bool],
         left: Callable[[Name], None] = lambda name: None,
         taken: Callable[[], None] = lambda: None,
@@ -58,7 +58,7 @@ class Role:
         self.name, self.share = name, share
         self.state: State = "RoleUnknown" if name == "none" else "RoleReady"
         self.draining = False
-        self.links: dict[Place, str] = {}
+        self.links: dict[Address, str] = {}
         self._link, self._busy, self._left, self._taken = link, busy, left, taken
         self._changing: asyncio.Task[None] | None = None
 
