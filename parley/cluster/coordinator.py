@@ -34,7 +34,7 @@ from parley.server import banner, logs, tls
 from parley.server.auth import is_loopback
 from parley.server.options import ServerOptions
 from parley.server.options import Tls as Files
-from parley.server.port import Server, http, keep_standard_streams, listen, settle
+from parley.server.port import Server, http, keep_standard_streams, listen, reason, settle
 from parley.server.surfaces import universal
 
 if TYPE_CHECKING:
@@ -188,9 +188,7 @@ def run(options: Options, log_format: str = "text", access_log: bool = True) -> 
             try:
                 sockets[name] = host, stack.enter_context(listen(host, port))
             except OSError as error:
-                code = error.errno or 0
-                reason = os.strerror(code) if code > 0 else "the address is not known"
-                banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
+                banner.say(f"parley: cannot listen on {host} port {port}: {reason(error)}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 
