@@ -362,7 +362,7 @@ SERVE: list[Option] = [
     Option(
         "p-percentage",
         integer(0, 100),
-        "How much of a flex instance is for prefill: coordinators divide its places by it.",
+        "Which part of a flex instance is for prefill: of its engine's time while answers go on, and of its places.",
         50,
         section="cluster",
         variable=True,

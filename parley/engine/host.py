@@ -27,6 +27,7 @@ from parley.engine.messages import (
     Cancel,
     Changed,
     Conclude,
+    Divide,
     Fatal,
     Filled,
     Free,
@@ -175,6 +176,8 @@ def serve(loop: Loop, inbox: Inbox, send: Send) -> None:
                 loop.holds.free(message.key)
             elif isinstance(message, Release):
                 loop.holds.release(message.id)
+            elif isinstance(message, Divide):
+                loop.share.divide(message.percent / 100)
             elif callable(message):
                 message()
             elif isinstance(message, Shutdown):

@@ -47,11 +47,16 @@ class Node:
         self.reach: Callable[[Address], Awaitable[None]] | None = None
         self.arrive: Callable[[Model], None] = lambda model: None
         self.role = Role(
-            options.role, options.p_percentage, link=self._link, busy=lambda: bool(service.open), left=self._left
+            options.role,
+            options.p_percentage,
+            link=self._link,
+            busy=lambda: bool(service.open),
+            left=self._left,
+            taken=lambda: self._divide(service),
         )
 
     def follow(self, model: Model) -> None:
-        """Measure what a model's engine does."""
+        """Measure what a model's engine does, and divide its time as the role says."""
         watch = model.engine.watch
 
         def both(stats: Any) -> None:
@@ -59,6 +64,7 @@ class Node:
             self.rates.step(model, stats)
 
         model.engine.watch = both
+        model.engine.divide(self.role.part)
         self.arrive(model)
 
     def address(self, exchange: Exchange) -> Address:
@@ -95,6 +101,11 @@ class Node:
         except OSError as error:
             return f"failed : {error.errno or errno.EIO}"
         return "ok"
+
+    def _divide(self, service: Service) -> None:
+        """Another part of the engines' time is for prompts."""
+        for model in service.models:
+            model.engine.divide(self.role.part)
 
     def _left(self, before: Name) -> None:
         """The role has ended. A plain coordinator gets results from a decode instance only."""

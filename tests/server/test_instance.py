@@ -256,6 +256,28 @@ async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
     await served.until(lambda: node.role.name == "prefill")
 
 
+async def test_the_engine_divides_its_time_as_the_role_says(serve) -> None:
+    served = await serve(role="flex", peer_port=0, p_percentage=30)
+    node, engine = served.service.node, served.engine
+    assert engine.share == 30
+
+    async def give(role: str, share: int) -> None:
+        body = PEERS | {"local": PEERS["local"] | {"p_percentage": share}}
+        assert (await served.post(f"/v1/role/{role}", body)).status == 200
+
+    await give("flex", 60)
+    await served.until(lambda: engine.share == 60 and node.role.state == "RoleReady")
+    await give("flex", 65)  # another share alone interrupts nothing
+    assert engine.share == 65
+    assert (await served.get("/v1/status")).json["service"] == {
+        "roleStatus": "RoleReady", "currentRole": "flex", "p_percentage": 65,
+    }  # fmt: skip
+    await give("decode", 65)
+    await served.until(lambda: engine.share == 100)
+    await give("flex", 5)
+    await served.until(lambda: engine.share == 5)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
