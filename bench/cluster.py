@@ -7,10 +7,11 @@ a cost model in ``costs/`` says, and nothing is computed. So the figures are of 
 coordinator and the servers are real, and what they take here is in the times, as far as this machine's cores blur it.
 Goodput is the highest rate at which 90 % of the requests get their first token and each further one in time, by search
 over rates. All setups have as many instances and get the same requests. Steps of instances that make answers take no
-longer than the time asked for each token, mixed ones too: their prompts are cut to that.
+longer than the time asked for each token, mixed ones too: their prompts are cut to that. "Whole prompts" are mixed
+instances that do not cut them, as servers without chunked prefill.
 
-Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is known within some 3 points at 120, and 1.5 at
-400; the search answers with a rate between two that were tried. Differences below 10 % say nothing.
+Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is known within some 3.5 points at 80, and 2 at
+240; the search answers with a rate between two that were tried. Differences below 10 % say nothing.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ async def goodput(bench: Bench, traces: Iterable[Trace], levels: Iterable[str]) 
     for trace in traces:
         for level in levels:
             slo = Slo.of(trace, bench.costs, TTFT, LEVELS[level])
-            setups = [Setup(None, n)]
+            setups = [Setup(None, n), Setup(None, n, whole=True)]
             setups += [Setup(ratio, n) for ratio in splits(n, bench.options.quick, trace)]
             base = 0.0
             for setup in setups:
@@ -199,6 +200,6 @@ if __name__ == "__main__":
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
     given.parts = given.parts or (["goodput"] if given.quick else ["goodput", "modes", "affinity"])
-    given.requests = given.requests or (120 if given.quick else 400)
-    given.probes = given.probes or (4 if given.quick else 6)
+    given.requests = given.requests or (80 if given.quick else 240)
+    given.probes = given.probes or (3 if given.quick else 4)
     uvloop.run(main(given))
