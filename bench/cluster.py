@@ -42,11 +42,11 @@ LEVELS = {"tight": 2.0, "loose": 5.0}  # the same for each further token
 
 @dataclass(frozen=True)
 class Result:
-    """``rate``: requests per second of the cost model; ``bounded``: a higher one was too much, and a lower one was not.
-    ``at``: what was seen at the highest that was not, or the lowest."""
+    """``rate``: requests per second of the cost model; ``sign`` says if it is more (>) or less (<), for no rate that was
+    tried was too much, or each was. ``at``: what was seen at the highest that was not, or the lowest."""
 
     rate: float
-    bounded: bool
+    sign: str
     at: Seen
 
 
@@ -84,9 +84,9 @@ class Bench:
         near = low or high
         assert near is not None
         if low is None or high is None:
-            return Result(near.rate, False, near)
+            return Result(near.rate, ">" if low else "<", near)
         part = (low.good - ENOUGH) / max(1e-9, low.good - high.good)
-        return Result(low.rate * (high.rate / low.rate) ** part, True, near)
+        return Result(low.rate * (high.rate / low.rate) ** part, "", near)
 
     async def at(self, setup: Setup, trace: Trace, slo: Slo, rate: float) -> Seen:
         """What clients see at one rate."""
@@ -121,11 +121,11 @@ async def goodput(bench: Bench, traces: Iterable[Trace], levels: Iterable[str]) 
             for setup in setups:
                 found = await bench.goodput(setup, trace, slo)
                 base = base or found.rate
-                rate = f"{'' if found.bounded else '~'}{found.rate:.2f}"
-                lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f}", setup.name, rate,
-                              f"{found.rate / base:.2f}", *times(found.at)])  # fmt: skip
+                shown = f"{found.sign}{found.rate:.2f}", f"{found.sign}{found.rate / base:.2f}"
+                lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f}", setup.name, *shown,
+                              f"{found.at.good:.0%}", *times(found.at)])  # fmt: skip
                 print(" | ".join(lines[-1]), flush=True)
-    head = ["Trace", "SLO: TTFT s / TPOT ms", "Instances", "Goodput, req/s", "of mixed", *TIMES]
+    head = ["Trace", "SLO: TTFT s / TPOT ms", "Instances", "Goodput, req/s", "of mixed", "in time next to it", *TIMES]
     print("\n" + table(head, lines) + "\n", flush=True)
 
 
