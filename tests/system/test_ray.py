@@ -7,7 +7,7 @@ import os
 import time
 
 import pytest
-from clustered import stream
+from mixture import ask
 
 from parley.cluster import place
 from parley.cluster.plan import read
@@ -33,7 +33,15 @@ cpus = 0.1
 resources = { work = 1 }
 kv-memory = "24MiB"
 """
-BODY = {"prompt": "One two three " * 20, "max_tokens": 200, "ignore_eos": True, "seed": 3}
+BODY = {
+    "model": "parley-demo",
+    "prompt": "One two three " * 20,
+    "max_tokens": 200,
+    "ignore_eos": True,
+    "seed": 3,
+    "stream": True,
+}
+ASKED = "/v1/completions", BODY
 
 
 @pytest.fixture
@@ -75,22 +83,22 @@ async def test_a_killed_node(nodes, tmp_path):
     assert {there["prefill-1"].node, there["decode-2"].node} <= set(workers)
 
     url = place.address(keeper)
-    whole = await stream(url, BODY)
-    assert whole.done and len(whole.text) > 100, whole
+    whole = await ask(url, *ASKED)
+    assert whole.whole and whole.count > 100, whole
 
     lost = there["decode-2"].node
     gone = [each.pid for each in there.values() if each.node == lost]
-    running = asyncio.create_task(stream(url, BODY))
+    running = asyncio.create_task(ask(url, *ASKED))
     await asyncio.sleep(0.3)
     (node,) = (node for node in nodes.list_all_nodes() if node.node_id == lost)
     await asyncio.to_thread(nodes.remove_node, node, allow_graceful=False)
     heard = await asyncio.wait_for(running, 120)
-    assert heard.done and not heard.errors and heard.text == whole.text
+    assert heard.verdict(whole.told()) == "exact", heard
 
     there = await asyncio.to_thread(wait, lambda: placed(keeper, *gone))
     assert there["decode-2"].node in set(workers) - {lost}
     wait(lambda: place.ready(keeper))
-    again = await stream(url, BODY)
-    assert again.done and again.text == whole.text
+    again = await ask(url, *ASKED)
+    assert again.verdict(whole.told()) == "exact", again
     await asyncio.to_thread(place.down, keeper)
     assert place.names() == []
