@@ -76,6 +76,7 @@ bench: setup
 	-@$(VENV)/bin/python bench/kernels.py
 	-@$(VENV)/bin/python bench/embeddings.py
 	-@$(VENV)/bin/python bench/features.py
+	-@$(VENV)/bin/python bench/kv.py
 	@$(VENV)/bin/python bench/report.py
 
 bench-peers: setup

@@ -346,6 +346,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
     ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. It is to be released when there are
     outputs of all choices, if not before: others wait for that. Not without the prefix cache, and not of a search.
+    ``group``: names works that are released together, when there are outputs of all; they are submitted together.
     ``prediction``: tokens of which its outputs may well be made: they are guesses (drafts) and change no result.
     ``named``: scores of its output list these tokens, in this order, in place of the likeliest. Not with ``beam``.
     """
@@ -371,6 +372,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     adapter: str = ""
     given: list[list[int]] = []
     lease: bool = False
+    group: str = ""
     prediction: list[int] = []
     named: list[int] = []
 

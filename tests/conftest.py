@@ -3,6 +3,12 @@
 import os
 from importlib.util import find_spec
 
+from hypothesis import settings
+
+# How long an example takes is up to what else the machine does; no test is about that.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
+
 # Hugging Face's client talks to servers on this machine here; its offline switch would forbid that as well.
 os.environ.pop("HF_HUB_OFFLINE", None)
 

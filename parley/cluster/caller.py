@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 
-from parley.errors import UnknownCoding
 from parley.server.cycle import CYCLE, Cycle
 from parley.server.respond import Exchange
 
 # Of one connection, not of the request; or said anew for the next one.
 HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
-     b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"expect", b"origin")
+     b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"content-encoding", b"expect",
+     b"origin")
 )  # fmt: skip
 # What the coordinator says to instances, and nobody else may.
 ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
 OWN = b"parley-"
 HELD = HOP | ORDERS
-BACK = HOP | {b"date", b"server"}  # of an answer
+BACK = (HOP - {b"content-encoding"}) | {b"date", b"server"}  # of an answer
 
 
 class Caller(Exchange):
@@ -36,14 +36,10 @@ class Caller(Exchange):
             header for header in self.scope["headers"] if header[0] not in dropped and not header[0].startswith(OWN)
         ]
 
-    async def take(self) -> bytes:
-        """The whole body as it came. Raises UnknownCoding, TooLarge, TimedOut, ClientGone."""
-        coding = self.headers.get(b"content-encoding", b"").strip().lower()
-        if coding not in (b"", b"identity"):
-            error = UnknownCoding("The body's Content-Encoding is not supported; send it as it is.")
-            error.status = 415
-            raise error
-        return await self._read()
+    @property
+    def label(self) -> bytes:
+        """The name that the client has for its request, as clients of MindIE may."""
+        return self.headers.get(b"req-id", b"")
 
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head of an answer; it is written with the first part."""

@@ -60,6 +60,7 @@ class Front:
         self.open = 0
         self.stopping = False  # no more are taken
         self.held = 0  # bytes of bodies
+        self._labels: set[bytes] = set()  # names that clients have given to open requests
         self._choice, self._links, self._page = choice, links, page
         self._options, self._memory, self._strict = options, memory, strict
         self._places = Places(surfaces)
@@ -127,7 +128,7 @@ class Front:
         """Raises ParleyError, ClientGone."""
         body, kind = None, place.kind
         if kind is None:  # which of two APIs is meant
-            body = await caller.take()
+            body = await caller.body()
             route, caller.dialect = place.pick(body)
             kind = route.kind
         if kind == "generate":
@@ -135,7 +136,7 @@ class Front:
             return
         if await self._own(kind, place, caller):
             return
-        body = await caller.take() if body is None else body
+        body = await caller.body() if body is None else body
         usable = self._usable()
         if kind == "halt":
             work = relay.some(self._links, caller, usable, body)
@@ -201,10 +202,14 @@ class Front:
         if full or many:
             raise words.refusal(429, words.TOO_MANY if many else words.MEMORY, 1.0)
         if body is None:
-            body = await caller.take()
+            body = await caller.body()
         if self._strict and (text := wrong(place.route.path, body)):
             raise words.refusal(400, text)
+        if caller.label in self._labels:
+            raise words.refusal(400, words.TWICE)
         self.held += len(body)
+        if caller.label:
+            self._labels.add(caller.label)
         try:
             wanted = await self._wanted(place, caller, body)
             closing = partial(self._closing, place, caller, body)
@@ -215,6 +220,7 @@ class Front:
             raise
         finally:
             self.held -= len(body)
+            self._labels.discard(caller.label)
 
     async def _wanted(self, place: Place, caller: Caller, body: bytes) -> Wanted:
         options = self._choice.options

@@ -85,6 +85,8 @@ class Passage:
         self._target = target + b"?" + query if query else target
         self._method = scope["method"].encode()
         self._headers = caller.forwarded()
+        if caller.label:
+            self._headers.append((b"parley-label", caller.label))
         self._created = b"%d" % time.time()
         self._avoid: frozenset[int] = frozenset()
         self._told: Response | None = None  # what the last P said that took no request

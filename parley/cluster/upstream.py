@@ -286,9 +286,11 @@ class Upstream:
             self._idle.remove(connection)
 
     def fail(self, message: str) -> None:
-        """Nothing that was asked is answered any more."""
+        """Nothing that was asked is answered any more, and no connection is good."""
         for connection in tuple(self.busy):
             connection.fail(message)
+        for connection in tuple(self._idle):
+            connection.transport.abort()
 
     def close(self) -> None:
         """Close what is idle, and what will be."""

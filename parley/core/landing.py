@@ -80,7 +80,7 @@ class Landings:
     @property
     def reserved(self) -> int:
         """How many pages are held, one that several hold as often."""
-        return sum(map(len, self.tables()))
+        return sum(len(each.held) + len(each.pages) - each.landed for each in self._landings.values())
 
     def tables(self) -> Iterator[list[int]]:
         """What each landing holds, for checks of conservation."""

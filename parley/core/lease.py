@@ -2,9 +2,10 @@
 instance has them, whatever becomes of the sequences that computed them.
 
 Nobody can take such a page away, so a lease that is half full must not wait for another one that is as well. And it is
-only ended by the other side when it has heard of all of the work's choices. So a work with a lease is begun if the pool
-has room for it beside all that is held and what others were promised; and from then on each of its choices goes before
-everybody else (``URGENT``) until something has come of it. So there is always one that gets on.
+only ended by the other side when that has heard of all choices, those of the other works of the same request included.
+So a *group* of works with leases is begun if the pool has room for all of them beside what is held and what others were
+promised; and from then on each of their choices goes before everybody else (``URGENT``) until something has come of it.
+So there is always one that gets on.
 
 A lease holds the pages that are found by their hashes, whoever computed them.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
 
 from parley.core.blocks import BlockPool, pages
@@ -27,11 +29,11 @@ URGENT = -inf  # the priority of one that others wait for
 @dataclass(eq=False, slots=True)
 class Lease:
     """``hashes`` of the pages that it is to have, ``pages`` those that it has. ``starting``: choices of which nothing
-    has come yet. ``begun``: one of them was admitted."""
+    has come yet."""
 
+    group: Group
     hashes: list[bytes]
     starting: list[Sequence]
-    begun: bool = False
     pages: list[int] = field(default_factory=list)
 
     def common(self, sequence: Sequence) -> int:
@@ -39,22 +41,34 @@ class Lease:
         none if it computes its prompt for the scores."""
         if sequence.prompt_scores:
             return 0
-        pairs = enumerate(zip(self.hashes, sequence.hashes, strict=False))
-        same = next(
-            (number for number, (own, other) in pairs if own != other), min(len(self.hashes), len(sequence.hashes))
-        )
+        pairs = zip(self.hashes, sequence.hashes, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return min(same, (len(sequence) - 1) // BLOCK_SIZE)
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Leases that end together. ``begun``: a choice of one of their works was admitted."""
+
+    leases: list[Lease] = field(default_factory=list)
+    begun: bool = False
+
+    @property
+    def starting(self) -> list[Sequence]:
+        return [sequence for lease in self.leases for sequence in lease.starting]
 
     @property
     def need(self) -> int:
-        """How many pages are enough for the lease and any one of the choices that are to start."""
-        own = (pages(len(sequence)) - self.common(sequence) for sequence in self.starting)
-        return len(self.hashes) + max(own, default=0)
+        """How many pages are enough for all of the leases and any one of the choices that are to start."""
+        own = (pages(len(each)) - lease.common(each) for lease in self.leases for each in lease.starting)
+        return sum(len(lease.hashes) for lease in self.leases) + max(own, default=0)
 
     @property
     def promised(self) -> int:
         """How many pages may still be taken before all have started."""
-        return self.need - len(self.pages) if self.begun and self.starting else 0
+        if not self.begun or not any(lease.starting for lease in self.leases):
+            return 0
+        return self.need - sum(len(lease.pages) for lease in self.leases)
 
 
 class Leases:
@@ -68,7 +82,8 @@ class Leases:
         self._tell = tell
         self._move = move
         self._leases: dict[str, Lease] = {}
-        self._begun: list[Lease] = []  # in the last step
+        self._groups: dict[str, Group] = {}
+        self._begun: list[Group] = []  # in the last step
         self._held: Counter[int] = Counter()  # how many leases hold a page
 
     @property
@@ -78,45 +93,50 @@ class Leases:
 
     def claimed(self, besides: Sequence | None = None) -> int:
         """How many pages are held, or promised to works other than that of this sequence."""
-        own = self._leases.get(besides.id) if besides is not None else None
-        return self.pinned + sum(lease.promised for lease in self._leases.values() if lease is not own)
+        lease = self._leases.get(besides.id) if besides is not None else None
+        own = lease.group if lease is not None else None
+        return self.pinned + sum(group.promised for group in self._groups.values() if group is not own)
 
     def need(self, sequence: Sequence, found: list[int]) -> int:
         """How many pages one that waits takes to get on, those aside that are held and that it finds. For the first of
-        a work with a lease: that the lease and each of its choices take, one after the other."""
+        a group: that its leases and each of its choices take, one after the other."""
         lease = self._leases.get(sequence.id)
         whole = pages(len(sequence))
-        if lease is not None and lease.starting and not lease.begun:
-            whole, found = lease.need, found[: lease.common(sequence)]
+        if lease is not None and lease.starting and not lease.group.begun:
+            whole, found = lease.group.need, found[: lease.common(sequence)]
         return whole - sum(block in self._held for block in found)
 
     def tables(self) -> Iterator[list[int]]:
         """What each lease holds, for checks of conservation."""
         return (lease.pages for lease in self._leases.values())
 
-    def open(self, id: str, choices: list[Sequence], hashes: list[bytes]) -> None:
-        """A work with these choices gets a lease for pages with these hashes, or as many as fit into the pool beside
-        what its choices need themselves; unless an older one has its id."""
+    def open(self, id: str, choices: list[Sequence], hashes: list[bytes], name: str) -> None:
+        """A work with these choices gets a lease for pages with these hashes, unless an older one has its id. ``name``:
+        of its group, whose leases have no more pages than fit into the pool beside what one of its choices needs."""
         if id in self._leases:
             return
-        lease = Lease(hashes, choices)
-        while lease.need > self._pool.size:
-            lease.hashes.pop()
-        if lease.hashes:
-            self._leases[id] = lease
+        group = self._groups.setdefault(name, Group())
+        lease = self._leases[id] = Lease(group, hashes, choices)
+        group.leases.append(lease)
+        room = self._pool.size - (self.claimed(choices[0]) if group.begun else 0)
+        for each in reversed(group.leases):
+            while group.need > room and len(each.hashes) > len(each.pages):
+                each.hashes.pop()
+        if group.begun:
+            self._begun.append(group)
 
     def begin(self, sequence: Sequence) -> None:
         """The sequence is admitted."""
         lease = self._leases.get(sequence.id)
-        if lease is not None and not lease.begun and sequence in lease.starting:
-            lease.begun = True
+        if lease is not None and not lease.group.begun and sequence in lease.starting:
+            lease.group.begun = True
             self._move(sequence, URGENT)
-            self._begun.append(lease)
+            self._begun.append(lease.group)
 
     def urge(self) -> None:
-        """A step is to be planned: the other choices of works that began with the last one are urgent as well."""
-        for lease in self._begun:
-            for sequence in lease.starting:
+        """A step is to be planned: the other choices of groups that began with the last one are urgent as well."""
+        for group in self._begun:
+            for sequence in group.starting:
                 self._move(sequence, URGENT)
         self._begun.clear()
 
@@ -141,7 +161,7 @@ class Leases:
         lease = self._leases.get(sequence.id)
         if lease is not None and sequence in lease.starting:
             lease.starting.remove(sequence)
-            if lease.begun:
+            if sequence.priority == URGENT:
                 self._move(sequence, sequence.work.priority)
 
     def release(self, id: str) -> None:
@@ -151,5 +171,10 @@ class Leases:
             for sequence in list(lease.starting):
                 self.start(sequence)  # as far as anybody waits for it
             del self._leases[id]
-            self._held -= Counter(lease.pages)
+            lease.group.leases.remove(lease)
+            self._groups = {name: group for name, group in self._groups.items() if group.leases}
+            for block in lease.pages:
+                self._held[block] -= 1
+                if not self._held[block]:
+                    del self._held[block]
             self._pool.drop(lease.pages)

@@ -280,7 +280,9 @@ class Loop:
         """Give a work a lease for the whole pages of what its first choice begins with."""
         first = choices[0]
         starting = [choices[index] for index in sorted(wanted)]
-        self.holds.lease(first.id, starting, first.hashes[: len(first) // BLOCK_SIZE])
+        hashes, group = first.hashes[: len(first) // BLOCK_SIZE], first.work.group
+        if starting and (hashes or group):
+            self.holds.lease(first.id, starting, hashes, group or first.id)
 
     def _schedule(self) -> Step:
         """The next step. Where nobody gets on, what is kept for other instances' works is kept no longer."""

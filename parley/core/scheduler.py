@@ -29,9 +29,9 @@ left and gets no row. Their turns follow one another, so nobody else stands betw
 a search is only begun if all its beams fit into pool and slots at their full length. So if the first in order waits,
 another one of its search is next.
 
-**Holds.** Pages that other instances read or fill cannot be taken back (``lease``, ``landing``). One that waits is only
-admitted if it fits beside them; so it waits on, and no row is given to anybody who could not get on, and a step may
-have no row although there are sequences. It is the end of a transfer that changes this.
+**Holds.** Pages that other instances read or fill cannot be taken back (``lease``, ``landing``), so one that waits is
+only admitted if all of its tokens fit beside them. Then a step may have no row although there are sequences: they wait
+for the end of a transfer. The choices of a work whose pages are read have the best of all priorities at first.
 
 **Drafts.** A decode's row may carry guesses at the tokens that follow. They get pages only where nobody is preempted
 for it, and a page that they fill becomes findable when its tokens are certain: ``settle``.

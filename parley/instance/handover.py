@@ -70,10 +70,14 @@ def begin(data: bytes) -> Begin:
 
 
 def strip(headers: dict[bytes, bytes]) -> None:
-    """Leave the headers that the client sent. A plain coordinator's req-id stays: answers of MindIE's APIs carry it."""
-    more = (b"req-id",) if OWN + b"results" in headers else ()
+    """Leave the headers that the client sent. A plain coordinator's req-id stays: answers of MindIE's APIs carry it;
+    parley's own says which one the client gave, if it did."""
+    extended, label = OWN + b"results" in headers, headers.get(OWN + b"label")
+    more = (b"req-id",) if extended else ()
     for name in [name for name in headers if name in ORDERS or name in more or name.startswith(OWN)]:
         del headers[name]
+    if extended and label is not None:
+        headers[b"req-id"] = label
 
 
 # -- records: the outputs behind some bytes of an answer

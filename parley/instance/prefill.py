@@ -91,8 +91,11 @@ class Prefill(Leg):
                 if work.beam is not None:
                     work.beam, work.n, work.logprobs = None, 1, -1
                     self._searched.add(number)
-        self._works = [works[number] for number in sorted(self._cut)]
         if self._cut:
+            self._works = works
+            if len(works) > 1:  # let go of together, so none may wait for the pages of another
+                for work in works:
+                    work.lease, work.group = True, self._first.id
             self._asking = asyncio.create_task(self._ask(len(works)))
             self._asking.add_done_callback(self._asked)
 
@@ -133,6 +136,7 @@ class Prefill(Leg):
         self.left = True
         self._member.spawn(self._settle(giver))
         self.front.answer()
+        self._exchange.status = 200  # of the order's answer
 
     def drop(self) -> None:
         self.front.depart()

@@ -203,7 +203,10 @@ async def knock(host: str, port: int, secret: bytes, tls: ssl.SSLContext | None)
         ticket = await _prove(proof.giver(secret), reader, writer)
     except (proof.Unproved, EOFError, ConnectionError):
         writer.transport.abort()
-        raise LinkError("does not have the same cluster secret, or is none") from None
+        what = (
+            "cluster secret" if tls is None else "cluster secret, or does not accept the certificate that it was shown"
+        )
+        raise LinkError(f"does not have the same {what}") from None
     except BaseException:
         writer.transport.abort()
         raise
@@ -232,6 +235,8 @@ async def _prove(steps: proof.Steps, reader: asyncio.StreamReader, writer: async
         step = next(steps)
         while True:
             if isinstance(step, bytes):
+                if writer.is_closing():
+                    raise EOFError("it hung up")
                 writer.write(step)
                 step = next(steps)
             else:

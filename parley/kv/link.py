@@ -89,7 +89,7 @@ class Link:
 
     def send(self, frame: Frame) -> None:
         """Without waiting. Nothing when the link has ended."""
-        if not self.reason:
+        if not (self.reason or self._writer.is_closing()):
             self._writer.write(wire.frame(frame))
 
     async def work(self, action: Callable[..., T], *arguments: Any) -> T:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.dialect import Answer, Head, Reply, Route
@@ -134,7 +135,7 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
     try:
         await generation.begin()
         if interval and reply.ping and media_type.startswith("text/event-stream"):
-            pinging = asyncio.create_task(_ping(exchange, reply, interval))
+            pinging = asyncio.create_task(_ping(exchange, reply, interval, lambda: bool(held)))
         exchange.extra = reply.headers(None)
         for events in generation.replay():
             reply.chunk(events)  # whoever reads the stream has these bytes
@@ -159,13 +160,14 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
     await exchange.write(last, media_type, last=True)
 
 
-async def _ping(exchange: Exchange, reply: Reply, interval: float) -> None:
-    """Comments in a stream that has been silent for so many seconds."""
+async def _ping(exchange: Exchange, reply: Reply, interval: float, due: Callable[[], bool]) -> None:
+    """Comments in a stream that has been silent for so many seconds. Not where a part is ``due`` in this moment: a
+    comment before it would seem to have been sent behind the outputs that it is made of."""
     began = time.perf_counter()
     while True:
         silent = time.perf_counter() - max(began, exchange.written)
         if silent >= interval:
-            if exchange.leg is None or exchange.begun:
+            if not due() and (exchange.leg is None or exchange.begun):
                 await exchange.write(reply.ping, reply.media_type)
             silent = 0.0
         await asyncio.sleep(interval - silent)

@@ -81,7 +81,7 @@ class Exchange:
     @property
     def begun(self) -> bool:
         """Has whoever waits for the answer got its beginning?"""
-        return self.status != 0 and self._cycle.response_started
+        return self._cycle.response_started
 
     @property
     def path(self) -> Mapping[str, str]:

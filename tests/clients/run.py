@@ -1,8 +1,9 @@
 """Runs real clients against a real server with the built-in model, each in an environment of its own.
 
-``python tests/clients/run.py [NAME ...]`` makes the environments that are missing (below ``.clients``, from the exact
-versions in ``ENVIRONMENTS``), starts a server, runs the scripts beside this file, and ends with 1 if one of them
-failed. An environment that cannot be made counts as failed: what was not tried did not work.
+``python tests/clients/run.py [--cluster] [NAME ...]`` makes the environments that are missing (below ``.clients``, from
+the exact versions in ``ENVIRONMENTS``), starts a server, or with ``--cluster`` a coordinator, a P and a D, runs the
+scripts beside this file, and ends with 1 if one of them failed. An environment that cannot be made counts as failed:
+what was not tried did not work.
 """
 
 from __future__ import annotations
@@ -124,47 +125,65 @@ def attempt(script: str, address: str) -> str:
     return done.stdout[-4000:] or f"it ended with {done.returncode}"
 
 
-def serve() -> tuple[subprocess.Popen[bytes], str, str]:
+def serve() -> tuple[list[subprocess.Popen[bytes]], str, str]:
     """A server that is ready, and its addresses: for HTTP, for gRPC."""
-    with socket() as probe, socket() as other:
-        for each in (probe, other):
-            each.bind(("127.0.0.1", 0))
-        port, grpc = probe.getsockname()[1], other.getsockname()[1]
-    log = (FOLDER / "server.log").open("wb")
-    server = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "parley",
-            "serve",
-            "--port",
-            str(port),
-            "--grpc-port",
-            str(grpc),
-            "--kv-memory",
-            "256MiB",
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-    )
-    end = time.monotonic() + 60
-    while server.poll() is None and time.monotonic() < end:
+    port, grpc = ports(2)
+    server = start("server", "serve", "--port", f"{port}", "--grpc-port", f"{grpc}", "--kv-memory", "256MiB")
+    return ready([server], port), f"127.0.0.1:{port}", f"127.0.0.1:{grpc}"
+
+
+def cluster() -> tuple[list[subprocess.Popen[bytes]], str, str]:
+    """The same of a coordinator, one instance for prefill and one for decode, over which every request is spread."""
+    front, rpc, *others = ports(11)
+    lines = ["host = '127.0.0.1'", "separate = 'always'", f"predict_port = {front}", f"grpc_port = {rpc}"]
+    lines += [f"{name}_port = {port}" for name, port in zip(("management", "metrics", "status"), others, strict=False)]
+    servers = []
+    for role, (port, peer, grpc) in (("prefill", others[3:6]), ("decode", others[6:9])):
+        flags = ["--port", f"{port}", "--peer-port", f"{peer}", "--grpc-port", f"{grpc}", "--kv-memory", "256MiB"]
+        servers.append(start(role, "serve", "--role", role, *flags))
+        lines += ["[[instances]]", f"url = 'http://127.0.0.1:{port}'", f"grpc = '127.0.0.1:{grpc}'", f"role = '{role}'"]
+    file = FOLDER / "coordinator.toml"
+    file.write_text("\n".join(lines))
+    servers.append(start("coordinator", "coordinator", "--config", str(file)))
+    return ready(servers, front), f"127.0.0.1:{front}", f"127.0.0.1:{rpc}"
+
+
+def ports(count: int) -> list[int]:
+    probes = [socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    found = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return found
+
+
+def start(name: str, *words: str) -> subprocess.Popen[bytes]:
+    log = (FOLDER / f"{name}.log").open("wb")
+    return subprocess.Popen([sys.executable, "-m", "parley", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def ready(servers: list[subprocess.Popen[bytes]], port: int) -> list[subprocess.Popen[bytes]]:
+    """The same, once requests are taken at the port."""
+    end = time.monotonic() + 90
+    while all(server.poll() is None for server in servers) and time.monotonic() < end:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5)
-            return server, f"127.0.0.1:{port}", f"127.0.0.1:{grpc}"
+            return servers
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    server.kill()
-    sys.exit(f"The server did not start; see {log.name}.")
+    for server in servers:
+        server.kill()
+    sys.exit(f"The server did not start; see the logs in {FOLDER}.")
 
 
 def main() -> int:
-    names = sys.argv[1:] or list(SCRIPTS)
+    words = sys.argv[1:]
+    names = [word for word in words if word != "--cluster"] or list(SCRIPTS)
     if unknown := [name for name in names if name not in SCRIPTS]:
         sys.exit(f"There is no {unknown[0]}; there are {', '.join(SCRIPTS)}.")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    server, address, grpc = serve()
+    servers, address, grpc = cluster() if "--cluster" in words else serve()
     failed = []
     try:
         for name in names:
@@ -175,8 +194,10 @@ def main() -> int:
                 failed.append(name)
                 print(wrong, flush=True)
     finally:
-        server.terminate()
-        server.wait(60)
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.wait(60)
     print(f"{len(names) - len(failed)} of {len(names)} clients work.")
     return 1 if failed else 0
 

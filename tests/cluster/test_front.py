@@ -88,11 +88,14 @@ async def test_paths_that_there_are_not(cluster):
 
 async def test_bodies_that_are_not_taken(cluster):
     running = await cluster(Scripted(script=CHAT), body_limit=1024)
-    answer = await running.post("/v1/completions", gzip.compress(BODY), "content-encoding: gzip")
-    assert answer.status == 415 and "error" in json.loads(answer.body)
+    answer = await running.post("/v1/completions", BODY, "content-encoding: br")
+    assert answer.status == 400 and "error" in json.loads(answer.body)
+    answer = await running.post("/v1/completions", gzip.compress(b" " * 1025), "content-encoding: gzip")
+    assert answer.status == 413
     answer = await running.post("/v1/completions", b" " * 1025)
     assert answer.status == 413
     assert (await running.post("/v1/completions", BODY, "content-encoding: identity")).status == 200
+    assert (await running.post("/v1/completions", gzip.compress(BODY), "content-encoding: gzip")).status == 200
 
 
 async def test_pages_of_other_origins(cluster):

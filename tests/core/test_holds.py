@@ -106,6 +106,14 @@ class World:
         self.whole = {(work.id, k): self.alone(work, k) for work in self.works for k in range(work.n)}
         self.works = [self.give(work) for work in self.works]
         self.coming = [work for work in self.works if self.random.random() < 0.5]  # are computed elsewhere
+        for work, other in zip(self.works, self.works[1:], strict=False):  # some are released together
+            if (
+                work.lease
+                and other.lease
+                and not {work.id, other.id} & {each.id for each in self.coming}
+                and pick([0, 1])
+            ):
+                other.group = work.group = work.group or work.id
         self.queue = list(self.works)
         self.waiting: dict[str, Work] = {}  # works whose pages are on their way, by reservation
         self.reserved: dict[str, Work] = {}
@@ -173,6 +181,8 @@ class World:
                 return
             event("refused")
         self.bench.add(work)
+        if work.group and self.queue and self.queue[0].group == work.group:
+            self.arrive()
 
     def step(self) -> None:
         for _ in range(self.random.randint(1, 6)):
@@ -210,7 +220,10 @@ class World:
     def leave(self) -> None:
         """The other side is lost before it has read all."""
         if self.bench.read and self.random.random() < 0.3:
-            self.bench.release(self.random.choice(list(self.bench.read)))
+            lost = self.bench.works[self.random.choice(list(self.bench.read))]
+            for id in list(self.bench.read):
+                if id == lost.id or (lost.group and self.bench.works[id].group == lost.group):
+                    self.bench.release(id)
 
     def told(self, id: str) -> bool:
         """Has somebody heard of a work's choices, or given them up?"""
@@ -218,9 +231,11 @@ class World:
         return any((id, k) in self.cancelled or self.bench.outputs.get((id, k)) for k in range(work.n))
 
     def over(self, id: str) -> bool:
-        """Has something come of all choices of a work? Only then the other side has what it needs."""
+        """Has something come of all choices of a work and its group? Only then the other side has what it needs."""
         work = self.bench.works[id]
-        return all(self.bench.outputs.get((id, k)) or (id, k) in self.cancelled for k in range(work.n))
+        group = [each for each in self.works if each is work or (work.group and each.group == work.group)]
+        choices = [(each.id, k) for each in group for k in range(each.n)]
+        return all(self.bench.outputs.get(choice) or choice in self.cancelled for choice in choices)
 
     def cancel(self) -> None:
         if not self.bench.works or self.random.random() < 0.5:

@@ -169,3 +169,34 @@ async def test_a_crash_and_a_cancelled_reader_end_feeding():
     await feeding[0]
     assert outputs[-1].finish == "error" and {output.id for output in outputs} == {"a"}
     await engine.close()
+
+
+async def test_a_prompt_computed_for_others_tells_its_pages_first_and_goes_on_elsewhere():
+    engine = await started()
+    work = Work(id="a", token_ids=list(range(40)), max_tokens=6, n=2, lease=True)
+    told: list[int | Output] = []
+    stream = engine.submit(work)
+    stream.filled = told.extend
+    while len([each for each in told if isinstance(each, Output)]) < 2:
+        told += await stream.next()
+    stream.cancel()
+    assert [type(each) for each in told[:3]] == [int, int, Output]
+    assert engine.stats.pinned == 2
+
+    reserved = await engine.reserve("key", work.token_ids)
+    assert not reserved.error and len(reserved.pages) + reserved.skip == 2
+    assert (await engine.reserve("key", work.token_ids)).error
+    assert (await engine.reserve("large", list(range(10**5)))).error
+    engine.landed("key", 2)
+    rest = await read(engine.submit(Work(id="b", token_ids=work.token_ids, max_tokens=6, n=2, given=[[0], [0, 1]])))
+    for index, count in ((0, 1), (1, 2)):
+        assert [token for each in rest if each.index == index for token in each.token_ids] == list(range(count, 6))
+
+    for end in (engine.release, engine.free):
+        end("a"), end("key"), end("unknown")
+    while engine.stats.pinned or engine.stats.reserved or engine.stats.blocks_used:
+        await asyncio.sleep(0.001)
+    await engine.close()
+    assert (await engine.reserve("key", work.token_ids)).error
+    engine.landed("key", 1)
+    engine.free("key")

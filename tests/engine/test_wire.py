@@ -9,7 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley import wire
-from parley.engine.messages import Cancel, FromEngine, Outputs, Submit, ToEngine
+from parley.engine.messages import (
+    Cancel,
+    Filled,
+    Free,
+    FromEngine,
+    Landed,
+    Outputs,
+    Release,
+    Reserve,
+    Reserved,
+    Submit,
+    ToEngine,
+)
 from parley.types import Output, Sampling, Score, Stats, Work
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
@@ -55,6 +67,13 @@ def drain(data: bytes, kind: type) -> list:
 def test_messages_to_the_engine_survive(batch):
     messages = [Submit(work) for work in batch] + [Cancel(work.id, 3) for work in batch]
     assert drain(b"".join(map(wire.frame, messages)), ToEngine) == messages
+
+
+def test_messages_of_a_hand_over_survive():
+    sent = [Reserve(3, "key", [1, 2], "salt", "adapter", "0f"), Landed("key", 2), Free("key"), Release("w")]
+    assert drain(b"".join(map(wire.frame, sent)), ToEngine) == sent
+    back = [Reserved(3, 1, [7, 9], "", "0f"), Reserved(4, error="no"), Filled("w", [1, 2])]
+    assert drain(b"".join(map(wire.frame, back)), FromEngine) == back
 
 
 @given(st.lists(outputs, max_size=5), st.integers(1, 7))

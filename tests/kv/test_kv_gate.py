@@ -16,8 +16,9 @@ from linked import begun, left, pair
 
 from parley import wire
 from parley.kv import gate, proof
-from parley.kv.frames import Accept, Beat, Begin, End, Give, Got, Held, Hello, Read, Settled
+from parley.kv.frames import Accept, Beat, Begin, End, Give, Got, Held, Hello, Read, Refuse, Settled, Welcome
 from parley.kv.frames import Pages as Named
+from parley.kv.giver import Refused
 from parley.kv.peer import Peer
 from parley.kv.shared import Offer, Shared
 from parley.kv.taker import Taker
@@ -367,7 +368,7 @@ async def test_one_that_never_reads_or_never_sends_is_lost() -> None:
             for number in range(1, 1000):
                 if not peer._links:
                     break
-                with suppress(ConnectionError):
+                with suppress(ConnectionError, RuntimeError):  # the latter is uvloop's
                     mute.send(Beat(number, 0))  # it says that it has read nothing
                     idle.send(Beat(number, number - 1))
                 await asyncio.sleep(0.05)
@@ -393,3 +394,52 @@ async def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.Monkey
                 await raw.ended()  # when their time is over
             raw = await Raw.open(peer.port)
             raw.writer.close()
+
+
+ANSWERS = st.one_of(
+    st.builds(Welcome, st.sampled_from(("tcp", "shared", "none", "else")), st.just(0.5), st.booleans()),
+    st.builds(Refuse, st.text(max_size=5)),
+    st.builds(Accept, st.lists(st.tuples(NUMBERS.filter(lambda n: n >= 0), st.integers(0, 9)), max_size=2)),
+    st.builds(Read, st.one_of(st.none(), st.integers(0, 1 << 32))),
+    st.sampled_from((Got(), Settled(), Held(), Begin(b"", 1), End())),
+    st.builds(Beat, NUMBERS, NUMBERS),
+    st.binary(max_size=30),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.booleans(), st.lists(ANSWERS, max_size=8))
+def test_a_taker_that_makes_no_sense_ends_its_link_and_nothing_else(welcome: bool, answers: list[Any]) -> None:
+    """It knows the secret, answers what it likes and hangs up; its connections for pages it closes."""
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, EOFError, wire.BrokenFrame):
+            if await reader.readexactly(len(gate.LINK)) == gate.LINK:
+                await gate._prove(proof.taker(SECRET), reader, writer)
+                await wire.read(reader, msgspec.msgpack.Decoder(Any))
+                for answer in [Welcome("tcp", 0.5), Accept([(0, 3)])] * welcome + answers:
+                    writer.write(answer if isinstance(answer, bytes) else wire.frame(answer))
+                await writer.drain()
+        writer.close()
+
+    async def run(source: Pages) -> None:
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        before = left()
+        peer = Peer(secret=SECRET, lease=0.5)
+        peer.add("demo", source.arena)
+        with suppress(LinkError, Refused):
+            giver = await peer.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo")
+            giver.filled(0, [1, 2, 3])
+            try:
+                await giver.begin(b"", 1)
+                await giver.give(b"")
+            finally:
+                await giver.done()
+        await peer.close()
+        server.close()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+        assert left()[:2] == before[:2]
+
+    with Pages(seed=1) as source:
+        asyncio.run(run(source))

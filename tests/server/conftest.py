@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from models import write_tokenizer
+from pair import CREATED, UNIQUE, Pair
 from served import INFO, Served
 
 from parley.engine.fake import FakeEngine, echo
-from parley.server import start
+from parley.engine.local import LocalEngine
+from parley.server import respond, start
 from parley.server.app import build
 from parley.server.model import Model
 from parley.server.options import ServerOptions
@@ -35,7 +37,7 @@ Serve = Callable[..., Awaitable[Served]]
 @pytest.fixture
 async def serve(folder: Path) -> AsyncIterator[Serve]:
     """Start servers: engine options by name, models that are ``beside`` the first, ``surfaces`` if not all; the rest
-    are server options."""
+    are server options. With ``settings`` the model is a real one."""
     running: list[tuple[Served, asyncio.Task[None]]] = []
 
     async def begin(
@@ -49,11 +51,16 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         names: tuple[str, ...] = ("tiny",),
         beside: Sequence[Model] = (),
         surfaces: Any = (),
+        settings: Settings | None = None,
         **options: Any,
     ) -> Served:
-        engine = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
+        engine: Any = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
+        if settings is None:
+            settings = Settings(model=str(folder), max_batch=max_batch)
+        else:
+            engine = LocalEngine(settings)
         given = ServerOptions(**({"port": 0, "access_log": False} | options))
-        model = Model(names, Settings(model=str(folder), max_batch=max_batch), engine, given)
+        model = Model(names, settings, engine, given)
         service = Service(given, [model, *beside])
         sock = start.listen(given.host, given.port)
         server = start.Server(start.http(given, build(service, surfaces)))
@@ -77,3 +84,21 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         for connection in list(served.server.server_state.connections):
             connection.transport.abort()
         await asyncio.gather(*served.server.server_state.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
+    """Makes pairs of servers, and single ones whose requests have the same id and time."""
+    pairs: list[Pair] = []
+
+    async def make(settings: Callable[[], Settings | None] = lambda: None, **options: Any) -> tuple[Served, Pair]:
+        pairs.append(await Pair.of(serve, settings=settings, **options))
+        options.pop("here", None)
+        return await serve(settings=settings(), **options), pairs[-1]
+
+    made = Model.head
+    monkeypatch.setattr(Model, "head", lambda self, *given: made(self, *given[:4], CREATED))
+    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
+    yield make
+    for pair in pairs:
+        await pair.close()

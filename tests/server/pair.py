@@ -10,18 +10,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from answers import same
 from served import Answer, Served, request
 
+from parley.engine.fake import FakeEngine
 from parley.instance import frames, handover
 from parley.instance.member import Member
 from parley.instance.role import Place
 from parley.kv.peer import Peer
 from parley.server.app import App
 from parley.server.surfaces import Surface, universal
-from parley.types import Arena
+from parley.types import Arena, Settings, Work
 
 CREATED = 1_700_000_000
 CLIENT = "test"
+UNIQUE = "0123456789abcdef0123456789abcdef"
+HEADERS = {"content-type": "application/json"}
 
 
 @dataclass
@@ -48,7 +52,7 @@ class Line:
         self.task = asyncio.create_task(line.run(first))
 
     def part(self, data: bytes) -> bool:
-        for frame in self.reader.feed(data):
+        for frame in self.reader.feed(data) + self.reader.flush():
             if frame.id:
                 self.queue(frame.id).put_nowait(frame)
         return True
@@ -86,9 +90,16 @@ class Pair:
         self.numbers = itertools.count(1)
 
     @classmethod
-    async def of(cls, serve: Callable[..., Awaitable[Served]], *, here: bool = False, **options: Any) -> Pair:
-        prefill = await serve(role="mixed" if here else "prefill", **options)
-        decode = await serve(role="decode", **options)
+    async def of(
+        cls,
+        serve: Callable[..., Awaitable[Served]],
+        *,
+        here: bool = False,
+        settings: Callable[[], Settings | None] = lambda: None,
+        **options: Any,
+    ) -> Pair:
+        prefill = await serve(role="mixed" if here else "prefill", settings=settings(), **options)
+        decode = await serve(role="decode", settings=settings(), **options)
         return cls(prefill, decode, (await join(prefill), await join(decode)), here)
 
     async def ask(
@@ -161,10 +172,25 @@ class Pair:
         for served, member in zip((self.prefill, self.decode), self.members, strict=True):
             await served.idle()
             await served.until(lambda member=member: not member._tasks)
-            await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
+            if isinstance(served.engine, FakeEngine):
+                await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
+            else:
+                await served.engine.submit(Work("a step tells how things are", [5], max_tokens=1)).next()
+                assert served.engine.stats.pinned == served.engine.stats.reserved == 0
             assert not [channel for client in member.node.results.clients.values() for channel in client.channels]
 
     async def close(self) -> None:
         self.line.task.cancel()
         for member in self.members:
             await member.close()
+
+
+async def single(served: Served, path: str, body: bytes) -> Answer:
+    return await served.call("POST", path, body, HEADERS)
+
+
+async def compare(one: Served, pair: Pair, path: str, asked: bytes) -> None:
+    expected, given = await single(one, path, asked), await pair.ask(path, asked, UNIQUE, HEADERS)
+    kind = given.headers.get("content-type")
+    assert (given.status, kind) == (expected.status, expected.headers.get("content-type")), (path, asked, given)
+    assert same(given.body, expected.body), (path, asked, given.body, expected.body)

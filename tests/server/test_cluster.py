@@ -133,6 +133,21 @@ async def test_what_is_wrong_is_refused_as_one_server_refuses_it(cluster, serve,
     await many.idle()
 
 
+async def test_a_client_of_mindie_names_its_request(cluster) -> None:
+    many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.01)
+    path, asked = "/mindie/v1/chat/completions", json.dumps(CHAT).encode()
+    call = asyncio.create_task(many.front.call("POST", path, asked, JSON | {"req-id": "77"}))
+    decoding = many.instances[1]
+    await decoding.until(lambda: decoding.engine.stats.running)
+    again = await many.front.call("POST", path, asked, JSON | {"req-id": "77"})
+    assert (again.status, again.body) == (400, b"Duplicate request id\r\n")
+    stop = await many.front.call("POST", "/mindie/v2/models/tiny/stopInfer", b'{"id":"77"}', JSON)
+    assert stop.status == 200
+    answer = await call
+    assert answer.json["id"] == "77" and answer.json["usage"]["completion_tokens"] < 40
+    await many.idle()
+
+
 async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve) -> None:
     def reply(work: Work, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]

@@ -7,23 +7,16 @@ import json
 import os
 import random
 import re
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from answers import same
 from asked import body, routes
-from pair import CLIENT, CREATED, Given, Line, Pair
-from served import Answer, Served
+from pair import CLIENT, HEADERS, UNIQUE, Given, Line, Pair, compare, single
 
 from parley.instance import decode
 from parley.instance.prefill import Prefill
-from parley.server import respond
-from parley.server.model import Model
 from parley.types import Work
-
-UNIQUE = "0123456789abcdef0123456789abcdef"
-HEADERS = {"content-type": "application/json"}
 
 
 def scripted(work: Work, index: int) -> list[int]:
@@ -32,39 +25,10 @@ def scripted(work: Work, index: int) -> list[int]:
     return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
 
 
-@pytest.fixture
-async def alike(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Makes pairs, and single servers whose requests have the same id and time."""
-    pairs: list[Pair] = []
-
-    async def make(**options: Any) -> tuple[Served, Pair]:
-        pairs.append(await Pair.of(serve, **options))
-        options.pop("here", None)
-        return await serve(**options), pairs[-1]
-
-    made = Model.head
-    monkeypatch.setattr(Model, "head", lambda self, *given: made(self, *given[:4], CREATED))
-    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
-    yield make
-    for pair in pairs:
-        await pair.close()
-
-
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 12}
 
 
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
-
-
-async def single(served: Served, path: str, body: bytes) -> Answer:
-    return await served.call("POST", path, body, HEADERS)
-
-
-async def compare(one: Served, pair: Pair, path: str, asked: bytes) -> None:
-    expected, given = await single(one, path, asked), await pair.ask(path, asked, UNIQUE, HEADERS)
-    kind = given.headers.get("content-type")
-    assert (given.status, kind) == (expected.status, expected.headers.get("content-type")), (path, asked, given)
-    assert same(given.body, expected.body), (path, asked, given.body, expected.body)
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -263,3 +227,41 @@ async def test_a_resumed_body_may_be_of_any_api(alike) -> None:
         rest = await pair.ask(path, asked, UNIQUE, HEADERS, past=[record for _, record in whole.parts[:2]])
         assert same(b"".join(data for data, _ in whole.parts[:2]) + rest.body, whole.body)
     await pair.idle()
+
+
+async def test_time_goes_on_where_the_request_does(alike) -> None:
+    """A request's time counts from when it came, not from when it was handed over."""
+    _, pair = await alike(reply=long, tick=0.05)
+    pair.prefill.engine.gate.clear()
+    headers = HEADERS | {"x-request-timeout": "0.6"}
+    body = json.dumps(CHAT | {"max_tokens": 50}).encode()
+    asking = asyncio.create_task(pair.ask("/v1/chat/completions", body, UNIQUE, headers))
+    await pair.decode.until(lambda: bool(pair.decode.service.open))
+    (generation,) = pair.decode.model.open
+    clock = generation._clock
+    assert clock is not None and clock._end - asyncio.get_running_loop().time() < 0.6
+    pair.prefill.engine.gate.set()
+    given = await asking
+    assert given.status == 408 and b"within the time" in given.body
+    await pair.idle()
+
+
+async def test_a_client_that_does_not_read_stops_its_own_stream_only(alike) -> None:
+    _, pair = await alike(reply=long)
+    first = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
+    await pair.decode.until(lambda: "r1" in pair.members[1].node.results.client(CLIENT).channels)
+    assert pair.members[1].node.results.pause(CLIENT, "r1", True)
+    other = await asked(pair, stream=True, max_tokens=50)
+    assert other.body.endswith(b"[DONE]\n\n") and not first.done()
+    pair.members[1].node.results.pause(CLIENT, "r1", False)
+    assert (await first).body == other.body
+    await pair.idle()
+
+
+async def test_a_coordinator_that_is_gone_ends_its_requests(alike) -> None:
+    _, pair = await alike(reply=long, tick=0.01)
+    asking = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
+    await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
+    pair.members[1].node.results.client(CLIENT).lose()
+    await pair.idle()
+    asking.cancel()

@@ -1,0 +1,115 @@
+"""The built-in model on two servers, prefill here and decode there: what one server answers, for whatever is asked.
+
+``PARLEY_NIGHTLY=1`` asks for much more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapters import write_adapter
+from answers import same
+from asked import body, routes
+from pair import HEADERS, UNIQUE, Pair, compare, single
+from system.features import ASKED
+from system.features import body as wished
+
+import parley
+from parley.types import Settings
+
+BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
+NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
+COUNT = 2200 if NIGHTLY else 24
+CHAT = "/v1/chat/completions"
+
+
+def wish(rng: random.Random) -> tuple[str, bytes]:
+    """A request for any route, or for features of a chat."""
+    if rng.random() < 0.4:
+        path = rng.choice([path for path, _ in routes()])
+        return path, body(path, rng)
+    known = ASKED if NIGHTLY else [name for name in ASKED if name != "lora"]
+    members: dict[str, Any] = wished(tuple(rng.sample(known, rng.choice((0, 1, 2, 3)))))
+    question = rng.choice(("Hello!", "What is the weather in Paris and London? " * rng.randint(1, 20)))
+    members["messages"] = [{"role": "user", "content": question}]
+    members |= {"max_tokens": rng.choice((1, 2, 7, 32)), "seed": rng.choice((None, 7, 8)), "stream": rng.random() < 0.6}
+    return CHAT, json.dumps(members).encode()
+
+
+async def resume(pair: Pair, path: str, asked: bytes, rng: random.Random) -> None:
+    """A stream that ended behind any part goes on as it would have."""
+    whole = await pair.ask(path, asked, UNIQUE, HEADERS)
+    if whole.status == 200 and len(whole.parts) > 1:
+        count = rng.randrange(1, len(whole.parts))
+        past = [record for _, record in whole.parts[:count]]
+        rest = await pair.ask(path, asked, UNIQUE, HEADERS, past=past)
+        got = b"".join(data for data, _ in whole.parts[:count]) + rest.body
+        assert same(got, whole.body), (path, asked, count, got, whole.body)
+
+
+@pytest.mark.parametrize("here", [False, True] if NIGHTLY else [False])
+async def test_answers_are_those_of_one_server(alike, tmp_path: Path, here: bool) -> None:
+    adapters = {"adapted": str(write_adapter(tmp_path / "adapter", BUILT_IN, seed=1))} if NIGHTLY else {}
+
+    def settings() -> Settings:
+        return Settings(
+            model=str(BUILT_IN), shared=True, threads=1, kv_memory=24 << 20, max_batch=32, adapters=dict(adapters)
+        )
+
+    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"), here=here)
+    rng = random.Random("answers")
+    for number in range(COUNT):
+        path, asked = wish(rng)
+        await compare(one, pair, path, asked)
+        if number % 6 == 0:
+            await resume(pair, path, asked, rng)
+    await pair.idle()
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="takes long: make test-nightly")
+async def test_many_at_once_in_few_pages(alike) -> None:
+    """They are refused and come again, take pages from each other, and all get what they would have got alone."""
+
+    def settings() -> Settings:
+        return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=900 << 10, max_batch=16)
+
+    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
+    rng = random.Random("storm")
+    bodies = [
+        json.dumps(
+            {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "What is the weather in Paris? " * rng.randint(1, 16)}],
+                "max_tokens": rng.choice((5, 20, 40)),
+                "temperature": 0.8,
+                "seed": rng.randrange(99),
+                "stream": rng.random() < 0.7,
+                "n": rng.choice((1, 1, 2)),
+            }
+        ).encode()
+        for _ in range(60)
+    ]
+    refused = 0
+
+    async def insist(body: bytes) -> bytes:
+        nonlocal refused
+        while (given := await pair.ask(CHAT, body, UNIQUE, HEADERS)).status == 503:
+            refused += 1
+            await asyncio.sleep(0.05)
+        return given.body
+
+    def uncached(body: bytes) -> bytes:
+        return re.sub(rb'"cached_tokens":[0-9]+', b"", body)
+
+    given = await asyncio.gather(*map(insist, bodies))
+    for asked, got in zip(bodies, given, strict=True):
+        assert same(uncached(got), uncached((await single(one, CHAT, asked)).body)), (asked, got)
+    assert refused
+    await pair.idle()
