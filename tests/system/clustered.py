@@ -13,8 +13,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import hosts
@@ -101,8 +102,8 @@ class Process:
 
 class Cluster:
     """A coordinator and an instance for each of ``roles``, all on this host; with ``hosts`` each on one of its own, the
-    coordinator on the first of them. ``flags`` are of every instance, ``options`` keys of the coordinator's file. To be
-    closed."""
+    coordinator on the first of them. ``flags`` are of every instance, ``own`` of some, by their number from 0 on;
+    ``peers``: where the coordinator takes hand-overs to these to go; ``options`` are keys of its file. To be closed."""
 
     def __init__(
         self,
@@ -110,6 +111,8 @@ class Cluster:
         *roles: str,
         on: hosts.Hosts | None = None,
         flags: Sequence[str] = ("--kv-memory", "24MiB"),
+        own: Mapping[int, Sequence[str]] = MappingProxyType({}),
+        peers: Mapping[int, str] = MappingProxyType({}),
         **options: Any,
     ):
         self.folder = folder
@@ -133,14 +136,19 @@ class Cluster:
             host, port = place[number + 1], base + INSTANCE * (number + 1)
             url = f"http://{host}:{port}"
             text += f'\n[[instances]]\nurl = "{url}"\nrole = "{role}"\n'
-            own = ["--role", role, "--host", host, "--port", str(port), "--peer-port", str(port + 1)]
-            words = [*at[number + 1], sys.executable, "-m", "parley", "serve", *own, *flags]
+            text += f'peer = "{peers[number]}"\n' if number in peers else ""
+            words = [*at[number + 1], sys.executable, "-m", "parley", "serve", "--role", role, "--host", host]
+            words += ["--port", str(port), "--peer-port", str(port + 1), *own.get(number, flags)]
             self.instances.append(Process(words, url, folder / f"{role}-{number}.log", role))
         file = folder / "coordinator.toml"
         file.write_text(text)
         words = [*at[0], sys.executable, "-m", "parley", "coordinator", "--config", str(file)]
         self.coordinator = Process(words, f"http://{place[0]}:{base + PREDICT}", folder / "coordinator.log")
-        self.ready()
+        try:
+            self.ready()
+        except BaseException:
+            self.close()
+            raise
 
     def ready(self, seconds: float = 90.0) -> None:
         """Wait until every instance serves, and the coordinator has noticed."""

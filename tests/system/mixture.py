@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import httpx
+from clustered import Cluster
 
 WORDS = "One two three four five six seven eight nine ten. "
 QUESTION = [{"role": "user", "content": WORDS * 12 + "What is the capital of France?"}]
@@ -163,3 +167,33 @@ async def ask(url: str, path: str, body: dict[str, Any], answer: Answer | None =
         if writer is not None:
             writer.close()
     return answer
+
+
+async def until(what: Callable[[], Any], seconds: float = 5.0) -> bool:
+    """Wait for it, but not for ever: did it happen?"""
+    deadline = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.002)
+    return bool(found)
+
+
+async def undisturbed(url: str) -> list[Answer]:
+    """The answers one by one, while nothing is wrong."""
+    answers = [await ask(url, path, body) for path, body in MIXTURE]
+    assert all(answer.status == 200 and answer.whole for answer in answers), answers
+    return answers
+
+
+def verdicts(answers: list[Answer], wanted: list[Told]) -> list[Verdict]:
+    return [answer.verdict(told) for answer, told in zip(answers, wanted, strict=True)]
+
+
+async def well(cluster: Cluster, wanted: list[Told]) -> None:
+    """Wait until all serve and nothing is held anywhere; then everything must be as it was before."""
+    await asyncio.to_thread(cluster.ready)
+    await asyncio.to_thread(cluster.idle)
+    url = cluster.coordinator.url
+    answers = await asyncio.gather(*(ask(url, path, body) for path, body in MIXTURE))
+    assert set(verdicts(answers, wanted)) == {"exact"}, answers
+    async with httpx.AsyncClient() as client:
+        await client.post(f"{url}/reset_prefix_cache")

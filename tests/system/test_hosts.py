@@ -9,7 +9,7 @@ import time
 import hosts
 import pytest
 from clustered import Cluster
-from mixture import MIXTURE, ask
+from mixture import MIXTURE, ask, undisturbed, verdicts, well
 
 pytestmark = [
     hosts.needed,
@@ -34,15 +34,11 @@ def cluster(apart, tmp_path_factory):
 @pytest.fixture(scope="module")
 def wanted(cluster):
     """What the answers are while nothing is wrong."""
-    return [asyncio.run(ask(cluster.coordinator.url, path, body)).told() for path, body in MIXTURE]
+    return [answer.told() for answer in asyncio.run(undisturbed(cluster.coordinator.url))]
 
 
 async def together(cluster):
     return await asyncio.gather(*(ask(cluster.coordinator.url, path, body) for path, body in MIXTURE))
-
-
-def verdicts(answers, wanted):
-    return [answer.verdict(told) for answer, told in zip(answers, wanted, strict=True)]
 
 
 async def test_lost_and_late_packets_change_nothing(apart, cluster, wanted):
@@ -68,7 +64,4 @@ async def test_a_link_that_is_down_for_ten_seconds(apart, cluster, wanted, numbe
     answers = await asyncio.wait_for(running, 120)
     print(verdicts(answers, wanted), f"{time.monotonic() - down:.1f} s")
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
-    await asyncio.to_thread(cluster.ready)
-    answers = await together(cluster)  # all is well again
-    assert set(verdicts(answers, wanted)) == {"exact"}, answers
-    await asyncio.to_thread(cluster.idle)
+    await well(cluster, wanted)

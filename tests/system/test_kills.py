@@ -3,8 +3,8 @@
 A cluster of real processes. The mixture of requests is sent; as soon as a moment has come, one of them gets SIGKILL, or
 SIGSTOP and some time later SIGCONT or SIGKILL; who was killed is started again, as a supervisor would. With P and D
 every answer has to be exact, or end with one error. With a coordinator connections may end, and its successor must be
-there soon. Afterwards nothing may be held anywhere, and the same requests get the same answers. ``PARLEY_NIGHTLY=1``
-goes through all cells of the matrix, 20 times each or as often as ``PARLEY_KILLS`` says.
+there soon. Afterwards nothing may be held anywhere, and the same requests get the same answers. Each cell of the matrix
+is tried 20 times, or as often as ``PARLEY_KILLS`` says. What is lost without another in its place is in test_losses.py.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import random
 import signal
 import time
 from collections import Counter
-from typing import Any
 
 import httpx
 import pytest
 from clustered import SECRET, Cluster, Process
-from mixture import MIXTURE, Answer, Told, ask
+from mixture import MIXTURE, Answer, ask, undisturbed, until, verdicts, well
 
-NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
+pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes an hour: PARLEY_NIGHTLY=1")
+
 REPEATS = int(os.environ.get("PARLEY_KILLS", "20"))
 MOMENTS = ("queued", "prefill", "transfer", "first", "middle", "last")
 CELLS = [(who, how, when) for who in ("P", "D", "coordinator") for how in ("kill", "stop") for when in MOMENTS]
-FEW = [("D", "kill", "middle"), ("P", "kill", "prefill"), ("coordinator", "kill", "first"), ("D", "stop", "transfer")]
 NEEDED = 60.0  # seconds for all answers, whatever happens
 FLAGS = ("--kv-memory", "32MiB", "--max-batch", "6")
 
@@ -37,7 +36,7 @@ FLAGS = ("--kv-memory", "32MiB", "--max-batch", "6")
 def cluster(tmp_path_factory: pytest.TempPathFactory):
     made = Cluster(
         tmp_path_factory.mktemp("kills"),
-        *("prefill", "prefill", "decode", "decode") if NIGHTLY else ("prefill", "decode", "mixed"),
+        *("prefill", "prefill", "decode", "decode"),
         flags=FLAGS,
         separate="always",
         heartbeat=0.25,
@@ -50,10 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster) -> list[Answer]:
-    """The answers while nothing is wrong."""
-    answers = [asyncio.run(ask(cluster.coordinator.url, path, body)) for path, body in MIXTURE]
-    assert all(answer.status == 200 and answer.whole for answer in answers), answers
-    return answers
+    return asyncio.run(undisturbed(cluster.coordinator.url))
 
 
 class Watch:
@@ -76,14 +72,6 @@ class Watch:
                     told = (await client.get(f"{self._instances[number].url}/v1/status")).json()["parley"]
                     self.held[number] = {name: told[name] for name in self.held[number]}
                 await asyncio.sleep(0.004)
-
-
-async def until(what: Any, seconds: float = 5.0) -> bool:
-    """Wait for it, but not for ever: did it happen?"""
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        await asyncio.sleep(0.002)
-    return bool(found)
 
 
 async def moment(when: str, watch: Watch, answers: list[Answer], counts: list[int], rng: random.Random) -> bool:
@@ -136,24 +124,13 @@ async def strike(cluster: Cluster, victim: Process, how: str, rng: random.Random
     return time.monotonic() - began
 
 
-async def again(cluster: Cluster, wanted: list[Told]) -> None:
-    """All is as before."""
-    await asyncio.to_thread(cluster.ready)
-    await asyncio.to_thread(cluster.idle)
-    url = cluster.coordinator.url
-    answers = await asyncio.gather(*(ask(url, path, body) for path, body in MIXTURE))
-    assert ["exact"] * len(answers) == [each.verdict(told) for each, told in zip(answers, wanted, strict=True)], answers
-    async with httpx.AsyncClient() as client:
-        await client.post(f"{url}/reset_prefix_cache")
-
-
-@pytest.mark.parametrize("cell", CELLS if NIGHTLY else FEW, ids="-".join)
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
 async def test_a_process_that_dies_or_stops(cluster: Cluster, whole: list[Answer], cell: tuple[str, str, str]) -> None:
     who, how, when = cell
     wanted, counts = [answer.told() for answer in whole], [answer.count for answer in whole]
-    verdicts, phases, held = Counter[str](), Counter[str](), Counter[str]()
+    tally, phases, held = Counter[str](), Counter[str](), Counter[str]()
     hits, times, longest = 0, list[float](), 0.0
-    for number in range(REPEATS if NIGHTLY else 1):
+    for number in range(REPEATS):
         rng = random.Random(f"{cell} {number}")
         answers = [Answer() for _ in MIXTURE]
         watch = Watch(cluster.instances)
@@ -176,12 +153,12 @@ async def test_a_process_that_dies_or_stops(cluster: Cluster, whole: list[Answer
         times.append(await strike(cluster, victim, how, rng))
         await asyncio.wait(asking, timeout=NEEDED)
         longest = max(longest, time.monotonic() - began)
-        found = [answer.verdict(told) for answer, told in zip(answers, wanted, strict=True)]
-        verdicts.update(found)
+        found = verdicts(answers, wanted)
+        tally.update(found)
         fine = {"exact", "error"} | ({"cut"} if who == "coordinator" else set())
         for verdict, answer, (path, _), told in zip(found, answers, MIXTURE, wanted, strict=True):
             assert verdict in fine, (number, verdict, path, answer, told, cluster.logs())
-        await again(cluster, wanted)
+        await well(cluster, wanted)
     # For the record: repeats in which the moment came, answers, where they were and what was held when it happened, the
     # longest time until a coordinator was back, and until all answers had ended.
-    print(json.dumps([*cell, hits, verdicts, phases, held, round(max(times), 2), round(longest, 2)]))
+    print(json.dumps([*cell, hits, tally, phases, held, round(max(times), 2), round(longest, 2)]))
