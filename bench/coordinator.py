@@ -1,11 +1,14 @@
 """What the coordinator costs: CPU seconds of its process per request and per token frame, streams at once.
 
-    python bench/coordinator.py [--requests N] [--streams N] [--json]
+    python bench/coordinator.py [--requests N] [--streams N] [--crowd N] [--json]
 
 Instances are scripted and in a process of their own: P answers at once, D sends one frame to each stream every tick, as
 an engine does that makes steps. The same streams are also taken through a proxy that only passes bytes on, which is
 what no coordinator can do without. Costs come from the difference between streams of 2 and of 102 tokens; CPU time is
 the kernel's count for the process (``/proc/PID/stat``), so what else runs on the machine matters little.
+
+The crowd is so many streams at once, each with a token every 100 ms: the coordinator's memory, and the gaps between
+tokens as clients see them, beside those through the proxy.
 """
 
 from __future__ import annotations
@@ -14,8 +17,6 @@ import argparse
 import asyncio
 import base64
 import json
-import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,9 +26,11 @@ from pathlib import Path
 
 import httptools
 import uvloop
+from fleet import cpu, free, ready, resident
 
-TICK = 0.02
+TICK, SLOW = 0.02, 0.1
 SHORT, LONG = 2, 102
+CROWD = 102  # tokens of each stream of a crowd
 PART = b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,'
 PART += b'"model":"parley-demo","choices":[{"index":0,"delta":{"content":" token"},"finish_reason":null}]}\n\n'
 RECORD = base64.b64encode(bytes(48))
@@ -41,7 +44,7 @@ class Instance(asyncio.Protocol):
 
     line: asyncio.Transport | None = None
     streams: list[tuple[asyncio.Transport | None, bytes, int]] = []  # noqa: RUF012
-    tokens = SHORT
+    tokens, tick = SHORT, TICK
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -69,7 +72,8 @@ class Instance(asyncio.Protocol):
             own = {"models": ["m"], "epoch": "e", "role": "mixed", "peer": "127.0.0.1;1"}
             self.say(json.dumps(role | {"parley": own}).encode())
         elif self.url.startswith(b"/tokens/"):
-            Instance.tokens = int(self.url[8:])
+            tokens, tick = self.url[8:].split(b"/")
+            Instance.tokens, Instance.tick = int(tokens), float(tick)
             self.say(b"{}")
         elif self.id:
             answer = {"reqId": self.id.decode(), "isStream": True, "isLastResp": False, "output": PART.decode(),
@@ -91,7 +95,7 @@ async def instances(port: int) -> None:
     chunk, end = b"%x\r\n%b\r\n" % (len(PART), PART), b"0\r\n\r\n"
     due = time.monotonic()
     while True:
-        due += TICK
+        due += Instance.tick
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         frames, left = [], []
         for transport, id, tokens in Instance.streams:
@@ -148,7 +152,7 @@ async def proxy(port: int, to: int) -> None:
 
 
 class Client(asyncio.Protocol):
-    """Requests one after the other over one connection."""
+    """Requests one after the other over one connection. ``gaps``: seconds between the tokens of all of them."""
 
     def __init__(self, next: Callable[[], bool], done: Callable[[], None]):
         self.next, self.done = next, done
@@ -169,7 +173,12 @@ class Client(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        self.tokens += data.count(b'"delta"')
+        tokens, now = data.count(b'"delta"'), time.monotonic()
+        if tokens and self.tokens:
+            Client.gaps.append(now - self.last)
+        if tokens:
+            self.last = now
+        self.tokens += tokens
         self.tail = (self.tail + data)[-5:]
         if self.tail == b"0\r\n\r\n":
             Client.seen += self.tokens
@@ -177,22 +186,21 @@ class Client(asyncio.Protocol):
             self.ask()
 
     seen = 0
+    last = 0.0
+    gaps: list[float] = []  # noqa: RUF012
 
 
-def cpu(pid: int) -> float:
-    """Seconds of CPU that the process has had, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def run(port: int, pid: int, requests: int, streams: int, tokens: int, instance: int) -> tuple[float, float]:
+async def run(
+    port: int, pid: int, requests: int, streams: int, tokens: int, instance: int, tick: float = TICK
+) -> tuple[float, float]:
     """CPU and wall seconds for so many requests, so many at once. Raises RuntimeError if a token is missing."""
     reader, writer = await asyncio.open_connection("127.0.0.1", instance)
-    writer.write(b"GET /tokens/%d HTTP/1.1\r\n\r\n" % tokens)
+    writer.write(b"GET /tokens/%d/%f HTTP/1.1\r\n\r\n" % (tokens, tick))
     await reader.readuntil(b"\r\n\r\n")
     writer.close()
     left, open_, ended = requests, streams, asyncio.Event()
     Client.seen = 0
+    Client.gaps.clear()
 
     def next() -> bool:
         nonlocal left
@@ -215,12 +223,7 @@ async def run(port: int, pid: int, requests: int, streams: int, tokens: int, ins
     return cpu(pid) - before, time.monotonic() - began
 
 
-def free() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
-
-
-async def measure(requests: int, streams: int) -> dict[str, float]:
+async def measure(requests: int, streams: int, crowd: int) -> dict[str, float]:
     instance, front, plain = free(), free(), free()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "c.toml"
@@ -236,7 +239,7 @@ async def measure(requests: int, streams: int) -> dict[str, float]:
             subprocess.Popen([*command, "--quiet"], **quiet),  # type: ignore[call-overload]
         ]
         try:
-            await until_ready(front)
+            await ready(front)
             found: dict[str, float] = {}
             for name, port, process in (("coordinator", front, running[2]), ("proxy", plain, running[1])):
                 await run(port, process.pid, 4 * streams, streams, SHORT, instance)  # warm
@@ -246,6 +249,14 @@ async def measure(requests: int, streams: int) -> dict[str, float]:
                 found[f"{name}_frame_us"] = 1e6 * frame
                 found[f"{name}_request_us"] = 1e6 * (short / requests - frame * SHORT)
                 found[f"{name}_tokens_per_second"] = requests * LONG / seconds
+                if crowd:
+                    before, _ = resident(process.pid)
+                    used, _ = await run(port, process.pid, crowd, crowd, CROWD, instance, SLOW)
+                    gaps = sorted(Client.gaps)
+                    found[f"{name}_crowd_bytes"] = resident(process.pid)[1] - before
+                    found[f"{name}_crowd_us"] = 1e6 * used / crowd / CROWD
+                    for share in (0.5, 0.99, 0.999):
+                        found[f"{name}_crowd_gap_p{100 * share:g}"] = gaps[int(len(gaps) * share)]
             return found
         finally:
             for process in running:
@@ -254,24 +265,11 @@ async def measure(requests: int, streams: int) -> dict[str, float]:
                 process.wait()
 
 
-async def until_ready(port: int) -> None:
-    while True:
-        await asyncio.sleep(0.1)
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            continue
-        writer.write(b"GET /health/ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-        status = await reader.readline()
-        writer.close()
-        if b" 200 " in status:
-            return
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--streams", type=int, default=400)
+    parser.add_argument("--crowd", type=int, default=2000)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--to", type=int, default=0, help=argparse.SUPPRESS)
@@ -280,7 +278,7 @@ def main() -> None:
         work = proxy(given.serve, given.to) if given.to else instances(given.serve)
         uvloop.run(work)
         return
-    found = uvloop.run(measure(given.requests, given.streams))
+    found = uvloop.run(measure(given.requests, given.streams, given.crowd))
     if given.json:
         print(json.dumps(found))
         return
@@ -291,6 +289,13 @@ def main() -> None:
         )
     for what in ("request", "frame"):
         print(f"  ratio per {what}: {found[f'coordinator_{what}_us'] / found[f'proxy_{what}_us']:.2f}")
+    if given.crowd:
+        print(f"{given.crowd} streams at once, a token each {1e3 * SLOW:g} ms")
+        for name in ("coordinator", "proxy"):
+            gaps = [f"{1e3 * found[f'{name}_crowd_gap_p{share}']:.0f}" for share in ("50", "99", "99.9")]
+            memory = found[f"{name}_crowd_bytes"] / given.crowd / 1024
+            costs = f"{found[f'{name}_crowd_us']:.1f} µs a token, {memory:.1f} KiB a stream"
+            print(f"  {name:<12} gaps p50, p99, p99.9: {', '.join(gaps)} ms; {costs}")
 
 
 if __name__ == "__main__":

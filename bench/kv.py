@@ -68,6 +68,13 @@ async def give(port: int, plain: int) -> None:
         await giver.done()
 
 
+def drain(connection: socket.socket, target: memoryview) -> None:
+    with connection:
+        at = 0
+        while count := connection.recv_into(target[at:]):
+            at += count
+
+
 async def main() -> int:
     own, view = arena()
     offered: asyncio.Queue[Taker] = asyncio.Queue()
@@ -92,17 +99,14 @@ async def main() -> int:
                     if way != "memcpy":
                         print(way, order or "-", file=other.stdin, flush=True)
                     if way == "socket":
-                        connection = server.accept()[0]
+                        connection, _ = await asyncio.to_thread(server.accept)  # links go on meanwhile
                     elif way != "memcpy":
                         taker = await offered.get()
                     began = time.perf_counter()
                     if way == "memcpy":
                         target[:] = memoryview(source)
                     elif way == "socket":
-                        at = 0
-                        while count := connection.recv_into(target[at:]):
-                            at += count
-                        connection.close()
+                        await asyncio.to_thread(drain, connection, target)
                     else:
                         await taker.accept([(0, pages(order, 2))])
                         await taker.settled()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parley.cluster.config import Options, Place, Tls, rows
+from parley.cluster.config import Options, Static, Tls, rows
 from parley.config import SERVE
 from parley.options import Option
 
@@ -99,7 +99,7 @@ def page() -> str:
 def cluster() -> str:
     """The whole page of the coordinator's file."""
     parts = [FILE]
-    for name, kind in (("Keys", Options), ("[[instances]]", Place), ("[tls]", Tls)):
+    for name, kind in (("Keys", Options), ("[[instances]]", Static), ("[tls]", Tls)):
         parts += [f"\n## {name}\n\n| Key | Default | Is | What it does |\n|---|---|---|---|\n"]
         parts += [f"| `{row.key}` | {row.default} | {row.range} | {row.help} |\n" for row in rows(kind)]
     return "".join(parts)

@@ -180,6 +180,7 @@ def ending(route: Route, body: dict[str, Any]) -> str:
         "halt": (HEAD,),
         "adapter": (HEAD,),
         "ask": (HEAD, FACTS),
+        "count": (HEAD, FACTS),
         "endpoint": (HEAD, FACTS, MADE),
     }
     arguments = known.get(route.kind, ())

@@ -202,6 +202,14 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option("fake-engine", switch(), "Answer without a model.", False, section="engine", hidden=True, variable=True),
+    Option(
+        "cost-model",
+        text("FILE"),
+        "Compute nothing, and take the time that a model would.",
+        section="engine",
+        hidden=True,
+        variable=True,
+    ),
     Option("host", text("ADDRESS"), "Address to listen on.", "127.0.0.1", section="server", variable=True),
     Option(
         "port",
@@ -354,7 +362,7 @@ SERVE: list[Option] = [
     Option(
         "p-percentage",
         integer(0, 100),
-        "How much of a flex instance is for prefill: coordinators divide its places by it.",
+        "Which part of a flex instance is for prefill: of its engine's time while answers go on, and of its places.",
         50,
         section="cluster",
         variable=True,
@@ -463,4 +471,5 @@ def settings(config: Mapping[str, Any], folder: str) -> Settings:
         speculate=config["speculate"],
         speculate_tokens=config["speculate-tokens"],
         shared=config["role"] != "mixed",
+        costs=config["cost-model"] or "",
     )

@@ -164,14 +164,19 @@ def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, t
     return found
 
 
-def read_file(table: Sequence[Option], path: str) -> dict[str, tuple[Any, str]]:
-    """Raw values of a TOML file: keys at the top, or under a table named for the option's section. ConfigError."""
+def read_toml(path: str) -> dict[str, Any]:
+    """The content of a TOML file. Raises ConfigError."""
     try:
-        content = tomllib.loads(Path(path).read_text("utf-8"))
+        return tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:  # also bad UTF-8, endless digits
         raise ConfigError(f"The file {path} is not valid TOML: {error}.") from None
+
+
+def read_file(table: Sequence[Option], path: str) -> dict[str, tuple[Any, str]]:
+    """Raw values of a TOML file: keys at the top, or under a table named for the option's section. ConfigError."""
+    content = read_toml(path)
     options = {option.name: option for option in table if option.variable and option.name != "config"}
     sections = {option.section for option in options.values()}
     found: dict[str, tuple[Any, str]] = {}

@@ -533,6 +533,7 @@ class Settings(msgspec.Struct, kw_only=True):
     max_adapters: int = 8  # that are in memory at once
     max_rank: int = 256  # of an adapter
     shared: bool = False  # pages of the KV cache lie where other processes can open them
+    costs: str = ""  # file of a cost model, by which steps take their time and compute nothing
 
     @property
     def draft(self) -> str | None:

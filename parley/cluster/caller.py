@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import time
 
+from parley.instance.handover import CONNECTION
+from parley.instance.heads import ORDERS, OWN
 from parley.server.cycle import CYCLE, Cycle
 from parley.server.respond import Exchange
 
 # Of one connection, not of the request; or said anew for the next one.
-HOP = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te",
-     b"trailer", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"content-encoding", b"expect",
-     b"origin")
-)  # fmt: skip
-# What the coordinator says to instances, and nobody else may.
-ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
-OWN = b"parley-"
+HOP = CONNECTION | {b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"host", b"origin"}
 HELD = HOP | ORDERS
 BACK = (HOP - {b"content-encoding"}) | {b"date", b"server"}  # of an answer
 
@@ -26,6 +21,12 @@ class Caller(Exchange):
     @property
     def cycle(self) -> Cycle:
         return self.scope[CYCLE]
+
+    @property
+    def target(self) -> bytes:
+        """Path and query as the client wrote them."""
+        path, query = self.scope["raw_path"], self.scope["query_string"]
+        return path + b"?" + query if query else path
 
     def forwarded(self) -> list[tuple[bytes, bytes]]:
         """The headers that go on to an instance."""

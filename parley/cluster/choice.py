@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from parley.cluster import words
 from parley.cluster.config import Options
 from parley.cluster.load import Charge
 from parley.cluster.pace import ewma
@@ -18,11 +19,6 @@ from parley.cluster.policy import CacheAffinity, LoadBalance, Pair, Policy, Sigh
 from parley.cluster.predicted import Predicted, crowded
 from parley.cluster.table import Instance, News, Table
 from parley.cluster.tally import Tally
-
-NOT_READY = "MindIE-MS Coordinator is not ready"
-TOO_MANY = "Too many requests"
-NOBODY = "Scheduler proc req failed"
-LATE = "Request schedule timeout"
 
 
 class Refused(Exception):
@@ -176,12 +172,12 @@ class Choice:
         """
         self.tally.asked(wanted.attempt)
         if not wanted.attempt and not self.possible():
-            raise self._refused(503, NOT_READY)
+            raise self._refused(503, words.NOT_READY)
         chosen = None if self._queue else self._try(wanted)
         if chosen is not None:
             return chosen
         if len(self._queue) >= self.options.max_schedule_count:
-            raise self._refused(429, TOO_MANY, 1.0)
+            raise self._refused(429, words.TOO_MANY, 1.0)
         return await self._wait(wanted)
 
     async def _wait(self, wanted: Wanted) -> Chosen:
@@ -202,7 +198,7 @@ class Choice:
                         each.future.result().end(False)
                     raise
         except TimeoutError:
-            raise (self._refused(429, TOO_MANY, 1.0) if late else self._refused(408, LATE)) from None
+            raise (self._refused(429, words.TOO_MANY, 1.0) if late else self._refused(408, words.LATE)) from None
         finally:
             if each in self._queue:
                 self._queue.remove(each)
@@ -219,7 +215,7 @@ class Choice:
             pair = self._policy.pick(wanted, self._able(wanted, avoid=False), self.table.clock())
         if pair is None:
             if self.possible() and not usable:
-                raise self._refused(500, NOBODY)
+                raise self._refused(500, words.NOBODY)
             return None
         if wanted.attempt == 0:
             self._admit(wanted, pair)
@@ -235,11 +231,11 @@ class Choice:
             least = min(deadlines)
             own = pair.first - pair.wait
             if pair.wait > (least - own if own <= least else least):
-                raise self._refused(429, TOO_MANY, pair.first - least)
+                raise self._refused(429, words.TOO_MANY, pair.first - least)
         if self.options.slo_tpot is not None:
             slow, after = crowded(pair, self.options.slo_tpot)
             if slow:
-                raise self._refused(429, TOO_MANY, after)
+                raise self._refused(429, words.TOO_MANY, after)
 
     def _able(self, wanted: Wanted, avoid: bool = True) -> list[Instance]:
         """Usable instances that have the model. Where nobody has it, any of them may say so to the client."""

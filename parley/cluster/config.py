@@ -7,17 +7,21 @@ port.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from parley.keys import cluster_secret
 from parley.kinds import Kind, choice, duration, integer, number, pattern, size, switch, text
-from parley.options import ConfigError, nearest
+from parley.options import ConfigError, nearest, read_toml
 
 ROLES = ("mixed", "prefill", "decode", "flex")
-URL = pattern(r"https?://(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#\[\]@]+)(:\d{1,5})?/?", "URL", "of the form http://HOST:PORT")
+NUMBER = r"(?:[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"  # of a port
+URL = pattern(rf"https?://(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#\[\]@]+)(:{NUMBER})?/?", "URL", "of the form http://HOST:PORT")
+PEER = pattern(
+    rf"(\d{{1,3}}(\.\d{{1,3}}){{3}}|\[[0-9A-Fa-f:.]+\])(;{NUMBER})?", "IP;PORT", "of the form IP;PORT, as a d-target"
+)
 PORT = integer(0, 65_535)
 SECONDS = number(0.001, 86_400)
 T = TypeVar("T")
@@ -29,7 +33,7 @@ def entry(kind: Kind, default: Any, help: str, *, many: bool = False) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Static:
     """``[[instances]]``: an instance that is there from the beginning."""
 
     url: str = entry(URL, "", "Where it serves.")
@@ -38,7 +42,7 @@ class Place:
     management: str | None = entry(URL, None, "Where it answers /v1/status and takes roles; at its url if not said.")
     metrics: str | None = entry(URL, None, "Where it answers /metrics; at the management address if not said.")
     grpc: str | None = entry(text("HOST:PORT"), None, "Where it answers Triton's gRPC, if it does.")
-    peer: str | None = entry(text("IP;PORT"), None, "Where it takes hand-overs; if not said, what it tells of itself.")
+    peer: str | None = entry(PEER, None, "Where it takes hand-overs; if not said, what it tells of itself.")
     group: int = entry(integer(0), 0, "P and D are only put together within a group.")
     slots: int | None = entry(integer(1, 5000), None, "Requests that it computes at a time, if it does not tell.")
     blocks: int | None = entry(integer(1), None, "Blocks of its KV cache, if it does not tell.")
@@ -128,11 +132,8 @@ class Options:
     heartbeat: float = entry(number(0.05, 60), 1.0, "Seconds between two looks at an instance.")
     misses: int = entry(integer(1, 100), 5, "Looks without an answer after which it is lost.")
     fault_seconds: float = entry(number(0, 86_400), 120.0, "How long an instance that broke its link is not chosen.")
-    vanish_seconds: float = entry(number(1, 1e6), 7200.0, "After which a lost instance is forgotten, if it was found.")
-    secret: str | None = entry(
-        text("SECRET"), None, "The cluster's secret, which instances and clients of hand-overs share."
-    )
-    secret_file: str | None = entry(text("FILE"), None, "File that holds it.")
+    secret: str = entry(text("SECRET"), "", "The cluster's secret, which instances are shown, and know each other by.")
+    secret_file: str | None = entry(text("FILE"), None, "File whose first line is that secret.")
     # controller
     auto_ratio: bool = entry(switch(), False, "Change roles so that P and D keep up with each other.")
     ratio_period: float = entry(duration(), 300.0, "Time that a better ratio must have been wanted before a change.")
@@ -140,7 +141,7 @@ class Options:
     default_d_rate: int = entry(integer(0, 4096), 0, "The other side of it.")
     tasks_end_wait_seconds: float = entry(SECONDS, 300.0, "How long a role change waits for running requests.")
     # tables
-    instances: tuple[Place, ...] = ()
+    instances: tuple[Static, ...] = ()
     tls: Tls = Tls()
 
     def __repr__(self) -> str:
@@ -158,13 +159,7 @@ class Row(NamedTuple):
 
 def load(path: str) -> Options:
     """What a file says. Raises ConfigError, which names file, key, value and range."""
-    try:
-        content = tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"The file {path} is not valid TOML: {error}.") from None
-    return read(content, path, Path(path).parent)
+    return read(read_toml(path), path, Path(path).parent)
 
 
 def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Options:
@@ -173,17 +168,17 @@ def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Opti
     tables = plain.pop("instances", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{source}: instances is not a list of tables; write [[instances]] above each.")
-    places = []
+    statics = []
     for at, table in enumerate(tables, 1):
         where = f"{source}: instances[{at}]"
-        place = Place(**_values(Place, table, where))
-        if not place.url:
+        static = Static(**_values(Static, table, where))
+        if not static.url:
             raise ConfigError(f"{where}: url is missing.")
-        places.append(place if place.id is not None else _numbered(place, at))
+        statics.append(static if static.id is not None else _numbered(static, at))
     for name in ("id", "url"):
         seen: set[Any] = set()
-        for place in places:
-            value = getattr(place, name)
+        for static in statics:
+            value = static.url.rstrip("/") if name == "url" else static.id
             if value in seen:
                 raise ConfigError(f"{source}: two instances have the {name} {value!r}.")
             seen.add(value)
@@ -194,19 +189,14 @@ def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Opti
     files = {name: str(folder / value) for name, value in _values(Tls, tls, f"{source}: tls").items() if value}
     if ("certificate" in files) != ("key" in files):
         raise ConfigError(f"{source}: tls: certificate and key go together.")
-    if file := made.get("secret_file"):
-        if made.get("secret"):
-            raise ConfigError(f"{source}: secret and secret_file: only one of the two can be given.")
-        try:
-            made["secret"] = (folder / file).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: secret_file: {file} cannot be read ({type(error).__name__}).") from None
-        if not made["secret"]:
-            raise ConfigError(f"{source}: secret_file: {file} is empty.")
-    return _checked(Options(**made, instances=tuple(places), tls=Tls(**files)), source)
+    file = made.get("secret_file")
+    made["secret"] = cluster_secret(
+        made.get("secret"), folder / file if file else None, f"{source}: secret", f"{source}: secret_file"
+    )
+    return _checked(Options(**made, instances=tuple(statics), tls=Tls(**files)), source)
 
 
-def rows(kind: type[Options] | type[Place] | type[Tls] = Options) -> Iterator[Row]:
+def rows(kind: type[Options] | type[Static] | type[Tls] = Options) -> Iterator[Row]:
     """All keys, for documentation."""
     for each in fields(kind):
         if each.metadata:
@@ -252,8 +242,8 @@ def _one(kind: Kind, raw: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {shown} is not {wanted}.") from None
 
 
-def _numbered(place: Place, number: int) -> Place:
-    return Place(**{each.name: getattr(place, each.name) for each in fields(Place)} | {"id": number})
+def _numbered(static: Static, number: int) -> Static:
+    return Static(**{each.name: getattr(static, each.name) for each in fields(Static)} | {"id": number})
 
 
 def _checked(options: Options, source: str) -> Options:
@@ -265,7 +255,7 @@ def _checked(options: Options, source: str) -> Options:
         raise ConfigError(f"{source}: load_cost_coefficient: the fourth number is not at least 1, or the fifth not 0.")
     if (options.default_p_rate == 0) != (options.default_d_rate == 0):
         raise ConfigError(f"{source}: default_p_rate and default_d_rate go together: both 0, or neither.")
-    if options.algorithm_type == "cache_affinity" and any(place.role != "mixed" for place in options.instances):
+    if options.algorithm_type == "cache_affinity" and any(static.role != "mixed" for static in options.instances):
         raise ConfigError(f"{source}: algorithm_type cache_affinity is for instances of role mixed only.")
     if len(options.instances) > options.max_res_num:
         raise ConfigError(f"{source}: {len(options.instances)} instances are more than max_res_num.")

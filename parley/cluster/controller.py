@@ -1,9 +1,7 @@
-"""Gives instances their roles: the first one to those that have none, others when prefill and decode drift apart; and
-has dead ones replaced.
+"""Gives instances their roles: the first one to those that have none, others when prefill and decode drift apart.
 
-Where and how instances run is a ``Supervisor``'s affair; without one their number is as it is. A role changes in the
-documented order: no new work, the running requests end, the role is given to it and to its peers, it is ready, work
-again. One at a time.
+How many instances there are, and where, is not decided here (``place``). A role changes in the documented order: no new
+work, the running requests end, the role is given to it and to its peers, it is ready, work again. One at a time.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -27,35 +24,19 @@ from parley.cluster.table import Instance, Table
 log = logging.getLogger("parley.cluster")
 
 TICK = 1.0  # seconds between two looks at what is to be done
-DEAD = 15.0  # seconds without an answer after which an instance is replaced, or its role given to another
+DEAD = 15.0  # seconds without an answer after which an instance's role may be given to another
 SWITCH = 60.0  # seconds that taking a role may need
-AGAIN = 1.0, 60.0  # seconds before a failed start is tried again: at first, at most
 NOBODY = "none", "unknown", ""
 
 
-class Supervisor(Protocol):
-    """Runs instances somewhere."""
-
-    async def start(self, role: str) -> str:
-        """Start another one; its URL, at which it may not answer yet. Raises Exception when it cannot be started."""
-
-    async def stop(self, url: str) -> None:
-        """End one for good, in whatever state it is; one that is not there has ended."""
-
-
 class Controller:
-    def __init__(self, table: Table, choice: Choice, ask: Ask, supervisor: Supervisor | None = None):
+    """``changes``: how many roles were given."""
+
+    def __init__(self, table: Table, choice: Choice, ask: Ask):
         self.table, self._choice, self._ask = table, choice, ask
-        self.supervisor = supervisor
         self.ratio = Ratio(table.options.ratio_period)
-        self.wanted: Counter[str] = Counter()  # instances by role, where a supervisor is to keep their number
-        self.changes = 0  # roles that were given
+        self.changes = 0
         self._changing: asyncio.Task[None] | None = None
-        self._becoming: dict[int, str] = {}  # roles that are being given, by instance
-        self._starting: dict[asyncio.Task[None], str] = {}
-        self._ending: dict[int, asyncio.Task[None]] = {}
-        self._failures = 0
-        self._retry = 0.0
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -63,17 +44,10 @@ class Controller:
 
     async def close(self) -> None:
         """Leave everything as it is."""
-        tasks = [self._loop, self._changing, *self._starting, *self._ending.values()]
-        left = [task for task in tasks if task is not None]
+        left = [task for task in (self._loop, self._changing) if task is not None]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-
-    def scale(self, role: str, count: int) -> None:
-        """Have so many instances of a role. Raises ValueError if nobody can start any."""
-        if self.supervisor is None:
-            raise ValueError("The instances of this cluster are given; nobody can start or stop any.")
-        self.wanted[role] = count
 
     async def _run(self) -> None:
         while True:
@@ -87,9 +61,6 @@ class Controller:
         """Look at everything once, and begin what is to be done."""
         now = self.table.clock()
         self.ratio.observe(now, self._work())
-        if self.supervisor is not None:
-            self._bury(now)
-            self._reconcile(now)
         if self._changing is None or self._changing.done():
             change = self._needed(now)
             if change is not None:
@@ -163,11 +134,6 @@ class Controller:
         options, before = self.table.options, instance.role
         log.info("Instance %d is to change from %s to %s.", instance.id, before, role)
         self.table.withhold(instance, True)
-        self._becoming[instance.id] = role
-        moved = self.wanted[before] > 0
-        self.wanted[before] -= moved
-        self.wanted[role] += moved
-        done = False
         try:
             await self._until(lambda: idle(instance), options.tasks_end_wait_seconds)
             others = [each for each in self.table.usable() if each is not instance and each.role != role]
@@ -182,10 +148,6 @@ class Controller:
             if not done:
                 log.warning("Instance %d did not become %s in time.", instance.id, role)
         finally:
-            if moved and not done:
-                self.wanted[before] += 1
-                self.wanted[role] -= 1
-            del self._becoming[instance.id]
             self.table.withhold(instance, False)
 
     async def _until(self, true: Callable[[], bool], seconds: float) -> bool:
@@ -199,8 +161,8 @@ class Controller:
     async def _give(self, instance: Instance, role: str, peers: list[Instance]) -> bool:
         """POST a role. Was it taken?"""
         try:
-            local: dict[str, Any] = {**place(instance), "p_percentage": instance.p_percentage}
-            body = msgspec.json.encode({"local": local, "peers": [place(peer) for peer in peers]})
+            local: dict[str, Any] = {**named(instance), "p_percentage": instance.p_percentage}
+            body = msgspec.json.encode({"local": local, "peers": [named(peer) for peer in peers]})
             status, said = await self._ask(f"{instance.management}/v1/role/{quote(role)}", "POST", body)
         except (Unanswered, ValueError) as error:
             log.warning("Instance %d could not be given the role %s: %s", instance.id, role, error)
@@ -209,66 +171,13 @@ class Controller:
             log.warning("Instance %d refused the role %s: %s", instance.id, role, said[:200].decode("utf-8", "replace"))
         return status == 200
 
-    # -- their number
-
-    def _bury(self, now: float) -> None:
-        """Those that have been dead for long are ended for good."""
-        for each in self.table:
-            if each.found == "controller" and each.lost and now - each.answered > DEAD and each.id not in self._ending:
-                self._end(each)
-
-    def _reconcile(self, now: float) -> None:
-        for role, count in self.wanted.items():
-            there = [each for each in self.table if each.found == "controller" and self._counts(each, role)]
-            missing = count - len(there) - list(self._starting.values()).count(role)
-            if missing > 0 and now >= self._retry:
-                for _ in range(missing):
-                    task = asyncio.get_running_loop().create_task(self._begin(role))
-                    self._starting[task] = role
-                    task.add_done_callback(lambda done: self._starting.pop(done, None))
-            for each in sorted(there, key=lambda each: each.tasks)[: max(0, -missing)]:
-                self._end(each)
-
-    def _counts(self, each: Instance, role: str) -> bool:
-        return self._becoming.get(each.id, each.role) == role and each.id not in self._ending
-
-    async def _begin(self, role: str) -> None:
-        assert self.supervisor is not None
-        try:
-            url = await self.supervisor.start(role)
-        except Exception as error:
-            self._failures += 1
-            pause = min(AGAIN[1], AGAIN[0] * 2 ** min(10, self._failures - 1))
-            self._retry = self.table.clock() + pause
-            log.warning("No %s instance could be started (%s); again in %g s.", role, error, pause)
-            return
-        self._failures = 0
-        id = max((each.id for each in self.table), default=0) + 1
-        self.table.add(Instance(id, url, role, found="controller"))
-
-    def _end(self, instance: Instance) -> None:
-        self._ending[instance.id] = task = asyncio.get_running_loop().create_task(self._stop(instance))
-        task.add_done_callback(lambda _: self._ending.pop(instance.id, None))
-
-    async def _stop(self, instance: Instance) -> None:
-        """Give it no more work, let its requests end, if it is alive, and end it."""
-        assert self.supervisor is not None
-        self.table.withhold(instance, True)
-        await self._until(lambda: instance.lost or idle(instance), self.table.options.tasks_end_wait_seconds)
-        try:
-            await self.supervisor.stop(instance.url)
-        except Exception as error:
-            log.warning("Instance %d could not be ended: %s", instance.id, error)
-        if self.table.get(instance.id) is instance:
-            self.table.remove(instance.id)
-
 
 def _least(instances: list[Instance]) -> Instance:
     """The one that is soonest done with what it has."""
     return min(instances, key=lambda each: (each.tasks, each.id))
 
 
-def place(instance: Instance) -> dict[str, Any]:
+def named(instance: Instance) -> dict[str, Any]:
     """An instance as a role's body names it. Raises ValueError when it is known by a name and not by an address."""
     host, _, port = instance.peer.partition(";")
     host = host.strip("[]") or urlsplit(instance.url).hostname or ""

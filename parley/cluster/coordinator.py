@@ -31,9 +31,10 @@ from parley.cluster.metrics import Metrics
 from parley.cluster.status import Status
 from parley.cluster.table import Table
 from parley.server import banner, logs, tls
+from parley.server.auth import is_loopback
 from parley.server.options import ServerOptions
 from parley.server.options import Tls as Files
-from parley.server.port import Server, http, keep_standard_streams, listen, settle
+from parley.server.port import Server, http, keep_standard_streams, listen, reason, settle
 from parley.server.surfaces import universal
 
 if TYPE_CHECKING:
@@ -161,9 +162,16 @@ class Coordinator:
 
     def _addresses(self) -> list[str]:
         secure = self._context is not None
-        return [
+        lines = [
             f"  {port.name:<10} {banner.address(port.host, port.sock.getsockname()[1], secure)}" for port in self._ports
         ]
+        open_to = [port.host for port in self._ports if port.name == "management" and not is_loopback(port.host)]
+        if open_to and self.options.tls.clients is None:
+            lines.append(
+                f"  warning: everybody who reaches {open_to[0]} may change which instances there are;"
+                ' management_host = "127.0.0.1" would keep others out'
+            )
+        return lines
 
     async def _page(self) -> bytes:
         return (await self.metrics.page(Asked("", (), b""))).body
@@ -180,9 +188,7 @@ def run(options: Options, log_format: str = "text", access_log: bool = True) -> 
             try:
                 sockets[name] = host, stack.enter_context(listen(host, port))
             except OSError as error:
-                code = error.errno or 0
-                reason = os.strerror(code) if code > 0 else "the address is not known"
-                banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
+                banner.say(f"parley: cannot listen on {host} port {port}: {reason(error)}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 
@@ -224,9 +230,8 @@ def front_tls(given: Tls) -> ssl.SSLContext | None:
     """What clients' connections are encrypted with, if they are. Raises BadTls."""
     if given.certificate is None or given.key is None:
         return None
-    password = Path(given.password) if given.password else None
     clients = (Path(given.clients),) if given.clients else ()
-    return tls.context(Files(Path(given.certificate), Path(given.key), password, clients))
+    return tls.context(Files(Path(given.certificate), Path(given.key), _path(given.password), clients))
 
 
 def towards(given: Tls) -> ssl.SSLContext | None:
@@ -235,10 +240,13 @@ def towards(given: Tls) -> ssl.SSLContext | None:
         return None
     with tls.using(Path(given.ca)):
         made = ssl.create_default_context(cafile=given.ca)
-    if given.certificate is not None:
-        with tls.using(Path(given.certificate)):
-            made.load_cert_chain(given.certificate, given.key)
+    if given.certificate is not None and given.key is not None:
+        tls.certify(made, Path(given.certificate), Path(given.key), _path(given.password))
     return made
+
+
+def _path(name: str | None) -> Path | None:
+    return Path(name) if name else None
 
 
 def many_files() -> None:

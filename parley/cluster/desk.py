@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from parley.cluster import said
 from parley.errors import ParleyError
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
@@ -49,11 +50,7 @@ class Asked:
 
     def table(self) -> dict[str, Any] | None:
         """The body as a JSON object, None if it is none."""
-        try:
-            found = msgspec.json.decode(self.body)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            return None
-        return found if isinstance(found, dict) else None
+        return said.table(self.body)
 
 
 Route = Callable[[Asked], Reply | Awaitable[Reply]]

@@ -22,12 +22,12 @@ from parley.cluster.form import wrong
 from parley.cluster.links import Links
 from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
-from parley.cluster.places import Place, Places
+from parley.cluster.paths import Path, Paths
 from parley.cluster.policy import Wanted
-from parley.cluster.prefix import Look, look
 from parley.cluster.table import Instance
 from parley.dialects.dialect import Answer, Head, Kind, Reply
 from parley.errors import NotAllowed, NotFound, ParleyError
+from parley.instance.prefix import Look, look
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
@@ -63,29 +63,29 @@ class Front:
         self._labels: set[bytes] = set()  # names that clients have given to open requests
         self._choice, self._links, self._page = choice, links, page
         self._options, self._memory, self._strict = options, memory, strict
-        self._places = Places(surfaces)
+        self._paths = Paths(surfaces)
         self._gate = Gate(options.host, options.hosts, options.cors, Keys(()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        place: Place | None = None
+        path: Path | None = None
         try:
-            place, scope["path_params"] = self._places.find(scope["method"], scope["path"])
-            dialect, missing = place.dialect, None
+            path, scope["path_params"] = self._paths.find(scope["method"], scope["path"])
+            dialect, missing = path.dialect, None
         except (NotFound, NotAllowed) as error:
-            dialect, missing = self._places.wording(scope["path"]), error
+            dialect, missing = self._paths.wording(scope["path"]), error
         caller = Caller(scope, receive, send, self._options, dialect)
         self.open += 1
         try:
             if REFUSED in scope:
                 raise scope[REFUSED]
             self._gate.check(caller.headers)
-            if place is None:
+            if path is None:
                 assert missing is not None
                 raise missing
-            caller.note.probe = place.kind in PROBES
-            await self._answer(place, caller)
+            caller.note.probe = path.kind in PROBES
+            await self._answer(path, caller)
         except ClientGone:
             caller.abort()
         except ParleyError as error:
@@ -124,21 +124,23 @@ class Front:
 
     # -- who answers
 
-    async def _answer(self, place: Place, caller: Caller) -> None:
+    async def _answer(self, path: Path, caller: Caller) -> None:
         """Raises ParleyError, ClientGone."""
-        body, kind = None, place.kind
+        body, kind = None, path.kind
         if kind is None:  # which of two APIs is meant
             body = await caller.body()
-            route, caller.dialect = place.pick(body)
+            route, caller.dialect = path.pick(body)
             kind = route.kind
         if kind == "generate":
-            await self._generate(place, caller, body)
+            await self._generate(path, caller, body)
             return
-        if await self._own(kind, place, caller):
+        if await self._own(kind, path, caller):
             return
         body = await caller.body() if body is None else body
         usable = self._usable()
-        if kind == "halt":
+        if kind == "count" and caller.scope["method"] != "HEAD":
+            work = relay.sums(self._links, caller, usable, body)
+        elif kind == "halt":
             work = relay.some(self._links, caller, usable, body)
         elif kind in EVERYBODY or (kind == "endpoint" and caller.scope["method"] not in ("GET", "HEAD")):
             work = relay.every(self._links, caller, usable, body)
@@ -146,9 +148,9 @@ class Front:
             work = relay.one(self._links, caller, self._idlest(usable), body)
         await caller.while_connected(work)
 
-    async def _own(self, kind: Kind, place: Place, caller: Caller) -> bool:
+    async def _own(self, kind: Kind, path: Path, caller: Caller) -> bool:
         """Answer what is asked of the coordinator itself. False if it is not."""
-        write, ready = place.route.write, self._ready
+        write, ready = path.route.write, self._ready
         if kind in ("live", "ready") and write is not None:
             told: Answer = write(kind == "live" or ready)
             await caller.answer(told.body, told.status, told.type)
@@ -160,6 +162,8 @@ class Front:
             table = self._choice.table
             states = {str(each.id): each.state(table.clock()) for each in table}
             state = {"status": "waiting", "message": words.NOT_READY, "instances": states}
+            if lack := table.lack():
+                state["reason"] = lack
             await caller.answer(msgspec.json.encode(state), 503, extra=((b"retry-after", b"1"),))
         elif kind == "health":
             if not ready:
@@ -191,7 +195,7 @@ class Front:
 
     # -- generating
 
-    async def _generate(self, place: Place, caller: Caller, body: bytes | None) -> None:
+    async def _generate(self, path: Path, caller: Caller, body: bytes | None) -> None:
         """Raises ParleyError as long as nothing was sent, ClientGone."""
         announced = caller.headers.get(b"content-length", b"")
         full = self.held + (int(announced) if announced.isdigit() else 0) > self._memory
@@ -203,7 +207,7 @@ class Front:
             raise words.refusal(429, words.TOO_MANY if many else words.MEMORY, 1.0)
         if body is None:
             body = await caller.body()
-        if self._strict and (text := wrong(place.route.path, body)):
+        if self._strict and (text := wrong(path.route.path, body)):
             raise words.refusal(400, text)
         if caller.label in self._labels:
             raise words.refusal(400, words.TWICE)
@@ -211,31 +215,31 @@ class Front:
         if caller.label:
             self._labels.add(caller.label)
         try:
-            wanted = await self._wanted(place, caller, body)
-            closing = partial(self._closing, place, caller, body)
+            wanted = await self._wanted(path, caller, body)
+            closing = partial(self._closing, path, caller, body)
             passage = Passage(self._choice, self._links, caller, body, wanted, closing)
             await caller.while_connected(passage.run())
         except ParleyError:
-            caller.dialect = place.pick(body)[1]  # now it has to be known
+            caller.dialect = path.pick(body)[1]  # now it has to be known
             raise
         finally:
             self.held -= len(body)
             self._labels.discard(caller.label)
 
-    async def _wanted(self, place: Place, caller: Caller, body: bytes) -> Wanted:
+    async def _wanted(self, path: Path, caller: Caller, body: bytes) -> Wanted:
         options = self._choice.options
         seen: Look
         if len(body) < LARGE:
             seen = look(body, options.string_token_rate)
         else:
             seen = await asyncio.to_thread(look, body, options.string_token_rate)
-        model = caller.path.get("model", "") or ("" if place.shares else seen.model)
+        model = caller.path.get("model", "") or ("" if path.shares else seen.model)
         turns = seen.turns() if options.algorithm_type == "cache_affinity" else None
         return Wanted(seen.length, seen.marks, caller.patience(), model, turns)
 
-    def _closing(self, place: Place, caller: Caller, body: bytes, error: ParleyError) -> bytes:
+    def _closing(self, path: Path, caller: Caller, body: bytes, error: ParleyError) -> bytes:
         """The last bytes of a stream that ends by an error; none if there is no way to say it."""
-        route, dialect = place.pick(body)
+        route, dialect = path.pick(body)
         if self._strict or dialect.name.startswith("mindie"):
             return error.message.encode()
         assert route.read is not None

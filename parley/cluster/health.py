@@ -4,12 +4,15 @@ said nothing. An instance that is stopped without its connections being closed i
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import Any, Protocol
+import logging
+from typing import Protocol
 
-import msgspec
-
+from parley.cluster import said
 from parley.cluster.table import Instance, News, Table
+
+log = logging.getLogger("parley.cluster")
+
+REASONS = {401: "it has API keys or another secret; give both sides the same secret", 404: "it has no such route"}
 
 
 class Unanswered(Exception):
@@ -29,6 +32,8 @@ class Health:
     def __init__(self, table: Table, ask: Ask):
         self._table, self._ask = table, ask
         self._tasks: dict[int, tuple[Instance, asyncio.Task[None]]] = {}
+        self._wrong: dict[int, str] = {}  # what is wrong with instances, as it was said last; empty if nothing
+        self._lack = ""  # of all together
         self._running = False
 
     def start(self) -> None:
@@ -50,37 +55,49 @@ class Health:
     async def look(self, instance: Instance) -> bool:
         """Ask once. Did it answer?"""
         period = max(self._table.options.heartbeat, 0.5)
-        with contextlib.suppress(Unanswered):
+        wrong = ""
+        try:
             status, body = await self._ask(f"{instance.management}/v1/status", timeout=period)
-            said = _object(body) if status == 200 else None
-            if said is not None:
-                self._table.status(instance, said)
+            told = said.table(body) if status == 200 else None
+            if told is not None:
+                self._table.status(instance, told)
+                self._say(instance, "")
+                self._complain()
                 return True
+            wrong = f"its /v1/status answers {status}: {REASONS.get(status, 'it is no instance')}"
+        except Unanswered as error:
+            wrong = f"it does not answer: {error}"
         self._table.missed(instance)
+        if instance.misses >= self._table.options.misses:
+            self._say(instance, wrong)
         return False
+
+    def _say(self, instance: Instance, wrong: str) -> None:
+        """Log what is wrong with it when that is news."""
+        if self._wrong.get(instance.id) == wrong:
+            return
+        self._wrong[instance.id] = wrong
+        if wrong:
+            log.warning("Instance %d at %s is not used, for %s", instance.id, instance.url, wrong)
+        else:
+            log.info("Instance %d at %s answers; its role is %s.", instance.id, instance.url, instance.role)
+
+    def _complain(self) -> None:
+        """Log why instances that are ready are of no use, when that is news."""
+        before, self._lack = self._lack, self._table.lack()
+        if self._lack and self._lack != before and all(each.seen for each in self._table):
+            log.warning("No requests are taken: %s", self._lack)
 
     def _changed(self, instance: Instance, news: News) -> None:
         if news == "joined" and instance.asked:
             self._tasks[instance.id] = instance, asyncio.get_running_loop().create_task(self._watch(instance))
         elif news == "left" and self._tasks.get(instance.id, (None, None))[0] is instance:
             self._tasks.pop(instance.id)[1].cancel()
+            self._wrong.pop(instance.id, None)
 
     async def _watch(self, instance: Instance) -> None:
         loop = asyncio.get_running_loop()
         while self._running:
             began = loop.time()
             await self.look(instance)
-            options = self._table.options
-            silent = self._table.clock() - instance.answered
-            if instance.lost and instance.found == "controller" and silent > options.vanish_seconds:
-                self._table.remove(instance.id)
-                return
-            await asyncio.sleep(max(0.0, began + options.heartbeat - loop.time()))
-
-
-def _object(body: bytes) -> dict[str, Any] | None:
-    try:
-        found = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return None
-    return found if isinstance(found, dict) else None
+            await asyncio.sleep(max(0.0, began + self._table.options.heartbeat - loop.time()))

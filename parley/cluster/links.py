@@ -26,13 +26,14 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class Links:
-    """``context``: for instances behind https."""
+    """``context``: for instances behind https. ``secret``: the header that shows an instance who speaks to it; never
+    part of what is said for a client, but of orders."""
 
     def __init__(self, table: Table, options: Options, context: ssl.SSLContext | None = None):
         self.name = draw().hex()  # under which instances keep results for this coordinator
         self._table = table
         self._context = context
-        self._extra = [(b"parley-secret", options.secret.encode())] if options.secret else []
+        self.secret = [(b"parley-secret", options.secret.encode())] if options.secret else []
         self._upstreams: dict[str, Upstream] = {}  # by scheme, host and port
         self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,15 +62,16 @@ class Links:
         root = f"{split.scheme}://{split.netloc}"
         upstream = self._upstreams.get(root) or self._made(root)
         target = url[len(root) :].encode() or b"/"
+        headers = [*self.secret, *JSON] if body else self.secret
         try:
             async with asyncio.timeout(timeout):
-                answer = await upstream.ask(method.encode(), target, JSON if body else (), (body,) if body else ())
+                answer = await upstream.ask(method.encode(), target, headers, (body,) if body else ())
         except (Unreachable, Broken, TimeoutError) as error:
             raise Unanswered(str(error)) from None
         return answer.status, answer.body
 
     def _made(self, root: str) -> Upstream:
-        made = self._upstreams[root] = Upstream(root, self._context, self._extra)
+        made = self._upstreams[root] = Upstream(root, self._context)
         return made
 
     def feed(self, instance: Instance) -> Feed | None:
@@ -92,7 +94,8 @@ class Links:
     async def _post(self, instance: Instance, target: bytes, body: dict[str, Any]) -> None:
         with contextlib.suppress(Unreachable, Broken, TimeoutError):
             async with asyncio.timeout(SOON):
-                await self.upstream(instance).ask(b"POST", target, JSON, (msgspec.json.encode(body),))
+                headers = [*self.secret, *JSON]
+                await self.upstream(instance).ask(b"POST", target, headers, (msgspec.json.encode(body),))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -121,6 +124,7 @@ class Links:
                 self.name,
                 lambda connected: self._attached(instance, connected),
                 lambda id: self.halt(instance, id),
+                self.secret,
             )
             task = asyncio.get_running_loop().create_task(feed.run())
             self._feeds[instance.id] = feed, task

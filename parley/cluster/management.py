@@ -14,6 +14,7 @@ from typing import Any
 
 from parley.cluster.choice import Choice
 from parley.cluster.desk import Asked, Desk, Reply
+from parley.cluster.said import count
 from parley.cluster.table import Instance, News, Table
 
 log = logging.getLogger("parley.cluster")
@@ -66,7 +67,7 @@ class Management:
             return BAD
         for item in items:
             static = item.get("static_info") if isinstance(item, dict) else None
-            if not isinstance(static, dict) or not _unsigned(item.get("id")) or "role" not in static:
+            if not isinstance(static, dict) or not count(item.get("id")) or "role" not in static:
                 return BAD
         for each in self.table:
             if each.found == "list" and each.id not in ids:
@@ -126,7 +127,7 @@ class Management:
             return NOT_YET
         said = asked.table()
         ids = said.get("ids") if said is not None else None
-        if not isinstance(ids, list) or len(ids) > MOST or not all(_unsigned(id) for id in ids):
+        if not isinstance(ids, list) or len(ids) > MOST or not all(count(id) for id in ids):
             return BAD
         for id in ids:
             instance = self.table.get(id)
@@ -148,9 +149,9 @@ class Management:
         """May the role of one of two be changed, for nothing runs there any more? 0: that of P, 1: that of D."""
         said = asked.table() or {}
         p_id, d_id, kind = said.get("p_id"), said.get("d_id"), said.get("role_change_type")
-        if not _unsigned(p_id) or not _unsigned(d_id) or not _unsigned(kind) or kind not in (0, 1):
+        if not count(p_id) or not count(d_id) or not count(kind) or kind not in (0, 1):
             return Reply.json({"is_end": True}, 400)
-        p, d = self.table.get(p_id), self.table.get(d_id)  # type: ignore[arg-type]
+        p, d = self.table.get(p_id), self.table.get(d_id)
         if not self.table.ready() or p is None or d is None:
             return Reply.json({"is_end": True})
         return Reply.json({"is_end": idle(p if kind == 0 else d)})
@@ -203,7 +204,7 @@ def listed(item: dict[str, Any]) -> Instance | None:
     except ValueError:
         return None
     where = f"[{host}]" if host.version == 6 else str(host)
-    role, name = ROLES.get(static.get("role")) if _unsigned(static.get("role")) else None, item.get("model_name", "")
+    role, name = ROLES.get(static.get("role")) if count(static.get("role")) else None, item.get("model_name", "")
     slots, blocks = static.get("total_slots_num", 200), static.get("total_block_num", 1024)
     size, share = static.get("block_size", 128), static.get("p_percentage", 0)
     group, longest, label = static.get("group_id", 0), static.get("max_seq_len", 0), static.get("label", 4)
@@ -236,20 +237,16 @@ def _report(instance: Instance, said: Any) -> None:
     for name, key in (("avail_slots", "avail_slots_num"), ("avail_blocks", "avail_block_num"),
                       ("waiting", "waiting_request_num"), ("running", "running_request_num"),
                       ("swapped", "swapped_request_num")):  # fmt: skip
-        if _unsigned(said.get(key)):
+        if count(said.get(key)):
             setattr(instance, name, said[key])
     if isinstance(peers := said.get("peers"), list):
-        instance.peers = frozenset(id for id in peers if _unsigned(id))
+        instance.peers = frozenset(id for id in peers if count(id))
     if isinstance(hashes := said.get("prefix_hash"), list):
         instance.hashes = frozenset(hash for hash in hashes if isinstance(hash, int))
 
 
-def _unsigned(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
-
-
 def _all(*values: Any) -> bool:
-    return all(map(_unsigned, values))
+    return all(map(count, values))
 
 
 def _address(text: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

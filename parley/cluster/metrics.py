@@ -1,6 +1,6 @@
 """The metrics port: what all instances count, added up, and what the coordinator counts itself, in Prometheus' format.
 
-Names of its own series are here and in docs/choosing.md; they begin with ``parley:cluster_``.
+Names of its own series are here and in docs/coordinator.md; they begin with ``parley:cluster_``.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ EACH: tuple[tuple[str, str, str, Read], ...] = (
     ("gauge", "instance_decode_rate", "Tokens per second, as it says.", lambda each: each.decode_rate),
     ("counter", "transfers_total", "Hand-overs of KV pages, as it says.",
      lambda each: each.transfers.get("count", 0)),
-    ("counter", "transfer_bytes_total", "Bytes of KV pages that it fetched.",
+    ("counter", "transfer_bytes_total", "Bytes of KV pages that it handed over, as it says.",
      lambda each: each.transfers.get("bytes", 0)),
-    ("counter", "instance_transfer_seconds_total", "Seconds that its hand-overs took.",
+    ("counter", "instance_transfer_seconds_total", "Seconds that its hand-overs took, as it says.",
      lambda each: each.transfers.get("seconds", 0)),
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from parley.cluster import answers, relay, words
 from parley.cluster.answers import BadAnswer, First
@@ -20,6 +21,7 @@ from parley.cluster.caller import Caller, returned
 from parley.cluster.choice import Choice, Chosen, Refused
 from parley.cluster.config import Options
 from parley.cluster.links import Links
+from parley.cluster.outflow import Outflow
 from parley.cluster.policy import Wanted
 from parley.cluster.table import Instance
 from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable, Whole
@@ -28,8 +30,6 @@ from parley.instance import handover
 from parley.instance.frames import Frame
 from parley.server.chance import draw
 
-HOLD = 32 << 10  # bytes that wait for a client that does not read, from which its instance is to wait as well
-QUEUE = 1 << 20  # bytes of them at which the client is given up, for the instance goes on
 EARLY = 16 << 20  # bytes of D's that wait for P's answer
 PAUSE, LONGEST = 0.05, 2.0  # seconds until the same instance is tried again: doubled each time
 RECOMPUTE = 1.0  # seconds until a recompute that was refused is tried again
@@ -80,10 +80,8 @@ class Passage:
         self._choice, self._links = choice, links
         self._wanted, self._closing = wanted, closing
         self._body: Sequence[bytes] = (body,)
-        scope = caller.scope
-        target, query = scope["raw_path"], scope["query_string"]
-        self._target = target + b"?" + query if query else target
-        self._method = scope["method"].encode()
+        self._target = caller.target
+        self._method = caller.scope["method"].encode()
         self._headers = caller.forwarded()
         if caller.label:
             self._headers.append((b"parley-label", caller.label))
@@ -109,13 +107,7 @@ class Passage:
         self._parts: list[bytes] = []  # of an answer in one piece
         self._size = 0
         self._done: asyncio.Future[None]
-        # of a client that does not read
-        self._queue: list[bytes] | None = None
-        self._queued = 0
-        self._over = False  # what is queued ends the answer
-        self._draining: asyncio.Task[None] | None = None
-        self._held = ""  # the attempt whose results are held back
-        self._holding: asyncio.Task[None] | None = None
+        self._out = Outflow(caller)
 
     async def run(self) -> None:
         """Answer the client. Raises ParleyError as long as nothing was sent."""
@@ -133,7 +125,7 @@ class Passage:
                 raise
             self._break(error)
         finally:
-            await self._settle()
+            await self._out.settle()
 
     def _break(self, error: ParleyError) -> None:
         """End a stream that has begun."""
@@ -142,14 +134,6 @@ class Passage:
             self._last(last)
         else:
             self.caller.abort()
-
-    async def _settle(self) -> None:
-        """Wait until a slow client has read the rest of its answer, or stop sending it."""
-        if self._draining is None:
-            return
-        if not self._over:
-            self._draining.cancel()
-        await asyncio.gather(self._draining, return_exceptions=True)
 
     # -- attempts
 
@@ -220,6 +204,7 @@ class Passage:
         if not self._sent:
             self._records, self._exact = [], True
         self._early, self._early_size, self._asking = [], 0, None
+        self._out.hold = None
         self._pending, self._parts, self._size = [], [], 0
         self._done = asyncio.get_running_loop().create_future()
         if feed is None or not await feed.ready():
@@ -229,6 +214,7 @@ class Passage:
             first = await self._ask(chosen)
             chosen.first()
             self._exact = self._exact and first.exact and feed.exact
+            self._out.hold = partial(self._links.flow, chosen.d, self._id) if self._exact else None
             if not self._begin(first):
                 self._busy = (chosen.d,)
                 self._flush()
@@ -250,6 +236,7 @@ class Passage:
         given = handover.join(self._records) if self._sent and self._records else b""
         headers = [
             *self._headers,
+            *self._links.secret,
             (b"req-id", self._id.encode()),
             (b"req-type", b"prefill"),
             *_target(p, d, self._links),
@@ -392,57 +379,20 @@ class Passage:
 
     def _put(self, data: bytes) -> None:
         """A part of the stream."""
-        if not data:
-            return
-        self._sent = True
-        caller = self.caller
-        if not caller.status:
-            caller.begin(self._status, self._head)
-        if self._queue is not None:
-            self._queue.append(data)
-            self._queued += len(data)
-            if self._queued > QUEUE:  # it was asked to stop, and does not; or cannot
-                caller.abort()
-            elif self._queued > HOLD and self._exact and self._held != self._id:
-                self._held = self._id
-                work = self._links.flow(self._chosen.d, self._id, True)
-                self._holding = asyncio.get_running_loop().create_task(work)
-        elif not caller.part(data):
-            self._queue = []
-            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        if data:
+            self._start()
+            self._out.put(data)
 
     def _last(self, data: bytes) -> None:
         """The last part of the stream."""
-        self._sent = True
-        caller = self.caller
-        if not caller.status:
-            caller.begin(self._status, self._head)
-        if self._queue is not None:
-            self._queue.append(data)
-            self._over = True
-        else:
-            caller.finish(data)
+        self._start()
+        self._out.finish(data)
 
-    async def _drain(self) -> None:
-        """Send what is queued as the client reads; then have results come again."""
-        assert self._queue is not None
-        while True:
-            data, over = b"".join(self._queue), self._over
-            self._queue.clear()
-            self._queued = 0
-            await self.caller.write(data, "", last=over)
-            if over:
-                return
-            if self._queue or self._over or self.caller.cycle.blocked:
-                continue
-            held, self._held = self._held, ""
-            if not held:
-                break
-            if self._holding is not None:
-                await self._holding
-            if held == self._id:
-                await self._links.flow(self._chosen.d, held, False)
-        self._queue = self._draining = None
+    def _start(self) -> None:
+        """A part of the stream follows; its head, if nothing was sent yet."""
+        self._sent = True
+        if not self.caller.status:
+            self.caller.begin(self._status, self._head)
 
 
 def _refused(chosen: Chosen, answer: Response) -> Failed:

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from parley.kinds import size
-from parley.options import ConfigError, nearest
+from parley.options import ConfigError, nearest, read_toml
 
 ROLES = ("mixed", "prefill", "decode", "flex")
 KEYS = ("name", "address", "coordinator", "instances")
@@ -72,12 +71,7 @@ class Plan:
 
 def read(path: str) -> Plan:
     """The plan in a file. Raises ConfigError."""
-    try:
-        content = tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"The file {path} is not valid TOML: {error}.") from None
+    content = read_toml(path)
     base = Path(path).parent
     for key in content:
         if key not in KEYS:

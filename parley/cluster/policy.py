@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from parley.cluster.config import Options
 from parley.cluster.load import Demand, Side, decode_load, prefill_load
-from parley.cluster.prefix import Mark, Turns
 from parley.cluster.table import Instance
+from parley.instance.prefix import Mark, Turns
 
 
 @dataclass(frozen=True)

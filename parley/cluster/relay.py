@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from parley.cluster import words
 from parley.cluster.caller import Caller, returned
 from parley.cluster.links import Links
+from parley.cluster.sums import add
 from parley.cluster.table import Instance
 from parley.cluster.upstream import Broken, Connection, Response, Unreachable
 
@@ -58,7 +61,7 @@ async def one(links: Links, caller: Caller, instance: Instance, body: bytes) -> 
     client's connection is cut."""
     upstream = links.upstream(instance)
     method, headers = caller.scope["method"].encode(), caller.forwarded()
-    parts = upstream.request(method, target(caller), headers, (body,) if body else ())
+    parts = upstream.request(method, caller.target, headers, (body,) if body else ())
     while True:
         kept = upstream.idle()
         try:
@@ -84,27 +87,35 @@ async def one(links: Links, caller: Caller, instance: Instance, body: bytes) -> 
 async def every(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
     """Have all instances do it, and give the client the answer of the first that refused, or else of the first. Raises
     ParleyError."""
-    method, headers = caller.scope["method"].encode(), caller.forwarded()
-    asked = (links.upstream(each).ask(method, target(caller), headers, (body,) if body else ()) for each in instances)
-    told = await asyncio.gather(*asked, return_exceptions=True)
-    answers = [each for each in told if isinstance(each, Response)]
-    if not answers or len(answers) < len(told):
+    told = await _asked(links, caller, instances, body)
+    if len(told) < len(instances):
         raise words.refusal(500, words.UNSENT)
-    caller.whole(*next((each for each in answers if each.status >= 400), answers[0]))
+    caller.whole(*next((each for each in told if each.status >= 400), told[0]))
 
 
 async def some(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
     """Have those do it that can: the answer of the first that did, or else of the first. Raises ParleyError."""
+    told = await _asked(links, caller, instances, body)
+    caller.whole(*next((each for each in told if each.status < 400), told[0]))
+
+
+async def sums(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
+    """Give the client the sums of what all instances count, or what the first says that counts nothing. Raises
+    ParleyError."""
+    told = await _asked(links, caller, instances, body)
+    pages = [each for each in told if each.status == 200]
+    try:
+        caller.whole(*(pages[0]._replace(body=add(each.body for each in pages)) if pages else told[0]))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise words.refusal(500, words.UNSENT) from None
+
+
+async def _asked(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> list[Response]:
+    """What those answer that can be asked, one at least. Raises ParleyError."""
     method, headers = caller.scope["method"].encode(), caller.forwarded()
-    asked = (links.upstream(each).ask(method, target(caller), headers, (body,) if body else ()) for each in instances)
+    asked = (links.upstream(each).ask(method, caller.target, headers, (body,) if body else ()) for each in instances)
     told = await asyncio.gather(*asked, return_exceptions=True)
     answers = [each for each in told if isinstance(each, Response)]
     if not answers:
         raise words.refusal(500, words.UNSENT)
-    caller.whole(*next((each for each in answers if each.status < 400), answers[0]))
-
-
-def target(caller: Caller) -> bytes:
-    """Path and query as the client wrote them."""
-    path, query = caller.scope["raw_path"], caller.scope["query_string"]
-    return path + b"?" + query if query else path
+    return answers

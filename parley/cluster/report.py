@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-from parley.cluster.prefix import REPORTED
+from parley.cluster.said import count
+from parley.instance.prefix import REPORTED
 
 if TYPE_CHECKING:
     from parley.cluster.table import Instance
@@ -30,7 +31,7 @@ def take(instance: Instance, said: Mapping[str, Any]) -> str:
     instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
     instance.loaded = own.get("ready", True) is not False
     share = service.get("p_percentage")
-    if _count(share) and share <= 100:
+    if count(share) and share <= 100:
         instance.p_percentage = share
     for name, key in RESOURCES:
         _set(instance, name, resource.get(key))
@@ -60,10 +61,6 @@ def _table(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def _set(instance: Instance, name: str, value: Any) -> None:
-    if _count(value):
+    if count(value):
         setattr(instance, name, value)

@@ -12,9 +12,9 @@ import grpc
 
 from parley.cluster import words
 from parley.cluster.table import Instance, Table
+from parley.instance.heads import OWN
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
-OWN = "parley-"
 HELD = frozenset(("user-agent", "te", "content-type"))  # metadata that belongs to one connection
 ORDER = {"mixed": 0, "decode": 1, "flex": 2, "prefill": 3}  # who rather takes a whole request
 
@@ -55,7 +55,7 @@ class Port:
         metadata = [
             (key, value)
             for key, value in context.invocation_metadata() or ()
-            if key not in HELD and not key.startswith(("grpc-", OWN))
+            if key not in HELD and not key.startswith(("grpc-", OWN.decode()))
         ]
         self._open[instance.id] = self._open.get(instance.id, 0) + 1
         call = self._channel(instance).stream_stream(method)(

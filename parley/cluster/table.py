@@ -1,7 +1,7 @@
 """The instances of a cluster: what each is, what it last said of itself, and whether requests may go to it.
 
-They come from the configuration, from a controller's list or from its own controller; what is done with them is chosen
-elsewhere. Who needs to know when one comes, goes, is lost or was restarted watches the table. Opens no connection.
+They come from the configuration or from a controller's list; what is done with them is chosen elsewhere. Who needs to
+know when one comes, goes, is lost or was restarted watches the table. Opens no connection.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from parley.cluster.config import Options, Place
+from parley.cluster.config import Options, Static
 from parley.cluster.load import Side
-from parley.cluster.prefix import REPORTED, Mark
 from parley.cluster.report import take
+from parley.instance.prefix import REPORTED, Mark
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
 News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
@@ -43,7 +43,7 @@ class Instance:
     metrics: str = ""
     peer: str = ""
     grpc: str = ""
-    found: Literal["file", "list", "controller"] = "file"
+    found: Literal["file", "list"] = "file"
     asked: bool = True  # how it does; of others the list tells
     slots: int = 200
     blocks: int = 1024
@@ -160,8 +160,8 @@ class Table:
         self.instances: dict[int, Instance] = {}
         self.watchers: list[Watcher] = []
         self.listed = False  # a controller's list has come
-        for place in options.instances:
-            self.add(placed(place))
+        for static in options.instances:
+            self.add(known(static))
 
     def __iter__(self) -> Iterator[Instance]:
         return iter(list(self.instances.values()))
@@ -265,20 +265,36 @@ class Table:
         ds = [each for each in usable if each.role != "mixed" and each.decode.share > 0]
         return any(p.linked(d) for p in ps for d in ds)
 
+    def lack(self) -> str:
+        """Why nobody can be served though instances are ready; empty if there is another reason, or none."""
+        usable = self.usable()
+        if not usable or self.ready():
+            return ""
+        if self.options.deploy_mode == "single_node":
+            return "Instances are of role mixed only where deploy_mode is single_node."
+        ps, ds = [each for each in usable if each.prefill.share > 0], [each for each in usable if each.decode.share > 0]
+        if not ps or not ds:
+            return f"No instance {'decodes' if ps else 'prefills'}; with fallback = true one alone would do all."
+        for p, d in ((p, d) for p in ps for d in ds if p.group == d.group and p.layout and d.layout):
+            pairs = zip(p.layout.split(";"), d.layout.split(";"), strict=False)
+            if unlike := ", ".join(f"{one} and {other}" for one, other in pairs if one != other):
+                return f"Instances {p.id} and {d.id} cannot work together, for they are not alike: {unlike}."
+        return "No prefill instance has a decode instance of its group that it is linked with."
 
-def placed(place: Place) -> Instance:
+
+def known(static: Static) -> Instance:
     """An instance of the configuration."""
     instance = Instance(
-        place.id or 0,
-        place.url,
-        place.role,
-        place.group,
-        place.management or "",
-        place.metrics or "",
-        place.peer or "",
-        grpc=place.grpc or "",
-        p_percentage=place.p_percentage,
-        peer_given=bool(place.peer),
+        static.id or 0,
+        static.url,
+        static.role,
+        static.group,
+        static.management or "",
+        static.metrics or "",
+        static.peer or "",
+        grpc=static.grpc or "",
+        p_percentage=static.p_percentage,
+        peer_given=bool(static.peer),
     )
-    instance.slots, instance.blocks = place.slots or instance.slots, place.blocks or instance.blocks
+    instance.slots, instance.blocks = static.slots or instance.slots, static.blocks or instance.blocks
     return instance

@@ -195,14 +195,14 @@ class Whole:
 
 
 class Upstream:
-    """The connections to the instance at ``url``. ``context``: for https. ``extra``: headers of every request."""
+    """The connections to the instance at ``url``. ``context``: for https."""
 
-    def __init__(self, url: str, context: ssl.SSLContext | None = None, extra: Headers = ()):
+    def __init__(self, url: str, context: ssl.SSLContext | None = None):
         split = urlsplit(url)
         self.host, tls = split.hostname or "", split.scheme == "https"
         self.port = split.port or (443 if tls else 80)
         self._context = context or ssl.create_default_context() if tls else None
-        self._tail = b"".join(b"%b: %b\r\n" % each for each in [(b"host", split.netloc.encode("latin-1")), *extra])
+        self._tail = b"host: %b\r\n" % split.netloc.encode("latin-1")
         self.busy: set[Connection] = set()
         self._idle: list[Connection] = []
         self._closed = False

@@ -23,6 +23,7 @@ P_FAILED = "P instance error"
 D_FAILED = "D instance error"
 NO_RETRY = "Request retry failed"
 LATE = "Request schedule timeout"
+NOBODY = "Scheduler proc req failed"
 LATE_FIRST = "Request first token timeout"
 LATE_END = "Request inference timeout"
 

@@ -235,7 +235,7 @@ def network(config: Config) -> Iterator[Finding]:
     else:
         yield Finding("ok", "port", f"{host}:{port} is free")
     try:
-        keys = len(config["api-key"]) + len(keys_of(config["api-key-file"]))
+        keys = len(config["api-key"]) + len(keys_of(config["api-key-file"], "api-key-file"))
         keys_of(config["admin-key-file"], "admin-key-file")
     except ConfigError as error:
         yield Finding("fail", "keys", str(error))

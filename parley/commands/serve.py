@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from parley.config import SERVE, settings
 from parley.hub import served_name
+from parley.keys import cluster_secret, read_keys
 from parley.kinds import Named
 from parley.options import Config, ConfigError, nearest, show
 
@@ -80,7 +81,7 @@ def server_options(config: Config) -> ServerOptions:
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
         endpoints=config["endpoints"],
-        api_keys=(*config["api-key"], *keys_of(config["api-key-file"])),
+        api_keys=(*config["api-key"], *keys_of(config["api-key-file"], "api-key-file")),
         admin_keys=tuple(keys_of(config["admin-key-file"], "admin-key-file")),
         max_queue=config["max-queue"],
         drain=config["drain"],
@@ -127,12 +128,8 @@ def grpc_of(config: Config) -> tuple[Listen, ...]:
 
 def secret_of(config: Config) -> str:
     """The cluster's secret, empty if there is none. Raises ConfigError."""
-    if config["cluster-secret"] and config["cluster-secret-file"]:
-        raise ConfigError("--cluster-secret and --cluster-secret-file are both given; one is enough.")
-    secret = config["cluster-secret"] or (keys_of(config["cluster-secret-file"], "cluster-secret-file") or [""])[0]
-    if not secret.isascii() or not secret.isprintable():
-        raise ConfigError("--cluster-secret: it has to be of printable ASCII, for it travels in headers.")
-    return secret
+    file = Path(config["cluster-secret-file"]) if config["cluster-secret-file"] else None
+    return cluster_secret(config["cluster-secret"], file, "--cluster-secret", "--cluster-secret-file")
 
 
 def peer_tls_of(config: Config) -> Tls | None:
@@ -148,15 +145,6 @@ def peer_tls_of(config: Config) -> Tls | None:
     return Tls(certificate, key, clients=(authority,))
 
 
-def keys_of(file: str | None, option: str = "api-key-file") -> list[str]:
-    """The keys in a file, one per line; empty lines and lines that begin with # do not count. Raises ConfigError."""
-    if file is None:
-        return []
-    try:
-        lines = [line.strip() for line in Path(file).read_text("utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--{option}: {file} cannot be read ({type(error).__name__}).") from None
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise ConfigError(f"--{option}: {file} holds no key.")
-    return keys
+def keys_of(file: str | None, option: str) -> list[str]:
+    """The keys of the file that an option names, if it names one. Raises ConfigError."""
+    return [] if file is None else read_keys(Path(file), f"--{option}")

@@ -28,6 +28,7 @@ from parley.core.lookup import Lookup, Predicted
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Runner, Sampled, Sequence, Status, Step
+from parley.core.share import Share
 from parley.core.shelf import Fetch, Shelf
 from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
@@ -41,10 +42,11 @@ FAILED = "The engine failed while computing this request."
 class Loop:
     """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of a step, in its thread.
 
-    ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens). ``fetch``
-    reads adapters beside the steps; without it a step waits for one that is read. ``prepare`` makes a work ready, and
-    then calls what it is given, in the loop's thread. ``filled(id, pages)`` is called with pages that the lease of a
-    work has got, before the outputs of their step are emitted.
+    ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens). ``share`` is
+    what prompts may have of the time, and may be divided anew between steps. ``fetch`` reads adapters beside the steps;
+    without it a step waits for one that is read. ``prepare`` makes a work ready, and then calls what it is given, in
+    the loop's thread. ``filled(id, pages)`` is called with pages that the lease of a work has got, before the outputs
+    of their step are emitted.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Loop:
         fetch: Fetch | None = None,
         prepare: Prepare | None = None,
         filled: Callable[[str, list[int]], None] | None = None,
+        share: Share | None = None,
     ):
         if pace is None:
             on_cpu = settings.device.startswith("cpu")
             pace = Timed(settings.step_ms / 1000) if on_cpu else Fixed(settings.step_tokens)
         self.runner = runner
         self.settings = settings
+        self.share = share or Share()
         self.pool = BlockPool(runner.blocks)
         self.context = runner.max_model_len
         self._caching = settings.prefix_cache and runner.blocks > 0
@@ -88,6 +92,7 @@ class Loop:
                 self.speculation if self._speculates else None,
                 self.holds.fits,
                 self.holds.revoke,
+                self.share,
             )
             self.holds.scheduler = self.scheduler
         else:
@@ -312,6 +317,7 @@ class Loop:
         prompt = sum(row.count for row in step.rows if row.count > 1)
         self._last = (step.tokens, prompt, len(step.rows), seconds)
         self._pace.observe(seconds)
+        self.share.observe(seconds, step.tokens)
         if self.speculation is not None and (self._speculates or self._predicted) and not prompt:
             self.speculation.observe(step, seconds)
         return results

@@ -10,7 +10,10 @@ to its turn, before all of its priority that have not run yet. So the first in o
 is no livelock. One that waits takes slot and pages from those of worse priority, the last first; from its equals never.
 
 **Budget.** Decodes are few tokens and people watch them: each running sequence that is one token behind gets its row in
-every step. The pace says how many further tokens, of prompts, the step may have.
+every step. The pace says how many further tokens, of prompts, the step may have, and the share whether it may have any
+that belong to prompts without a token yet: who was given or has drawn one is an answer, also while it catches up. A
+prompt that is held back so holds back all that wait behind it, so it gets on when the answers under way have ended, or
+sooner.
 
 **Pages.** A sequence gets pages for the chunk that is scheduled, never for tokens it may once produce. When none is
 free, the last running sequence is preempted: it gives back all pages and will compute its tokens again. What makes
@@ -50,6 +53,7 @@ from parley.core.blocks import BlockPool, extend, pages
 from parley.core.pace import Pace
 from parley.core.queue import Queue
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
+from parley.core.share import Share
 from parley.core.speculation import Speculation
 
 _rank = attrgetter("rank")
@@ -62,7 +66,7 @@ class Scheduler:
     a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable. Drafts are those of
     ``speculation``. ``fits`` says of one that waits whether all its tokens have room beside the pages that nobody can
     take back; the others given are those that it would find in the cache. ``revoke`` takes back what can be, some at a
-    time: False if there is nothing.
+    time: False if there is nothing. ``share``: of prompts, beside answers; as usual all that they can use.
     """
 
     def __init__(
@@ -76,9 +80,11 @@ class Scheduler:
         speculation: Speculation | None = None,
         fits: Callable[[Sequence, list[int]], bool] = lambda sequence, found: True,
         revoke: Callable[[], bool] = lambda: False,
+        share: Share | None = None,
     ):
         self.pool = pool
         self.pace = pace
+        self.share = share or Share()
         self.slots = slots
         self.prefix_cache = prefix_cache
         self.preemptions = 0
@@ -115,9 +121,10 @@ class Scheduler:
         self._let()
         self._filled = False
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
+        self.share.begin(len(decodes))
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.speculation is not None:
-            busy = any(len(sequence.tokens) - sequence.computed > 1 for sequence in self.running)
+            busy = any(len(each.tokens) - each.computed > 1 and self._may(each) for each in self.running)
             drafts = self.speculation.drafts(decodes, busy=busy)
         self.pace.begin(len(decodes) + sum(map(len, drafts.values())))
         waiting = self.waiting.priority  # of who is next, inf once one has to wait on
@@ -301,6 +308,8 @@ class Scheduler:
 
         Scraps of what a step may have are not worth a row, unless it has nothing else.
         """
+        if not self._may(sequence):
+            return 0
         start, total = sequence.computed + len(found) * BLOCK_SIZE, len(sequence.tokens)
         room = self.pace.room(start)
         if self._filled and room < min(BLOCK_SIZE, total - start):
@@ -309,9 +318,15 @@ class Scheduler:
         boundary = end // BLOCK_SIZE * BLOCK_SIZE
         return (boundary if start < boundary and end < total else end) - start
 
+    def _may(self, sequence: Sequence) -> bool:
+        """Is the step open to it?"""
+        return self.share.open or sequence.generated > 0
+
     def _chunk(self, step: Step, sequence: Sequence, count: int) -> None:
         """A row of a prompt's tokens."""
         self.pace.take(sequence.computed, count)
+        if not sequence.generated:
+            self.share.take(count)
         self._filled = True
         self._row(step, sequence, count)
 

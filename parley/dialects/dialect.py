@@ -317,6 +317,7 @@ Kind = Literal[
     "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
     "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
     "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
+    "count",  # the same, of numbers that add up over several servers
     "endpoint",  # look at endpoints or change one: read(body, Head, Facts, endpoints by name) -> Answer | Change
     "state",  # the same, for probes: clients without a key may ask
     "trial",  # have the model make one token: read(Head) -> seconds that it may take; write(bool: did it?) -> Answer

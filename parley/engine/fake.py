@@ -2,7 +2,8 @@
 
 It behaves as a real one does where a client can tell: work waits for one of ``max_batch`` places, every step gives each
 running choice one token, cancelled work gives nothing more. What the tokens are is a function of the work. Pages are
-numbers that nothing is stored in: leases and reservations hold some of them, and no prefix is ever found.
+numbers that nothing is stored in: leases and reservations hold some of them, and no prefix is ever found. Where time is
+shared, a token takes a millisecond.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
+from parley.core.share import Share
 from parley.engine.messages import (
     Cancel,
     Changed,
     Conclude,
+    Divide,
     Filled,
     Free,
     LoadAdapter,
@@ -96,6 +99,7 @@ class FakeEngine(Engine):
         self._load_failure = failure
         self._waiting: list[_Choice] = []
         self._running: list[_Choice] = []
+        self._share = Share()
         self._counts = Stats(blocks_total=info.kv_blocks)
         self._pages = list(range(info.kv_blocks))  # that nobody holds
         self._leases: dict[str, list[int]] = {}
@@ -147,6 +151,8 @@ class FakeEngine(Engine):
         elif isinstance(message, Free):
             self._pages += self._reservations.pop(message.key, [])
             self._work.set()
+        elif isinstance(message, Divide):
+            self._share.divide(message.percent / 100)
         elif isinstance(message, Release):
             self._pages += self._leases.pop(message.id, [])
             self._work.set()
@@ -187,7 +193,8 @@ class FakeEngine(Engine):
             self._step()
 
     def _step(self) -> None:
-        while self._waiting and len(self._running) < self._max_batch:
+        self._share.begin(len(self._running))
+        while self._waiting and len(self._running) < self._max_batch and self._may(self._waiting[0]):
             self._running.append(self._waiting.pop(0))
         fresh = [choice for choice in self._running if choice.fresh]
         for choice in fresh:
@@ -196,11 +203,17 @@ class FakeEngine(Engine):
         read = sum(len(choice.work.token_ids) for choice in fresh)
         self._counts.step_rows, self._counts.step_prompt = len(self._running), read
         self._counts.step_tokens = read + len(self._running) - len(fresh)
+        self._share.take(sum(len(choice.work.token_ids) for choice in fresh if not choice.drawn))
+        self._share.observe(self._counts.step_tokens / 1000, max(1, self._counts.step_tokens))
         rows = len(self._running)
         outputs = [self._advance(choice, rows) for choice in self._running]
         self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish is None]
         self._counts.steps += 1
         self._deliver(Outputs(outputs, self._stats()))
+
+    def _may(self, choice: _Choice) -> bool:
+        """Is the step open to it?"""
+        return self._share.open or choice.drawn > 0
 
     def _advance(self, choice: _Choice, rows: int) -> Output:
         work, first = choice.work, choice.fresh

@@ -27,6 +27,7 @@ from parley.engine.messages import (
     Cancel,
     Changed,
     Conclude,
+    Divide,
     Fatal,
     Filled,
     Free,
@@ -72,6 +73,11 @@ Send = Callable[[FromEngine], None]
 
 def work(settings: Settings, inbox: Inbox, send: Send) -> None:
     """Load the model and serve messages until Shutdown. Never raises: what goes wrong is sent as Fatal."""
+    if settings.costs:
+        from parley.engine import simulated
+
+        simulated.work(settings, inbox, send)
+        return
     try:
         from parley.core.loop import Loop
         from parley.model.loader import LoadError, load
@@ -107,7 +113,7 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
     )
     send(Ready(info))
     try:
-        _serve(loop, inbox, send)
+        serve(loop, inbox, send)
     except Exception as error:
         log.exception("the engine loop failed")
         send(Fatal(f"The engine stopped on an internal error: {type(error).__name__}."))
@@ -139,7 +145,8 @@ def _beside(runner: Runner, thread: ThreadPoolExecutor, inbox: Inbox) -> Fetch:
     return fetch
 
 
-def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
+def serve(loop: Loop, inbox: Inbox, send: Send) -> None:
+    """Do what messages say, step by step, until Shutdown."""
     while True:
         # New work and cancels come before scheduling; only an idle loop waits for them.
         idle = loop.idle
@@ -169,6 +176,8 @@ def _serve(loop: Loop, inbox: Inbox, send: Send) -> None:
                 loop.holds.free(message.key)
             elif isinstance(message, Release):
                 loop.holds.release(message.id)
+            elif isinstance(message, Divide):
+                loop.share.divide(message.percent / 100)
             elif callable(message):
                 message()
             elif isinstance(message, Shutdown):

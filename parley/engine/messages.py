@@ -34,6 +34,12 @@ class Conclude(msgspec.Struct, tag="conclude", array_like=True):
     reason: Literal["length", "cancel"] = "length"
 
 
+class Divide(msgspec.Struct, tag="divide", array_like=True):
+    """Prompts may have so many percent of the time in which answers go on, from now on. 100: all that they can use."""
+
+    percent: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
     pass
 
@@ -106,7 +112,18 @@ class Release(msgspec.Struct, tag="release", array_like=True):
 
 
 ToEngine = (
-    Submit | Cancel | Conclude | Reset | LoadAdapter | UnloadAdapter | Reserve | Landed | Free | Release | Shutdown
+    Submit
+    | Cancel
+    | Conclude
+    | Reset
+    | LoadAdapter
+    | UnloadAdapter
+    | Reserve
+    | Landed
+    | Free
+    | Release
+    | Divide
+    | Shutdown
 )
 
 

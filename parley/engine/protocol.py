@@ -20,6 +20,7 @@ from parley.engine.messages import (
     Cancel,
     Changed,
     Conclude,
+    Divide,
     Filled,
     Free,
     FromEngine,
@@ -149,6 +150,7 @@ class Engine(ABC):
         self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
         self.began: Callable[[ModelInfo], None] = lambda info: None  # whenever the model has been loaded
         self.failure = ""
+        self.share = 100  # percent of the time, beside answers, for prompts
         self._streams: dict[str, Stream] = {}
         self._touched: list[Stream] = []  # have got outputs, of which nobody has been told
         self._questions: dict[int, asyncio.Future[Any]] = {}  # messages that have an answer
@@ -233,6 +235,12 @@ class Engine(ABC):
         """Nobody reads the pages of work ``id`` any more, which had a lease. It may run or have ended."""
         self._tell(Release(id))
 
+    def divide(self, percent: int) -> None:
+        """Let prompts have so much of the time beside answers, as ``messages.Divide`` says; a restart keeps it."""
+        if percent != self.share:
+            self.share = percent
+            self._tell(Divide(percent))
+
     def _tell(self, message: ToEngine) -> None:
         if self.state == "ready":  # else there is nothing that was held
             self._send(message)
@@ -266,6 +274,8 @@ class Engine(ABC):
     def _serve(self, info: ModelInfo) -> None:
         """The model is loaded, for the first time or again."""
         self.info, self.state, self.failure = info, "ready", ""
+        if self.share != 100:
+            self._send(Divide(self.share))
         self.began(info)
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(info)

@@ -14,7 +14,7 @@ import msgspec
 from parley.dialects.dialect import Answer
 from parley.dialects.mindie.shared import encode
 from parley.instance.heads import PORT
-from parley.instance.role import Assignment, Name, Place
+from parley.instance.role import Address, Assignment, Name
 
 DONE = Answer(200, b'{"result":"ok"}')
 UNREAD = "Req body converts to json fail. Reset to previous node status."
@@ -65,7 +65,7 @@ def read(role: str, version: str, body: bytes, first: bool) -> Assignment:
     return Assignment(name, tuple(dict.fromkeys(found)), share if name == "flex" else None)
 
 
-def _checked(value: Any, parts: Callable[[dict[str, Any]], None]) -> Place:
+def _checked(value: Any, parts: Callable[[dict[str, Any]], None]) -> Address:
     """An instance, local or a peer: where it is. Raises KeyError, TypeError, ValueError."""
     one = _object(value)
     host = _address(one["server_ip"])
@@ -80,7 +80,7 @@ def _checked(value: Any, parts: Callable[[dict[str, Any]], None]) -> Place:
     port = int(one.get("inter_comm_port", PORT))
     if not 0 < port < 65536:
         raise ValueError("inter_comm_port")
-    return Place(host, port)
+    return Address(host, port)
 
 
 def _devices(one: dict[str, Any]) -> None:

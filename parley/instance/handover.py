@@ -11,18 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from parley.errors import Malformed
+from parley.instance.heads import ORDERS, OWN
 from parley.server.leg import Batch
 from parley.types import Output, Work
 
 VERSION = 1
 
-# Headers of one connection, of how a body came by it, and of what an instance is to do with the request.
+# Headers of one connection, and of how a body came by it.
 CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"content-encoding", b"expect", b"te",
      b"trailer", b"upgrade")
 )  # fmt: skip
-ORDERS = frozenset((b"req-type", b"d-target", b"d-port", b"is-recompute"))
-OWN = b"parley-"
 
 
 class Begin(msgspec.Struct, kw_only=True):
@@ -53,7 +52,6 @@ class Begin(msgspec.Struct, kw_only=True):
 
 
 _BEGIN = msgspec.msgpack.Decoder(Begin)
-_RECORD = msgspec.msgpack.Decoder(Batch)
 _RECORDS = msgspec.msgpack.Decoder(list[Batch])
 encode = msgspec.msgpack.Encoder().encode
 
@@ -73,8 +71,8 @@ def strip(headers: dict[bytes, bytes]) -> None:
     """Leave the headers that the client sent. A plain coordinator's req-id stays: answers of MindIE's APIs carry it;
     parley's own says which one the client gave, if it did."""
     extended, label = OWN + b"results" in headers, headers.get(OWN + b"label")
-    more = (b"req-id",) if extended else ()
-    for name in [name for name in headers if name in ORDERS or name in more or name.startswith(OWN)]:
+    stays = b"" if extended else b"req-id"
+    for name in [name for name in headers if name != stays and (name in ORDERS or name.startswith(OWN))]:
         del headers[name]
     if extended and label is not None:
         headers[b"req-id"] = label

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from parley.dialects.dialect import Answer
 from parley.dialects.mindie.shared import answer
-from parley.instance.role import Place, Role
+from parley.instance.role import Address, Role
 
 PORT = 1121  # of an instance for others, where none is said
 LONGEST = 1024  # characters of a req-id
@@ -23,7 +23,12 @@ MISPLACED = "DMI inference requests can be sent only to the prefill node or p_pe
 UNKNOWN = "The server cannot process the inference request due to an unknown status. "
 TARGET = "Parameter d-target must be an IPv4 address"
 ITSELF = "d-target should not be itself"
+SECRET = "The header parley-secret must be the cluster's secret."
 RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is set, it must be true or false."
+
+# What a coordinator says of a request, and no client may; with all that begins with OWN.
+ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
+OWN = b"parley-"
 
 HEX = re.compile(r"[0-9a-fA-F]+")
 WORD = re.compile(r"[0-9a-zA-Z_-]+")
@@ -53,7 +58,7 @@ class Order:
     """
 
     id: str
-    target: Place
+    target: Address
     here: bool
     recompute: bool = False
     client: str = ""
@@ -78,13 +83,18 @@ def trusted(headers: Mapping[bytes, bytes], secret: str) -> bool:
     return not secret or hmac.compare_digest(headers.get(b"parley-secret", b""), secret.encode())
 
 
-def read(headers: Mapping[bytes, bytes], role: Role, own: Place, secret: str = "") -> Order:
+def member(headers: Mapping[bytes, bytes], secret: str) -> bool:
+    """Is this from a coordinator that speaks for itself and for no client? Then it needs no key."""
+    return bool(secret) and b"parley-secret" in headers and b"req-id" not in headers and trusted(headers, secret)
+
+
+def read(headers: Mapping[bytes, bytes], role: Role, own: Address, secret: str = "") -> Order:
     """The order in the headers of a request to the instance at ``own``. Raises Refused."""
     said = {name: headers[name].decode("latin-1") for name in headers if name in NAMES}
     more = extended(headers)
     if role.unknown:
         raise Refused(503, UNKNOWN)
-    target = place(said.get(b"d-target", ""), own, more)
+    target = target_of(said.get(b"d-target", ""), own, more)
     here = target == own
     if not (role.prefills or (more and here)):
         raise Refused(400, MISPLACED)
@@ -104,12 +114,14 @@ def read(headers: Mapping[bytes, bytes], role: Role, own: Place, secret: str = "
         raise Refused(400, ITSELF)
     if said.get(b"is-recompute", "false") not in ("true", "false"):
         raise Refused(400, RECOMPUTE)
+    if not trusted(headers, secret):
+        raise Refused(401, SECRET)
     order = Order(id, target, here, said.get(b"is-recompute") == "true")
-    return _extended(order, said, headers, secret) if more else order
+    return _extended(order, said) if more else order
 
 
-def place(target: str, own: Place, more: bool = False) -> Place | None:
-    """The place that a d-target names, None if it names none. ``more``: it may be an IPv6 address in brackets, and
+def target_of(target: str, own: Address, more: bool = False) -> Address | None:
+    """The address that a d-target names, None if it names none. ``more``: it may be an IPv6 address in brackets, and
     ``self``."""
     if more and target == "self":
         return own
@@ -121,11 +133,11 @@ def place(target: str, own: Place, more: bool = False) -> Place | None:
         number = int(port)
     try:
         if more and host.startswith("[") and host.endswith("]"):
-            return Place(str(ipaddress.IPv6Address(host[1:-1])), number)
+            return Address(str(ipaddress.IPv6Address(host[1:-1])), number)
         address = ipaddress.IPv4Address(host)
     except ValueError:
         return None
-    return None if address.is_unspecified else Place(str(address), number)
+    return None if address.is_unspecified else Address(str(address), number)
 
 
 NAMES = frozenset(
@@ -134,10 +146,8 @@ NAMES = frozenset(
 )  # fmt: skip
 
 
-def _extended(order: Order, said: Mapping[bytes, str], headers: Mapping[bytes, bytes], secret: str) -> Order:
+def _extended(order: Order, said: Mapping[bytes, str]) -> Order:
     """The order with what parley's own coordinator says. Raises Refused."""
-    if not trusted(headers, secret):
-        raise Refused(401, "The header parley-secret must be the cluster's secret.")
     client, identity = said[b"parley-results"], said.get(b"parley-id", "")
     created, given = said.get(b"parley-created"), said.get(b"parley-given", "0")
     if not CLIENT.fullmatch(client):

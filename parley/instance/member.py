@@ -19,7 +19,7 @@ from parley.instance.decode import accept
 from parley.instance.heads import Order
 from parley.instance.node import Node
 from parley.instance.prefill import Prefill
-from parley.instance.role import Place
+from parley.instance.role import Address
 from parley.kv.memory import BadArena
 from parley.kv.peer import Peer
 from parley.kv.taker import Taker
@@ -72,13 +72,13 @@ class Member:
         except BadArena as error:
             log.error("Nothing can be handed over: %s", error)
 
-    async def reach(self, place: Place) -> None:
+    async def reach(self, address: Address) -> None:
         """Try to link with another member. Raises OSError."""
         for model in self.service.models:
             try:
-                (await self.peer.connect(str(place), model.name)).close()
+                (await self.peer.connect(str(address), model.name)).close()
             except LinkError as error:
-                log.info("There is no link to %s: %s", place, error)
+                log.info("There is no link to %s: %s", address, error)
                 raise OSError(errno.ENOLINK, str(error)) from None
 
     async def begin(self, service: Service, route: Route, exchange: Exchange, order: Order) -> None:

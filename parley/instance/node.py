@@ -1,4 +1,4 @@
-"""What a server has as an instance of a cluster: role, results, rates, and the place where others reach it.
+"""What a server has as an instance of a cluster: role, results, rates, and the address at which others reach it.
 
 One for each server, whatever its role; a mixed one that no coordinator speaks to never uses it. Who answers a request
 that others go on with, or takes one over, is told to it by those who can.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from parley.cluster.prefix import Known, look
 from parley.instance import heads
 from parley.instance.heads import Order
+from parley.instance.prefix import Known, look
 from parley.instance.rates import Rates
 from parley.instance.results import Results
-from parley.instance.role import Name, Place, Role
+from parley.instance.role import Address, Name, Role
 
 if TYPE_CHECKING:
     from parley.dialects.dialect import Route
@@ -44,14 +44,19 @@ class Node:
         self.transfers: dict[str, float] = {}
         self.port = 0
         self.begin: Begin | None = None
-        self.reach: Callable[[Place], Awaitable[None]] | None = None
+        self.reach: Callable[[Address], Awaitable[None]] | None = None
         self.arrive: Callable[[Model], None] = lambda model: None
         self.role = Role(
-            options.role, options.p_percentage, link=self._link, busy=lambda: bool(service.open), left=self._left
+            options.role,
+            options.p_percentage,
+            link=self._link,
+            busy=lambda: bool(service.open),
+            left=self._left,
+            taken=lambda: self._divide(service),
         )
 
     def follow(self, model: Model) -> None:
-        """Measure what a model's engine does."""
+        """Measure what a model's engine does, and divide its time as the role says."""
         watch = model.engine.watch
 
         def both(stats: Any) -> None:
@@ -59,18 +64,23 @@ class Node:
             self.rates.step(model, stats)
 
         model.engine.watch = both
+        model.engine.divide(self.role.part)
         self.arrive(model)
 
-    def place(self, exchange: Exchange) -> Place:
+    def address(self, exchange: Exchange) -> Address:
         """Where other instances reach this one, as who sent the request does."""
         host, port = exchange.scope.get("server") or ("127.0.0.1", 0)
-        return Place(host.removeprefix(MAPPED), self.port or port or 0)
+        return Address(host.removeprefix(MAPPED), self.port or port or 0)
 
     def order(self, exchange: Exchange) -> Order | None:
         """What a coordinator says of a request; None: it is to be answered as any other. Raises heads.Refused."""
         if self.role.name == "mixed" and not heads.extended(exchange.headers):
             return None
-        return heads.read(exchange.headers, self.role, self.place(exchange), self.secret)
+        return heads.read(exchange.headers, self.role, self.address(exchange), self.secret)
+
+    def member(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Does a coordinator of the cluster speak for itself? Then it needs no key."""
+        return heads.member(headers, self.secret)
 
     def note(self, body: bytes, capacity: int) -> None:
         """A prompt is computed here, beside as many tokens as the cache holds."""
@@ -82,15 +92,20 @@ class Node:
         self.role.close()
         self.results.close()
 
-    async def _link(self, place: Place) -> str:
+    async def _link(self, address: Address) -> str:
         """How a link is, in the words of the status."""
         if self.reach is None:
             return "ok"
         try:
-            await self.reach(place)
+            await self.reach(address)
         except OSError as error:
             return f"failed : {error.errno or errno.EIO}"
         return "ok"
+
+    def _divide(self, service: Service) -> None:
+        """Another part of the engines' time is for prompts."""
+        for model in service.models:
+            model.engine.divide(self.role.part)
 
     def _left(self, before: Name) -> None:
         """The role has ended. A plain coordinator gets results from a decode instance only."""

@@ -13,15 +13,14 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
+from parley.instance.handover import record
 from parley.instance.heads import Order
+from parley.instance.recompute import Origin, write
 from parley.instance.results import Channel, Gone
 from parley.server.cycle import Cycle
 from parley.server.leg import Batch
 from parley.server.respond import ClientGone
 from parley.types import Work
-
-from .handover import record
-from .recompute import Origin, write
 
 LOST = "The server had an error while it processed the request."
 

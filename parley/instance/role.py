@@ -1,7 +1,7 @@
 """An instance's role, and how it takes another: what runs ends first, then it links with those it is to work with.
 
 Knows neither the bodies in which roles are given nor how a link is made. An engine can do everything in every role;
-a role says only which requests an instance takes.
+a role says which requests an instance takes and, of a flex one, which part of the engine's time prompts may have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST, POLL = 0.1, 10.0  # seconds between two looks at the links, at first and 
 SHARE = 50  # percent of a flex instance's time for prefill, unless it is told
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """Where an instance listens for others: an address without brackets, and a port."""
 
     host: str
@@ -37,28 +37,29 @@ class Assignment(NamedTuple):
     """A role that is given. ``peers``: those that hand over to it, or that it hands over to. ``share``: None: as is."""
 
     name: Name
-    peers: Sequence[Place] = ()
+    peers: Sequence[Address] = ()
     share: int | None = None
 
 
 class Role:
     """``link`` tries a peer and says how that went, "ok" or why not; ``busy``: do requests run? ``left`` is called
-    with the role that ends, when no request runs any more."""
+    with the role that ends, when no request runs any more, ``taken`` when there is another role or share."""
 
     def __init__(
         self,
         name: Name = "mixed",
         share: int = SHARE,
         *,
-        link: Callable[[Place], Awaitable[str]],
+        link: Callable[[Address], Awaitable[str]],
         busy: Callable[[], bool],
         left: Callable[[Name], None] = lambda name: None,
+        taken: Callable[[], None] = lambda: None,
     ):
         self.name, self.share = name, share
         self.state: State = "RoleUnknown" if name == "none" else "RoleReady"
         self.draining = False
-        self.links: dict[Place, str] = {}
-        self._link, self._busy, self._left = link, busy, left
+        self.links: dict[Address, str] = {}
+        self._link, self._busy, self._left, self._taken = link, busy, left, taken
         self._changing: asyncio.Task[None] | None = None
 
     @property
@@ -76,8 +77,17 @@ class Role:
         """Does it go on with requests that others began?"""
         return self.name == "decode" or (self.name == "flex" and self.share < 100)
 
+    @property
+    def part(self) -> int:
+        """Percent of the engine's time that prompts may have while answers go on."""
+        return self.share if self.name == "flex" else 100
+
     def assign(self, given: Assignment) -> None:
-        """Take a role, in the background; one that was being taken is not any more."""
+        """Take a role, in the background; one that was being taken is not any more. Another share alone is taken at
+        once."""
+        if self.state == "RoleReady" and given.name == self.name and set(given.peers) == self.links.keys():
+            self._take(given)
+            return
         if self._changing is not None:
             self._changing.cancel()
         self.state = "RoleSwitching"
@@ -94,8 +104,7 @@ class Role:
             await self._drained()
             before, self.draining = self.name, False
             self._left(before)
-        log.info("The role is %s.", given.name)
-        self.name, self.share = given.name, self.share if given.share is None else given.share
+        self._take(given)
         pause = FIRST
         while True:
             made = await asyncio.gather(*map(self._link, given.peers))
@@ -104,6 +113,11 @@ class Role:
                 self.state = "RoleReady"
             await asyncio.sleep(pause)
             pause = min(2 * pause, POLL)
+
+    def _take(self, given: Assignment) -> None:
+        self.name, self.share = given.name, self.share if given.share is None else given.share
+        log.info("The role is %s%s.", self.name, f" with {self.share} % for prompts" if self.name == "flex" else "")
+        self._taken()
 
     async def _drained(self) -> None:
         """Wait until no request runs, but not for ever: the rest goes on in the new role."""

@@ -68,8 +68,8 @@ async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
     """Stream a coordinator's results until it leaves, or comes again."""
     node, query = service.node, _query(exchange)
     client = query.get("client", "")
+    _trusted(node, exchange)
     if client:
-        _trusted(node, exchange)
         if not heads.CLIENT.fullmatch(client):
             raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
     elif node.role.name == "mixed" or not node.role.decodes:
@@ -100,6 +100,8 @@ async def flow(service: Service, route: Route, exchange: Exchange) -> None:
 async def role(service: Service, route: Route, exchange: Exchange) -> None:
     """Take another role; the answer does not wait for that."""
     node, (version, _, name) = service.node, route.path[1:].split("/")
+    if not service.options.admin_keys:  # else one has been shown, or the secret
+        _trusted(node, exchange)
     try:
         given = assignment.read(name, version, await exchange.body(), node.role.name == "none")
         if service.options.peer_port is None:  # it was started to be mixed: nobody could hand anything over
@@ -113,7 +115,7 @@ async def role(service: Service, route: Route, exchange: Exchange) -> None:
 
 async def status(service: Service, route: Route, exchange: Exchange) -> None:
     version = 2 if route.path.startswith("/v2") else 1
-    await exchange.answer(msgspec.json.encode(told(service, service.node, service.node.place(exchange), version)))
+    await exchange.answer(msgspec.json.encode(told(service, service.node, service.node.address(exchange), version)))
 
 
 async def _tell(exchange: Exchange, told: Answer) -> None:
@@ -127,7 +129,7 @@ def _query(exchange: Exchange) -> dict[str, str]:
 
 def _trusted(node: Node, exchange: Exchange) -> None:
     if not heads.trusted(exchange.headers, node.secret):
-        raise Unauthorized("The header parley-secret must be the cluster's secret.")
+        raise Unauthorized(heads.SECRET)
 
 
 def _impatient(exchange: Exchange) -> None:

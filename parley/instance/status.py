@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parley.instance.node import Node
-    from parley.instance.role import Place
+    from parley.instance.role import Address
     from parley.server.service import Service
 
 
-def status(service: Service, node: Node, place: Place, version: int) -> dict[str, Any]:
-    """``place``: where others reach it. ``version``: of the interface, 1 or 2."""
+def status(service: Service, node: Node, address: Address, version: int) -> dict[str, Any]:
+    """``address``: where others reach it. ``version``: of the interface, 1 or 2."""
     role = node.role
     resource = resources(service)
     told: dict[str, Any] = {
@@ -35,7 +35,7 @@ def status(service: Service, node: Node, place: Place, version: int) -> dict[str
             "maxAvailNpuBlockNum": blocks,
             "dpInstMap": {"0": {"availSlotsNum": slots, "availBlockNum": blocks}},
         }
-    told["parley"] = own(service, node, place)
+    told["parley"] = own(service, node, address)
     return told
 
 
@@ -60,7 +60,7 @@ def resources(service: Service) -> dict[str, Any]:
     }
 
 
-def own(service: Service, node: Node, place: Place) -> dict[str, Any]:
+def own(service: Service, node: Node, address: Address) -> dict[str, Any]:
     """What parley's own coordinator asks for. Rates are tokens per second, 0 before anything was measured."""
     info, stats = service.main.engine.info, [model.engine.stats for model in service.models]
     infos = [model.engine.info for model in service.models]
@@ -68,7 +68,7 @@ def own(service: Service, node: Node, place: Place) -> dict[str, Any]:
     return {
         "epoch": node.epoch,
         "role": node.role.name,
-        "peer": str(place),
+        "peer": str(address),
         "models": service.names,
         "ready": service.refusal() is None,
         "layout": ",".join(layouts),

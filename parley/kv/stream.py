@@ -63,39 +63,31 @@ class Stream(Transport):
 
     def send(self, pages: Sequence[int]) -> None:
         channel = self._connected()
-        pace = Pace(self._lease)
-        views = self._memory.views(pages)
-        with channel.use():
-            if isinstance(channel.socket, ssl.SSLSocket):
-                for view in views:
-                    while view:
-                        count = channel.socket.send(view)
-                        pace.moved(count)
-                        view = view[count:]
-                return
-            for i in range(0, len(views), PIECES):
-                left = views[i : i + PIECES]
-                while left:
-                    count = channel.socket.sendmsg(left)
-                    pace.moved(count)
-                    left = rest(left, count)
+        sock = channel.socket
+        if isinstance(sock, ssl.SSLSocket):
+            self._move(channel, pages, 1, lambda views: sock.send(views[0]))
+        else:
+            self._move(channel, pages, PIECES, sock.sendmsg)
 
     def fetch(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
         channel = self._connected()
+        sock = channel.socket
+        if isinstance(sock, ssl.SSLSocket):
+            self._move(channel, ours, 1, lambda views: _some(sock.recv_into(views[0])))
+        else:
+            self._move(channel, ours, PIECES, lambda views: _some(sock.recvmsg_into(views)[0]))
+
+    def _move(
+        self, channel: Channel, pages: Sequence[int], pieces: int, call: Callable[[list[memoryview]], int]
+    ) -> None:
+        """Have ``call`` move all bytes of these pages, of so many pieces at a time; it says how many it has moved."""
         pace = Pace(self._lease)
-        views = self._memory.views(ours)
+        views = self._memory.views(pages)
         with channel.use():
-            if isinstance(channel.socket, ssl.SSLSocket):
-                for view in views:
-                    while view:
-                        count = _some(channel.socket.recv_into(view))
-                        pace.moved(count)
-                        view = view[count:]
-                return
-            for i in range(0, len(views), PIECES):
-                left = views[i : i + PIECES]
+            for i in range(0, len(views), pieces):
+                left = views[i : i + pieces]
                 while left:
-                    count = _some(channel.socket.recvmsg_into(left)[0])
+                    count = call(left)
                     pace.moved(count)
                     left = rest(left, count)
 

@@ -108,23 +108,35 @@ class Taker:
             self._settled.set()
 
     async def _move(self) -> None:
-        """Read what the giver named, one list after the other."""
+        """Read what the giver names, until nothing is left or the link has ended."""
+        loop = asyncio.get_running_loop()
         try:
             while self._queue and not self._link.reason:
-                part, theirs, ours = self._queue.popleft()
-                checksum = None
                 if self._memory.page_bytes:
-                    await self._link.work(self._link.carrier.fetch, theirs, ours)
-                if self._link.checksum:
-                    checksum = await self._link.work(self._memory.checksum, ours)
-                self._reads.append((part, len(ours)))
-                self._link.send(Read(checksum))
+                    await self._link.work(self._fetch, loop)
+                else:
+                    part, _, ours = self._queue.popleft()
+                    self._has_read(part, len(ours), 0 if self._link.checksum else None)
         except (Lost, OSError) as error:
             self._link.fail(f"{self._link.name} has pages that cannot be read: {error}")
         finally:
             self._mover = None
             if self._state == "over":
                 self._settled.set()
+            elif self._state == "ending":
+                self._end()
+
+    def _fetch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the link's thread, which goes from one list to the next without waiting for the event loop."""
+        while self._queue:
+            part, theirs, ours = self._queue.popleft()
+            self._link.carrier.fetch(theirs, ours)
+            checksum = self._memory.checksum(ours) if self._link.checksum else None
+            loop.call_soon_threadsafe(self._has_read, part, len(ours), checksum)
+
+    def _has_read(self, part: int, count: int, checksum: int | None) -> None:
+        self._reads.append((part, count))
+        self._link.send(Read(checksum))
 
     # ----------------------------------------------------------------------------------------- of the link
 

@@ -40,7 +40,13 @@ def opening(
         f"parley {__version__}",
         *(f"  model    {', '.join(names)} (on {settings.device})" for names, settings in offers),
     ]
-    listed = [(dialect.title, url + dialect.base) for dialect, url in surfaces]
+    member = options.role not in (
+        "mixed",
+        "none",
+    )  # its APIs are for a coordinator, whose clients see them at its address
+    if member:
+        lines.append(f"  role     {options.role}, for coordinators at {root}")
+    listed = [] if member else [(dialect.title, url + dialect.base) for dialect, url in surfaces]
     wide = max((len(title) for title, _ in listed), default=0)
     lines += [f"  {title:<{wide}} {url}" for title, url in listed]
     lines += [f"  gRPC     {place}" for place in grpc]
@@ -48,8 +54,15 @@ def opening(
     own = [] if options.port is None else [options.host]
     others = [each.host for each in options.listen + options.grpc if each.tls is None or not each.tls.clients]
     public = [host for host in own + others if not is_loopback(host)]
-    if public and not options.api_keys:
+    if public and member and not options.cluster_secret:
+        told = "may act for the cluster; --cluster-secret would name those who may"
+        lines.append(f"  warning: everybody who reaches {public[0]} {told}")
+    elif public and not member and not options.api_keys:
         lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
+    if public and options.peer_port is not None and not options.cluster_secret:
+        lines.append(
+            f"  warning: everybody who reaches {public[0]} is taken for its cluster; --cluster-secret would tell"
+        )
     return "\n".join(lines)
 
 

@@ -242,6 +242,7 @@ HANDLERS: dict[Kind, Handle] = {
     "reset": reset,
     "health": health,
     "ask": ask,
+    "count": ask,
     "endpoint": endpoint,
     "state": ask,
     "trial": control.trial,

@@ -46,6 +46,12 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
+def reason(error: OSError) -> str:
+    """Why ``listen`` cannot, for people."""
+    code = error.errno or 0
+    return os.strerror(code) if code > 0 else "the address is not known"
+
+
 def http(options: ServerOptions, app: ASGIApp, tls: SSLContext | None = None) -> uvicorn.Config:
     """How uvicorn is to serve the application."""
     return uvicorn.Config(

@@ -30,7 +30,7 @@ from parley.server.app import App
 from parley.server.endpoints import BadFile
 from parley.server.model import Model, share
 from parley.server.options import Listen, Offer, ServerOptions, Tls
-from parley.server.port import Server, crossed, http, keep_standard_streams, listen, settle
+from parley.server.port import Server, crossed, http, keep_standard_streams, listen, reason, settle
 from parley.server.service import Service
 from parley.server.surfaces import ALONE, OWN, Surface, alone, universal
 from parley.server.tls import BadTls, calling, context
@@ -62,9 +62,7 @@ def run(offers: Sequence[Offer], options: ServerOptions) -> int:
                 banner.say(f"parley: cannot encrypt {host} port {port}: {error}.")
                 return 1
             except OSError as error:
-                code = error.errno or 0
-                reason = os.strerror(code) if code > 0 else "the address is not known"
-                banner.say(f"parley: cannot listen on {host} port {port}: {reason}.")
+                banner.say(f"parley: cannot listen on {host} port {port}: {reason(error)}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:

@@ -27,15 +27,7 @@ def context(tls: Tls) -> ssl.SSLContext:
 def _with(made: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
     """A context with the files. Raises BadTls."""
     made.minimum_version = ssl.TLSVersion.TLSv1_2
-    password = None
-    if tls.password is not None:
-        with using(tls.password):
-            password = tls.password.read_text("utf-8").strip()
-    for path in (tls.certificate, tls.key):
-        with using(path):
-            path.read_bytes()  # what follows does not say which of the two is at fault
-    with using(tls.key):
-        made.load_cert_chain(tls.certificate, tls.key, password)
+    certify(made, tls.certificate, tls.key, tls.password)
     for path in tls.clients:
         with using(path):
             made.load_verify_locations(path)
@@ -45,6 +37,19 @@ def _with(made: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
             made.load_verify_locations(path)
         made.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return made
+
+
+def certify(made: ssl.SSLContext, certificate: Path, key: Path, password: Path | None) -> None:
+    """Have a context show a certificate. ``password``: the file with that of its key. Raises BadTls."""
+    said = None
+    if password is not None:
+        with using(password):
+            said = password.read_text("utf-8").strip()
+    for path in (certificate, key):
+        with using(path):
+            path.read_bytes()  # what follows does not say which of the two is at fault
+    with using(key):
+        made.load_cert_chain(certificate, key, said)
 
 
 def calling(tls: Tls) -> ssl.SSLContext:

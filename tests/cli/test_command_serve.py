@@ -82,7 +82,7 @@ def test_a_key_file_without_keys_is_refused_rather_than_let_everybody_in(tmp_pat
     if content is not None:
         file.write_text(content)
     with pytest.raises(ConfigError, match="--api-key-file"):
-        keys_of(str(file))
+        keys_of(str(file), "api-key-file")
 
 
 def test_names_from_a_file_are_served_and_ctrl_c_ends_it_well(tiny, tmp_path):

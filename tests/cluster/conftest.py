@@ -10,7 +10,7 @@ import pytest
 from asking import Running
 from scripted import Scripted
 
-from parley.cluster.config import Options, Place
+from parley.cluster.config import Options, Static
 from parley.cluster.coordinator import Coordinator
 from parley.server.port import listen
 
@@ -29,7 +29,7 @@ async def cluster() -> AsyncIterator[Cluster]:
             if not each.port:
                 await each.start()
             scripted.append(each)
-            places.append(Place(id=number, url=each.url, role=each.role, peer=each.target))
+            places.append(Static(id=number, url=each.url, role=each.role, peer=each.target))
         for each in instances:
             each.peers = {other.target: other for other in instances}
         chosen = {"separate": "always", "heartbeat": 0.05, "predict_port": 0} | given

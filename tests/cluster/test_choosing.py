@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from parley.cluster.choice import Refused
 from parley.cluster.load import Demand, token_sum
 from parley.cluster.policy import Wanted
-from parley.cluster.prefix import Mark, Turns
+from parley.instance.prefix import Mark, Turns
 
 LOADS = st.lists(st.lists(st.integers(1, 400), max_size=5), min_size=5, max_size=5)
 
@@ -307,7 +307,9 @@ MEMBERS = (
     "block_size totalNpuBlockNums prefill_rate peer ready"
 )
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-SAID = st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sampled_from(MEMBERS.split()), each))
+SAID = st.recursive(
+    LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sampled_from(MEMBERS.split()), each), max_leaves=10
+)
 
 
 @given(SAID)
@@ -409,3 +411,25 @@ async def test_whom_nobody_else_can_help_is_handed_over_all_the_same():
             assert chosen.separate
             chosen.refused()
     assert table.instances[1].apart(table.instances[2], choice.table.clock())
+
+
+@pytest.mark.parametrize(
+    ("roles", "keys", "parts"),
+    [
+        (("prefill", "decode"), {}, []),
+        (("mixed",), {}, []),
+        (("prefill",), {}, ["No instance decodes", "fallback"]),
+        (("decode", "decode"), {}, ["No instance prefills"]),
+        (("prefill", "decode"), {"deploy_mode": "single_node"}, ["single_node"]),
+    ],
+)
+def test_what_a_cluster_lacks_is_said(roles, keys, parts):
+    lack = cluster(*roles, **keys)[0].lack()
+    assert bool(lack) == bool(parts) and all(part in lack for part in parts)
+
+
+def test_instances_that_are_not_alike_are_named():
+    table, _ = cluster("prefill", "decode")
+    for each, pages in zip(table, ("pages=16 plain", "pages=16 int8"), strict=True):
+        up(table, each, layout=f"model=1;{pages}")
+    assert not table.ready() and "1 and 2" in table.lack() and "pages=16 plain and pages=16 int8." in table.lack()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parley.cluster.config import Options, Place, Tls, load, read, rows
+from parley.cluster.config import Options, Static, Tls, load, read, rows
 from parley.options import ConfigError
 
 EXAMPLE = """
@@ -34,7 +34,7 @@ group = 3
 
 
 def test_a_file_says_what_it_says_and_the_rest_is_default(tmp_path):
-    (tmp_path / "secret").write_text("xyz\n")
+    (tmp_path / "secret").write_text("# as instances read it\nxyz\n")
     (tmp_path / "c.toml").write_text(EXAMPLE)
     options = load(str(tmp_path / "c.toml"))
     assert (options.predict_port, options.status_port, options.management_port) == (8025, 8029, 1026)
@@ -61,12 +61,16 @@ def test_a_file_says_what_it_says_and_the_rest_is_default(tmp_path):
         ({"default_p_rate": 1}, ["default_p_rate", "default_d_rate"]),
         ({"secret": 5}, ["secret: the value is not text"]),
         ({"secret": "a", "secret_file": "b"}, ["only one"]),
+        ({"secret": "a\r\nb: c"}, ["secret", "printable ASCII"]),
         ({"secret_file": "/nonexistent/x"}, ["secret_file", "cannot be read"]),
         ({"instances": {}}, ["[[instances]]"]),
         ({"instances": [{"role": "decode"}]}, ["instances[1]", "url is missing"]),
         ({"instances": [{"url": "10.0.0.1:8000"}]}, ["instances[1]: url", "http://HOST:PORT"]),
         ({"instances": [{"url": "http://a", "role": "p"}]}, ["instances[1]: role", "'p'", "mixed, prefill"]),
-        ({"instances": [{"url": "http://a"}, {"url": "http://a"}]}, ["two instances have the url"]),
+        ({"instances": [{"url": "http://a:65536"}]}, ["instances[1]: url", "http://a:65536", "http://HOST:PORT"]),
+        ({"instances": [{"url": "http://a:0"}]}, ["instances[1]: url", "http://HOST:PORT"]),
+        ({"instances": [{"url": "http://a", "peer": "10.0.0.1:1121"}]}, ["instances[1]: peer", "IP;PORT"]),
+        ({"instances": [{"url": "http://a"}, {"url": "http://a/"}]}, ["two instances have the url"]),
         ({"instances": [{"url": "http://a", "id": 2}, {"url": "http://b"}]}, ["two instances have the id 2"]),
         ({"tls": 1}, ["[tls]"]),
         ({"tls": {"key": "k.pem"}}, ["certificate and key go together"]),
@@ -92,7 +96,7 @@ def test_what_is_no_toml_is_said_to_be_none(tmp_path, content):
 
 
 def test_defaults_are_values_that_a_file_could_give():
-    for kind in (Options, Place, Tls):
+    for kind in (Options, Static, Tls):
         for each in fields(kind):
             if each.metadata and each.default not in (None, ""):
                 values = each.default if each.metadata["many"] else (each.default,)

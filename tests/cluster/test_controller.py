@@ -1,12 +1,11 @@
-"""Roles are given in the documented order, dead instances replaced, numbers kept; instances are played."""
+"""Roles are given in the documented order, and change with the work; instances are played."""
 
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from itertools import pairwise
 
 import pytest
-from floor import Clock, Net, cluster, status, up
+from floor import Clock, Net, cluster, status
 
 from parley.cluster import controller as module
 from parley.cluster.controller import Controller
@@ -32,24 +31,6 @@ class Played(Net):
         return await super().__call__(url, method, body, timeout)
 
 
-class Machine:
-    """A supervisor that starts names only."""
-
-    def __init__(self):
-        self.running, self.started, self.broken = set(), [], False
-
-    async def start(self, role):
-        if self.broken:
-            raise RuntimeError("no room")
-        url = f"http://10.1.0.{len(self.started) + 1}:1"
-        self.started.append(role)
-        self.running.add(url)
-        return url
-
-    async def stop(self, url):
-        self.running.discard(url)
-
-
 async def until(true):
     async with asyncio.timeout(10):
         while not true():
@@ -57,11 +38,11 @@ async def until(true):
 
 
 @asynccontextmanager
-async def controlled(*roles, supervisor=None, **keys):
+async def controlled(*roles, **keys):
     clock = Clock()
     table, choice = cluster(*roles, clock=clock, **keys)
     net = Played(table)
-    controller = Controller(table, choice, net, supervisor)
+    controller = Controller(table, choice, net)
     try:
         yield controller, table, choice, net, clock
     finally:
@@ -145,63 +126,6 @@ async def test_when_all_of_a_kind_are_dead_another_takes_over():
         controller.step()
         await until(lambda: controller.changes)
         assert table.ready() and table.instances[1].role == "prefill"
-
-
-async def test_numbers_are_kept_and_the_dead_are_replaced():
-    machine = Machine()
-    async with controlled(supervisor=machine) as (controller, table, choice, _, clock):
-        controller.scale("prefill", 1)
-        controller.scale("decode", 2)
-        controller.step()
-        controller.step()
-        await until(lambda: len(table) == 3)
-        for each in table:
-            up(table, each)
-        assert sorted(machine.started) == ["decode", "decode", "prefill"] and table.ready()
-        dead = next(each for each in table if each.role == "decode")
-        table.lose(dead)
-        clock.now += module.DEAD + 1
-        controller.step()
-        await until(lambda: dead.url not in machine.running and dead.id not in table.instances)
-        controller.step()
-        await until(lambda: len(table) == 3)
-        assert machine.started[3:] == ["decode"] and len(machine.running) == 3
-        for each in table:
-            up(table, each)
-        held = await choice.choose(Wanted(10))
-        controller.scale("decode", 1)
-        controller.step()
-        await until(lambda: len(table) == 2)
-        assert held.d in list(table)  # the idle one went
-        held.end()
-
-
-async def test_a_start_that_fails_is_tried_again_with_growing_pauses():
-    machine = Machine()
-    machine.broken = True
-    async with controlled(supervisor=machine) as (controller, table, _, _n, clock):
-        controller.scale("mixed", 1)
-        tries = []
-        for _ in range(100):
-            failures = controller._failures
-            controller.step()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            if controller._failures > failures:
-                tries.append(clock.now)
-            clock.now += 1
-        pauses = [later - earlier for earlier, later in pairwise(tries)]
-        assert pauses == sorted(pauses) and pauses[-1] > 10 and len(tries) < 10
-        machine.broken = False
-        clock.now += 60
-        controller.step()
-        await until(lambda: len(table) == 1)
-
-
-async def test_without_a_supervisor_there_is_nobody_to_start_any():
-    async with controlled("mixed") as (controller, *_):
-        with pytest.raises(ValueError, match="given"):
-            controller.scale("mixed", 2)
 
 
 async def test_work_is_measured_by_what_requests_take():

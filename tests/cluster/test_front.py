@@ -11,7 +11,7 @@ from asking import told
 from scripted import Asked, Script, Scripted
 
 from parley.cluster import words
-from parley.cluster.places import Places
+from parley.cluster.paths import WITHIN, Paths
 from parley.server.surfaces import table, universal
 
 CHAT = Script([b"data: 0\n\n", b"data: 1\n\n"])
@@ -216,6 +216,30 @@ async def test_what_is_asked_goes_to_one_and_what_changes_goes_to_all(cluster):
     assert (answer.status, answer.body) == (409, b"no")
 
 
+async def test_what_is_counted_is_added_up(cluster):
+    running = await cluster(*(each := [Scripted(), Scripted(), Scripted()]))
+
+    def counts(name: str, times: int, last: int) -> bytes:
+        stats = {"success": {"count": times, "ns": 5}}
+        batches = [{"batch_size": 1, "compute_infer": {"count": times, "ns": 2}}] if times else []
+        return json.dumps({"model_stats": [{"name": name, "version": "1", "last_inference": last,
+                                            "inference_stats": stats, "batch_stats": batches}]}).encode()  # fmt: skip
+
+    pages = [counts("m", 2, 90), counts("m", 3, 100), counts("other", 0, 0)]
+    for one, page in zip(each, pages, strict=True):
+
+        async def tell(asked: Asked, page: bytes = page) -> bytes:
+            return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
+
+        one.before = tell
+    told = json.loads((await running.get("/v2/models/stats")).body)
+    sums = json.loads(counts("m", 5, 100))["model_stats"][0]
+    sums["inference_stats"]["success"]["ns"], sums["batch_stats"][0]["compute_infer"]["ns"] = 10, 4
+    assert told == {"model_stats": [sums, *json.loads(pages[2])["model_stats"]]}
+    each[1].before = None
+    assert (await running.get("/v2/models/stats", "HEAD")).status == 200
+
+
 async def test_a_large_answer_goes_at_the_clients_pace(cluster):
     mixed = Scripted()
     running = await cluster(mixed)
@@ -229,12 +253,25 @@ async def test_a_large_answer_goes_at_the_clients_pace(cluster):
     assert (answer.status, len(answer.body), answer.headers["content-length"]) == (200, size, str(size))
 
 
+async def test_nobody_is_a_coordinator_through_one(cluster):
+    instance = Scripted()
+    running = await cluster(instance, secret="s")
+    for path in ("/dresult", "/dresult?client=x", "/v1/status", "/v2/status"):
+        assert (await running.get(path)).status == 404
+    for path in ("/v1/role/decode", "/v2/role/prefill", "/v1/dresult/flow"):
+        assert (await running.post(path, b"{}")).status == 404
+    assert (await running.get("/v1/models")).status == 200
+    assert "parley-secret" not in instance.asked[-1].headers
+
+
 def test_every_route_of_a_server_is_found():
-    places = Places(universal())
+    paths = Paths(universal())
     for (method, path), answering in table(universal()).items():
+        if answering[0][0].kind in WITHIN:
+            continue
         written = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
         if "{" in written:
             continue
-        place, parts = places.find(method, written)
-        assert place.route in [route for route, _ in answering] or "{" in path
+        found, parts = paths.find(method, written)
+        assert found.route in [route for route, _ in answering] or "{" in path
         assert all(value for value in parts.values())

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from parley.cluster.config import Options, Place
+from parley.cluster.config import Options, Static
 from parley.cluster.rpc import Port
 from parley.cluster.table import Table
 
@@ -45,7 +45,7 @@ async def passed() -> AsyncIterator[tuple[Echo, grpc.aio.Channel, Table]]:
     server.add_generic_rpc_handlers((echo,))
     place = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    table = Table(Options(instances=(Place(id=1, url="http://127.0.0.1:1", grpc=place),)))
+    table = Table(Options(instances=(Static(id=1, url="http://127.0.0.1:1", grpc=place),)))
     table.heard(table.instances[1])
     port = Port(table, 1 << 20)
     async with grpc.aio.insecure_channel(await port.start("127.0.0.1", 0)) as channel:

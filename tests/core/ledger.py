@@ -15,6 +15,7 @@ import msgspec
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
 from parley.core.sequence import BLOCK_SIZE, Candidate, Row, Sampled, Sequence, Step
+from parley.core.share import Share
 from parley.types import Finish, Output, Score, Settings, Stats, Work
 
 VOCAB = 50
@@ -239,6 +240,26 @@ class Steady(Fixed):
         self.left = self.budgets[self.turn % len(self.budgets)]
 
 
+class Metered(Share):
+    """A share by a clock that is a formula of a step's rows, so that nothing depends on how fast the machine is."""
+
+    def __init__(self, runner: LedgerRunner, part: float):
+        super().__init__(part)
+        self.runner = runner
+        self.prompts = self.beside = self.most = 0.0  # seconds: of prompts beside answers, of both, of the longest step
+        self.held = 0  # steps that were not open to prompts
+
+    def observe(self, seconds: float, tokens: int) -> None:
+        rows = self.runner.steps[-1]
+        seconds = 0.01 + sum(0.001 * count * (1 + (start + count / 2) / 1000) for _, _, start, count in rows)
+        super().observe(seconds, tokens)
+        self.held += not self.open
+        if self._beside:
+            self.prompts += seconds * self._taken / tokens
+            self.beside += seconds
+            self.most = max(self.most, seconds)
+
+
 class Bench:
     """A loop with a ledger, everything it emitted, and a check of conservation after every step."""
 
@@ -251,15 +272,17 @@ class Bench:
         prefix_cache: bool = True,
         max_model_len: int = 10_000,
         guesses: int | None = None,
+        share: float = 1.0,
     ):
         self.runner = LedgerRunner(blocks, slots, max_model_len)
         if guesses is not None:
             self.runner.proposer = Guesser(guesses)
+        self.share = Metered(self.runner, share)
         self.outputs: dict[tuple[str, int], list[Output]] = {}
         self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # choices with a row, of each step
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
-        self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets), filled=self.filled)
+        self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets), filled=self.filled, share=self.share)
         self.speculates = self.loop.scheduler.speculation is not None
         if self.loop.speculation is not None:  # whether it pays or not
             self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
@@ -279,7 +302,8 @@ class Bench:
         first = self._first()
         more = self.loop.step()
         self.check()
-        if first is not None and self.stats.step_rows and first.id not in self.runner.refuse:
+        held = first is not None and not first.generated and not self.share.open
+        if first is not None and self.stats.step_rows and not held and first.id not in self.runner.refuse:
             assert (first.id, first.index) in self.log[-1][0], "the first in order had no row"
         assert more == (not self.loop.idle)
         return more

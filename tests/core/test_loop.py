@@ -61,8 +61,9 @@ class Plan:
     prefix_cache: bool
     works: list[Work]
     guesses: int | None
+    share: float
     # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
-    # ("reset", odd: also if some run)
+    # ("reset", odd: also if some run) ("divide", percent of the time for prompts)
     actions: list[tuple[str, int]]
 
 
@@ -72,7 +73,7 @@ def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
     slots = draw(st.sampled_from([1, 2, 4, 8, 8]))
     requests = [draw(works(number, blocks * 16)) for number in range(draw(st.integers(2, 6)))]
     requests = [draw(searches(work, blocks, slots)) for work in requests]
-    kinds = ["step", "step", "preempt", "reset"] + ["cancel"] * cancels + ["fail"] * failures
+    kinds = ["step", "step", "preempt", "reset", "divide"] + ["cancel"] * cancels + ["fail"] * failures
     actions: list[tuple[str, int]] = []
     for number in range(len(requests)):
         actions.append(("add", number))
@@ -88,6 +89,7 @@ def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
         prefix_cache=draw(st.sampled_from([True, True, True, False])),
         works=requests,
         guesses=draw(st.sampled_from([None, None, 1, 2, 3])),
+        share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.05, 0.0])),
         actions=actions,
     )
 
@@ -100,6 +102,7 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
         budgets=tuple(plan.budgets),
         prefix_cache=plan.prefix_cache,
         guesses=plan.guesses,
+        share=plan.share,
     )
     cancelled: set[tuple[str, int]] = set()
     added: list[tuple[str, int]] = []
@@ -120,6 +123,8 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
             done = bench.loop.reset(running=value % 2 == 1)
             assert done == (value % 2 == 1 or held == 0)
             bench.check()
+        elif kind == "divide":
+            bench.share.divide(value % 5 / 4)
         elif kind == "fail":
             bench.runner.fail_next = "midway" if value % 2 else "before"
             bench.step()
@@ -195,6 +200,7 @@ def compare(plan: Plan, bench: Bench, cancelled: set[tuple[str, int]]) -> None:
                 assert got.cached_tokens < max(1, len(work.token_ids))
                 same(got, expected)
     event(f"preempted: {bench.stats.preemptions > 0}")
+    event(f"held back: {bench.share.held > 0}")
     event(f"searched: {any(work.beam is not None for work in plan.works)}")
     event(f"hits: {bench.stats.prefix_hits > 0}")
 

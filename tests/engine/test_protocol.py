@@ -200,3 +200,26 @@ async def test_a_prompt_computed_for_others_tells_its_pages_first_and_goes_on_el
     assert (await engine.reserve("key", work.token_ids)).error
     engine.landed("key", 1)
     engine.free("key")
+
+
+async def test_time_is_shared_as_it_was_said_last_also_before_the_model_is_loaded():
+    """Prompts of 100 tokens beside one answer: with nothing they wait for its end, with all they do not wait."""
+
+    async def beside(percent: int) -> int:
+        engine.divide(percent)
+        stream = engine.submit(Work(id="a", token_ids=[1], max_tokens=50))
+        answer = await stream.next()
+        prompt = engine.submit(Work(id="b", token_ids=[1] * 100, max_tokens=1))
+        await read(prompt)
+        answer += [] if stream.ended else await stream.next()
+        stream.cancel()
+        return len(answer)
+
+    engine = FakeEngine()
+    engine.divide(0)
+    await engine.start()
+    await engine.ready()
+    assert await beside(0) == 50
+    assert await beside(100) < 10
+    assert await beside(0) == 50
+    await engine.close()

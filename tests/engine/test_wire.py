@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from parley import wire
 from parley.engine.messages import (
     Cancel,
+    Divide,
     Filled,
     Free,
     FromEngine,
@@ -70,7 +71,7 @@ def test_messages_to_the_engine_survive(batch):
 
 
 def test_messages_of_a_hand_over_survive():
-    sent = [Reserve(3, "key", [1, 2], "salt", "adapter", "0f"), Landed("key", 2), Free("key"), Release("w")]
+    sent = [Reserve(3, "key", [1, 2], "salt", "adapter", "0f"), Landed("key", 2), Free("key"), Release("w"), Divide(30)]
     assert drain(b"".join(map(wire.frame, sent)), ToEngine) == sent
     back = [Reserved(3, 1, [7, 9], "", "0f"), Reserved(4, error="no"), Filled("w", [1, 2])]
     assert drain(b"".join(map(wire.frame, back)), FromEngine) == back

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.instance.heads import LONGEST, Order, Refused, read
-from parley.instance.role import Place, Role
+from parley.instance.role import Address, Role
 
-OWN = Place("10.0.0.1", 1121)
+OWN = Address("10.0.0.1", 1121)
 GOOD = {"req-id": "12345", "req-type": "prefill", "d-target": "10.0.0.2"}
 OURS = GOOD | {"parley-results": "c1"}
 ROLE = "DMI inference requests can be sent only to the prefill node or p_percentage of the flex node == 0"
@@ -23,7 +23,7 @@ RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is set, it
 
 
 def role(name: Any, share: int = 50) -> Role:
-    async def link(place: Place) -> str:
+    async def link(address: Address) -> str:
         return "ok"
 
     return Role(name, share, link=link, busy=lambda: False)
@@ -88,14 +88,14 @@ def test_checks_come_in_their_order() -> None:
     said["d-target"] = "10.0.0.2"
     assert refusal(said)[1]["error"] == RECOMPUTE
     said["is-recompute"] = "true"
-    assert order(said) == Order("Ab9", Place("10.0.0.2", 1121), False, True)
+    assert order(said) == Order("Ab9", Address("10.0.0.2", 1121), False, True)
 
 
 @pytest.mark.parametrize(("name", "share", "good"), [("prefill", 0, True), ("flex", 1, True), ("flex", 0, False),
                                                      ("decode", 50, False), ("mixed", 50, False)])  # fmt: skip
 def test_roles_that_take_a_request(name: str, share: int, good: bool) -> None:
     if good:
-        assert order(GOOD, name, share).target == Place("10.0.0.2", 1121)
+        assert order(GOOD, name, share).target == Address("10.0.0.2", 1121)
     else:
         assert refusal(GOOD, name, share)[1]["error"] == ROLE
 
@@ -115,7 +115,7 @@ def test_parleys_own_coordinator_may_have_any_role_do_all(name: str) -> None:
 def test_what_parleys_own_coordinator_may_say() -> None:
     said = OURS | {"parley-id": "0" * 32, "parley-created": "1700000000", "parley-given": "17"}
     said["d-target"] = "[fd00::2];7"
-    wanted = Order("12345", Place("fd00::2", 7), False, False, "c1", "0" * 32, 1700000000, 17)
+    wanted = Order("12345", Address("fd00::2", 7), False, False, "c1", "0" * 32, 1700000000, 17)
     assert order(said) == wanted
     assert str(wanted.target) == "[fd00::2];7" and str(OWN) == "10.0.0.1;1121"
     for bad in ({"parley-id": "A" * 32}, {"parley-created": "-1"}, {"parley-given": "x"}, {"parley-results": "a b"}):
@@ -123,7 +123,7 @@ def test_what_parleys_own_coordinator_may_say() -> None:
         assert status == 400 and next(iter(bad)) in body["error"]
     assert refusal(said, secret="s")[0] == refusal(said | {"parley-secret": "t"}, secret="s")[0] == 401
     assert order(said | {"parley-secret": "s"}, secret="s") == wanted
-    assert order(GOOD, secret="s").client == ""
+    assert refusal(GOOD, secret="s")[0] == 401 and order(GOOD | {"parley-secret": "s"}, secret="s").client == ""
 
 
 @given(st.dictionaries(st.sampled_from([*OURS, "is-recompute", "parley-id", "parley-created", "parley-given"]),

@@ -1,6 +1,7 @@
 """Hand-overs between two peers: every page arrives where it is wanted, byte for byte, by both transports."""
 
 import asyncio
+import threading
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -181,6 +182,30 @@ async def test_a_page_that_the_giver_let_go_of_never_counts(checksum: bool) -> N
             assert counts == []
             with pytest.raises(Lost):
                 await taker.given()
+
+
+async def test_the_end_may_come_before_the_thread_has_stopped() -> None:
+    with Pages(seed=2) as source, Pages() as target:
+        async with pair("shared", source, target) as (p, d, takers):
+            giver, taker, question = await begun(p, d, takers)
+            fetch, stop = taker._fetch, threading.Event()
+
+            def late(loop: asyncio.AbstractEventLoop) -> None:
+                fetch(loop)
+                stop.wait()
+
+            taker._fetch = late  # type: ignore[method-assign]
+            await taker.accept([(0, [3])])
+            await question
+            giver.filled(0, [8])
+            await giver.give(b"")
+            done = asyncio.create_task(giver.done())
+            while taker._state != "ending":
+                await asyncio.sleep(0)
+            stop.set()
+            await done
+            await taker.settled()
+            assert len(p._links) == 1 and target.page(3) == source.page(8)
 
 
 @pytest.mark.parametrize("way", WAYS)

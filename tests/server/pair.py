@@ -16,7 +16,7 @@ from served import Answer, Served, request
 from parley.engine.fake import FakeEngine
 from parley.instance import frames, handover
 from parley.instance.member import Member
-from parley.instance.role import Place
+from parley.instance.role import Address
 from parley.kv.peer import Peer
 from parley.server.app import App
 from parley.server.surfaces import Surface, universal
@@ -85,7 +85,7 @@ class Pair:
     def __init__(self, prefill: Served, decode: Served, members: tuple[Member, Member], here: bool = False):
         self.prefill, self.decode, self.members = prefill, decode, members
         self.here = here
-        self.target = "self" if here else str(Place("127.0.0.1", members[1].peer.port))
+        self.target = "self" if here else str(Address("127.0.0.1", members[1].peer.port))
         self.line = Line(members[0 if here else 1], CLIENT)
         self.numbers = itertools.count(1)
 

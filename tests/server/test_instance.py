@@ -207,8 +207,8 @@ async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.Monk
     served = await serve(role="none", peer_port=0)
     tries, fail = [], OSError(111, "no")
 
-    async def reach(place: role.Place) -> None:
-        tries.append(place)
+    async def reach(address: role.Address) -> None:
+        tries.append(address)
         if len(tries) < 3:
             raise fail
         await asyncio.sleep(0.01)
@@ -221,7 +221,7 @@ async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.Monk
     told = (await served.get("/v1/status")).json
     assert told["service"]["roleStatus"] == "RoleSwitching" and told["service"]["currentRole"] == "decode"
     await served.until(lambda: served.service.node.role.state == "RoleReady")
-    assert set(tries) == {role.Place("10.0.0.2", 1121)}
+    assert set(tries) == {role.Address("10.0.0.2", 1121)}
     told = (await served.get("/v1/status")).json
     assert told["linkStatus"] == {"peers": [{"target": "10.0.0.2", "link": "ok"}]}
     fail.errno, tries[:] = 113, []
@@ -254,6 +254,28 @@ async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
     assert (await served.post("/v1/role/prefill", PEERS)).status == 200
     assert await line.chunk() == b""
     await served.until(lambda: node.role.name == "prefill")
+
+
+async def test_the_engine_divides_its_time_as_the_role_says(serve) -> None:
+    served = await serve(role="flex", peer_port=0, p_percentage=30)
+    node, engine = served.service.node, served.engine
+    assert engine.share == 30
+
+    async def give(role: str, share: int) -> None:
+        body = PEERS | {"local": PEERS["local"] | {"p_percentage": share}}
+        assert (await served.post(f"/v1/role/{role}", body)).status == 200
+
+    await give("flex", 60)
+    await served.until(lambda: engine.share == 60 and node.role.state == "RoleReady")
+    await give("flex", 65)  # another share alone interrupts nothing
+    assert engine.share == 65
+    assert (await served.get("/v1/status")).json["service"] == {
+        "roleStatus": "RoleReady", "currentRole": "flex", "p_percentage": 65,
+    }  # fmt: skip
+    await give("decode", 65)
+    await served.until(lambda: engine.share == 100)
+    await give("flex", 5)
+    await served.until(lambda: engine.share == 5)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +342,25 @@ async def test_only_those_who_may_change_a_server_give_roles(serve) -> None:
     served = await serve(role="none", peer_port=0, admin_keys=("boss",))
     assert (await served.post("/v1/role/decode", PEERS)).status == 401
     assert (await served.post("/v1/role/decode", PEERS, authorization="Bearer boss")).status == 200
+    served = await serve(role="none", peer_port=0, cluster_secret="s")
+    assert (await served.post("/v1/role/decode", PEERS)).status == 401
+    assert (await served.post("/v1/role/decode", PEERS, **{"parley-secret": "s"})).status == 200
+
+
+async def test_keys_are_for_clients_and_the_secret_for_coordinators(serve) -> None:
+    served = await serve(role="decode", api_keys=("k",), admin_keys=("boss",), cluster_secret="s", peer_port=0)
+    secret, wrong = {"parley-secret": "s"}, {"parley-secret": "t"}
+    for path in ("/v1/status", "/metrics"):
+        assert (await served.get(path, **secret)).status == 200
+        assert (await served.get(path, **wrong)).status == (await served.get(path)).status == 401
+    assert (await served.post("/v2/models/tiny/stopInfer", {"id": "1"}, **secret)).status != 401
+    assert (await served.post("/v1/role/flex", PEERS, **secret)).status == 200
+    order = DMI | secret | {"parley-results": "c"}
+    assert (await served.post("/v1/chat/completions", HELLO, **order)).status == 401  # that is for a client
+    await served.until(lambda: served.service.node.role.name == "flex")
+    assert (await served.post("/v1/chat/completions", HELLO, **order, authorization="Bearer k")).status != 401
+    unkeyed = await serve(role="decode", cluster_secret="s")
+    assert (await unkeyed.get("/dresult")).status == 401  # nor does anybody else take a plain coordinator's place
 
 
 async def test_an_instance_on_mindies_planes(serve) -> None:

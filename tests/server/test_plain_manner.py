@@ -15,7 +15,7 @@ from served import Connection, Served, request
 
 from parley.instance.frames import Frame, Reader
 from parley.instance.recompute import ORIGIN
-from parley.instance.role import Place
+from parley.instance.role import Address
 from parley.server.surfaces import ALONE, alone
 
 CHAT = "/v1/chat/completions"
@@ -61,7 +61,7 @@ class Plain:
                 await self.news.wait()
         return self.found.pop(0)
 
-    async def begin(self, path: str, body: Any, target: Place, id: str = "77", **more: str) -> dict[str, Any]:
+    async def begin(self, path: str, body: Any, target: Address, id: str = "77", **more: str) -> dict[str, Any]:
         headers = {"req-id": id, "req-type": "prefill", "d-target": str(target)} | more
         answer = await self.prefill.call("POST", path, body, headers)
         assert answer.status == 200, answer.body
@@ -77,7 +77,7 @@ class Plain:
 
 
 class Cluster:
-    def __init__(self, prefill: Served, decodes: list[Served], places: list[Place], one: Served):
+    def __init__(self, prefill: Served, decodes: list[Served], places: list[Address], one: Served):
         self.prefill, self.decodes, self.places, self.one = prefill, decodes, places, one
         self.coordinator = Plain(prefill)
 
@@ -93,7 +93,7 @@ async def cluster(serve) -> AsyncIterator[Any]:
         served = [await serve(role=role, **options) for role in ("prefill", "decode", "decode")]
         for each in served:
             members.append(await join(each, surfaces=options["surfaces"]))
-        places = [Place("127.0.0.1", member.peer.port) for member in members[-2:]]
+        places = [Address("127.0.0.1", member.peer.port) for member in members[-2:]]
         made.append(Cluster(served[0], served[1:], places, one))
         for each in served[1:]:
             await made[-1].coordinator.follow(each)
@@ -189,7 +189,7 @@ async def test_a_flex_instance_does_all_by_itself(serve, stream: bool, lost: boo
     options = {"surfaces": alone("mindie", apis=ALONE), "tick": 0.01}
     one, *pair = await serve(**options), await serve(role="flex", **options), await serve(role="flex", **options)
     members = [await join(each, surfaces=options["surfaces"]) for each in pair]
-    places = [Place("127.0.0.1", member.peer.port) for member in members]
+    places = [Address("127.0.0.1", member.peer.port) for member in members]
     coordinator = Plain(pair[0])
     for each in pair:
         await coordinator.follow(each)

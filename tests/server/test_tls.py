@@ -3,12 +3,15 @@
 import asyncio
 import shutil
 import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from certificates import authority, certificate, revoke
 from served import INFO, Answer, Connection, request
 
+from parley.cluster import config as cluster
+from parley.cluster.coordinator import towards
 from parley.engine.fake import FakeEngine
 from parley.kv.peer import Peer
 from parley.kv.taker import Taker
@@ -131,3 +134,12 @@ async def test_instances_know_each_other_by_certificates(files):
     finally:
         for each in (one, other, stranger):
             await each.close()
+
+
+def test_a_coordinator_shows_instances_a_certificate_whose_key_has_a_password(files):
+    shown = cluster.Tls(
+        certificate=str(files / "server.pem"), key=str(files / "server.key"), ca=str(files / "ours.pem")
+    )
+    assert towards(replace(shown, password=str(files / "password"))) is not None
+    with pytest.raises(BadTls, match="cannot be used"):
+        towards(replace(shown, password=str(files / "wrong")))

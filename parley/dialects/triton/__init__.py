@@ -41,7 +41,7 @@ def _model(path: str, strict: bool) -> tuple[Route, ...]:
         Route("GET", path, "ask", read=control.metadata),
         Route("GET", f"{path}/ready", "ask", read=control.ready),
         Route("GET", f"{path}/config", "ask", read=control.config),
-        Route("GET", f"{path}/stats", "ask", read=control.statistics),
+        Route("GET", f"{path}/stats", "count", read=control.statistics),
         Route("POST", f"{path}/generate", "generate", read=partial(read, stream=False)),
         Route("POST", f"{path}/generate_stream", "generate", read=partial(read, stream=True)),
         Route("POST", f"{path}/infer", "generate", read=infer.read),
@@ -62,7 +62,7 @@ def _dialect(strict: bool) -> Dialect:
             Route("GET", "/v2", "ask", read=control.server),
             Route("GET", "/v2/health/live", "live", write=control.health),
             Route("GET", "/v2/health/ready", "ready", write=control.health),
-            Route("GET", "/v2/models/stats", "ask", read=control.statistics),  # before the model of that name
+            Route("GET", "/v2/models/stats", "count", read=control.statistics),  # before the model of that name
             *(route for place in PLACES for route in _model(place, strict)),
             *_repository("/v2/repository", strict),
             *_repository("/v2/repository/{repo}", strict),

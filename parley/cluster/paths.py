@@ -12,8 +12,10 @@ from parley.dialects.dialect import Dialect, Kind, Route
 from parley.errors import NotAllowed, NotFound, excerpt
 from parley.server.surfaces import Surface, members, table, wording
 
+WITHIN: frozenset[Kind] = frozenset({"dresult", "flow", "role", "status"})  # of an instance, for its coordinators only
 
-class Place:
+
+class Path:
     """A method and path, and the routes of APIs that have it; the first answers unless another claims a body."""
 
     def __init__(self, answering: Sequence[tuple[Route, Surface]]):
@@ -34,33 +36,35 @@ class Place:
         return route, surface.dialect
 
 
-class Places:
-    """All of some surfaces."""
+class Paths:
+    """All of some surfaces, but for what is between a coordinator and its instances."""
 
     def __init__(self, surfaces: Sequence[Surface]):
         self._surfaces = surfaces
-        self._plain: dict[tuple[str, str], Place] = {}
-        self._patterns: list[tuple[Any, str, Place]] = []
+        self._plain: dict[tuple[str, str], Path] = {}
+        self._patterns: list[tuple[Any, str, Path]] = []
         for (method, path), answering in table(surfaces).items():
-            place = Place(answering)
+            found = Path(answering)
+            if found.kind in WITHIN:
+                continue
             for each in (method, "HEAD") if method == "GET" else (method,):
                 if "{" in path:
-                    self._patterns.append((compile_path(path)[0], each, place))
+                    self._patterns.append((compile_path(path)[0], each, found))
                 else:
-                    self._plain.setdefault((each, path), place)
+                    self._plain.setdefault((each, path), found)
 
-    def find(self, method: str, path: str) -> tuple[Place, Mapping[str, str]]:
+    def find(self, method: str, path: str) -> tuple[Path, Mapping[str, str]]:
         """What is there, and the parts of the path that its routes name. Raises NotFound, NotAllowed."""
-        place = self._plain.get((method, path))
-        if place is not None:
-            return place, {}
+        found = self._plain.get((method, path))
+        if found is not None:
+            return found, {}
         others = {known for known, where in self._plain if where == path}
-        for pattern, known, place in self._patterns:
+        for pattern, known, found in self._patterns:
             match = pattern.match(path)
             if match is None:
                 continue
             if known == method:
-                return place, match.groupdict()
+                return found, match.groupdict()
             others.add(known)
         if not others:
             raise NotFound(f"Unknown request URL: {method} {excerpt(path)}. Please check it for typos.")
@@ -70,7 +74,7 @@ class Places:
 
     def wording(self, path: str) -> Dialect:
         """The API that words what is wrong with a path."""
-        for (_, known), place in self._plain.items():
+        for (_, known), found in self._plain.items():
             if known == path:
-                return place.dialect
+                return found.dialect
         return wording([each for each in self._surfaces if each.dialect.name != "parley"], path)

@@ -146,10 +146,6 @@ class Known:
         while self._held and self._tokens > self._capacity:
             self._tokens -= self._held.popitem(last=False)[1]
 
-    def clear(self) -> None:
-        self._held.clear()
-        self._tokens = 0
-
     def hashes(self, limit: int = REPORTED) -> list[int]:
         """The newest, newest first: what ``prefix_hash`` of /v1/status tells."""
         newest = reversed(self._held)

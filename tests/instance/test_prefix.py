@@ -5,7 +5,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.cluster.prefix import MARKS, Known, Mark, look
+from parley.instance.prefix import MARKS, Known, Mark, look
 
 WORDS = st.text(max_size=40)
 
@@ -82,5 +82,3 @@ def test_what_is_known_stays_within_the_cache(prompts, capacity):
             assert {mark.hash for mark in marks} <= set(known.hashes())
             assert known.hashes()[0] == marks[0].hash  # a beginning outlives what follows it
     assert len(known.hashes(3)) <= 3
-    known.clear()
-    assert known.hashes() == []

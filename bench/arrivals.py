@@ -1,0 +1,169 @@
+"""Requests as they arrive at a cluster: lengths with the medians of Azure's published traces, at random times.
+
+Prompt and output lengths are log-normal around the medians of coding (1,500 in, 13 out) and chat (1,020 in, 129 out);
+their spread is so that the means are 2,048 and 28, 1,155 and 211. Arrivals are a Poisson process. All is drawn from a
+seed, so setups that are compared get the same requests, and every rate the same lengths. ``Traffic`` sends them and
+sees what clients see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from parley.commands.apis import Shape
+from parley.commands.client import Address
+from parley.commands.load import Connection, Load, Sample
+from parley.engine.simulated import Costs
+
+LONGEST = 6000  # tokens of a prompt
+MOST = 1000  # of an output
+TIMEOUT = 600.0
+STALE = 8  # of so many requests one is of the time before the cluster has settled, and does not count
+
+
+@dataclass(frozen=True)
+class Trace:
+    """``groups`` of requests begin with ``shared`` tokens of their own, in place of as many of theirs."""
+
+    name: str
+    prompt: int
+    spread: float
+    output: int
+    output_spread: float
+    groups: int = 0
+    shared: int = 0
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """Mean lengths, before they are cut."""
+        return self.prompt * math.exp(self.spread**2 / 2), self.output * math.exp(self.output_spread**2 / 2)
+
+
+CODING = Trace("coding", 1500, 0.79, 13, 1.24)
+CHAT = Trace("chat", 1020, 0.50, 129, 0.99)
+SHARED = replace(CODING, name="shared", groups=40, shared=2048)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """``at``: of a unit of time in which one request comes on average."""
+
+    at: float
+    prompt: list[int]
+    output: int
+
+
+def requests(trace: Trace, count: int, pool: Sequence[int], seed: int, turn: int) -> Iterator[Asked]:
+    """``pool``: ids that prompts are made of. Each turn has other ids, but for what groups share."""
+    rng, ids = random.Random(f"{trace.name} {seed}"), random.Random(f"{trace.name} {seed} {turn}")
+    groups = [rng.choices(pool, k=trace.shared) for _ in range(trace.groups)]
+    for at in accumulate(rng.expovariate(1.0) for _ in range(count)):
+        prompt = min(LONGEST, max(4, round(rng.lognormvariate(math.log(trace.prompt), trace.spread))))
+        output = min(MOST, max(2, round(rng.lognormvariate(math.log(trace.output), trace.output_spread))))
+        begin = rng.choice(groups) if groups else []
+        yield Asked(at, begin + ids.choices(pool, k=prompt), output)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Seconds to the first token, and for each further one on average, in the time of the cost model."""
+
+    ttft: float
+    tpot: float
+
+    @classmethod
+    def of(cls, trace: Trace, costs: Costs, ttft: float, tpot: float) -> Slo:
+        """So many times what an idle instance takes for a request of median length."""
+        length = trace.prompt + trace.shared
+        alone = costs.batch(length) + costs.pair * length**2 / 2
+        return cls(ttft * alone, tpot * (costs.batch(1) + costs.context * length))
+
+
+@dataclass
+class Seen:
+    """What the clients of one rate saw. Times in those of the cost model, of requests that count."""
+
+    rate: float
+    good: float  # share of requests that met both
+    ttft: list[float]
+    tpot: list[float]
+    tokens: int  # of all requests, as their frames came
+    cached: float  # share of prompts' tokens
+    errors: int
+
+
+class Traffic:
+    """Sends requests to a port and keeps its connections."""
+
+    def __init__(self, port: int, speed: float):
+        self.speed = speed
+        self._load = Load(Address("http", "127.0.0.1", port, ""), None, Shape("m", 1, TIMEOUT))
+        self._idle: list[Connection] = []
+
+    async def run(self, asked: Sequence[Asked], rate: float, slo: Slo) -> Seen:
+        """Send them at so many a second of the cost model. At the end nobody is waited for who is late."""
+        written = []
+        for each in asked:
+            self._load.shape = replace(self._load.shape, output=each.output)
+            written.append(self._load.request(each.prompt))
+        samples = [Sample(0.0) for _ in asked]
+        begin = time.perf_counter()
+        tasks = []
+        for each, request, sample in zip(asked, written, samples, strict=True):
+            await asyncio.sleep(begin + each.at / rate / self.speed - time.perf_counter())
+            tasks.append(asyncio.create_task(self._one(request, sample)))
+        patience = (slo.ttft + slo.tpot * max(each.output for each in asked)) / self.speed
+        await asyncio.wait(tasks, timeout=min(patience, 30.0))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for sample in samples:
+            sample.read(self._load.api)
+        return self._judge(asked, samples, rate, slo)
+
+    def _judge(self, asked: Sequence[Asked], samples: Sequence[Sample], rate: float, slo: Slo) -> Seen:
+        counted = list(zip(asked, samples, strict=True))[len(asked) // STALE :]
+        good, ttft, tpot = 0, [], []
+        for each, sample in counted:
+            if not sample.arrivals:
+                continue
+            first = (sample.arrivals[0] - sample.start) * self.speed
+            further = (sample.arrivals[-1] - sample.arrivals[0]) * self.speed / max(1, sample.tokens - 1)
+            ttft.append(first)
+            if sample.tokens > 1:
+                tpot.append(further)
+            good += not sample.error and sample.tokens == each.output and first <= slo.ttft and further <= slo.tpot
+        whole = [sample for _, sample in counted if sample.prompt_tokens]
+        prompts = sum(sample.prompt_tokens for sample in whole)
+        return Seen(
+            rate,
+            good / len(counted),
+            ttft,
+            tpot,
+            sum(len(sample.arrivals) for sample in samples),
+            sum(sample.cached_tokens for sample in whole) / max(1, prompts),
+            sum(sample.status not in (0, 200) for sample in samples),
+        )
+
+    async def _one(self, request: bytes, sample: Sample) -> None:
+        sample.start = time.perf_counter()
+        connection: Connection | None = None
+        try:
+            while self._idle and (connection is None or not connection.open):
+                connection = self._idle.pop()
+            if connection is None or not connection.open:
+                connection = await self._load._connect()
+            await connection.send(request, sample)
+        except asyncio.CancelledError:
+            sample.error = "late"
+            if connection is not None:
+                connection.close()
+            raise
+        if connection.open:
+            self._idle.append(connection)

@@ -1,0 +1,136 @@
+"""A cluster on this machine: a coordinator and instances, whose engines are simulated by a cost model.
+
+Everything but the engines' runner is what is used anywhere: servers, links between them, the coordinator and its file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from parley.engine.simulated import Costs
+
+CHUNK = 0.02  # seconds of a step of an instance that only prefills; four times as long where one prompt is alone
+
+
+@dataclass(frozen=True)
+class Setup:
+    """``ratio``: P and D; None: ``instances`` mixed ones."""
+
+    ratio: tuple[int, int] | None
+    instances: int
+    separate: str = "always"
+    algorithm: str = "predicted"
+
+    @property
+    def name(self) -> str:
+        if self.ratio is None:
+            return f"{self.instances} mixed"
+        more = "" if self.separate == "always" else f", {self.separate}"
+        return f"{self.ratio[0]} P, {self.ratio[1]} D{more}"
+
+    @property
+    def roles(self) -> list[str]:
+        if self.ratio is None:
+            return ["mixed"] * self.instances
+        return ["prefill"] * self.ratio[0] + ["decode"] * self.ratio[1]
+
+
+def free() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU that the process has had, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident(pid: int) -> tuple[int, int]:
+    """Bytes of memory that it has now, and the most that it had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    now, most = (int(re.search(rf"{name}:\s+(\d+)", status)[1]) << 10 for name in ("VmRSS", "VmHWM"))  # type: ignore[index]
+    return now, most
+
+
+@dataclass
+class Cluster:
+    """``port``: of the coordinator. ``pid``: its process."""
+
+    port: int
+    pid: int
+
+
+@asynccontextmanager
+async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Cluster]:
+    """Have one, ready. ``tpot``: seconds that a step may take where answers are made, by the cost model's clock."""
+    running: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "costs.toml"
+        model.write_text(
+            "".join(f"{name} = {json.dumps(value)}\n" for name, value in msgspec.to_builtins(costs).items())
+        )
+        lines = [f"{name}_port = {free()}\n" for name in ("management", "metrics", "status")]
+        lines.append(f'max_requests = 90000\nsingle_node_max_requests = 90000\nseparate = "{setup.separate}"\n')
+        lines.append(f'algorithm_type = "{setup.algorithm}"\n')
+        try:
+            for role in setup.roles:
+                port, step = free(), (CHUNK if role == "prefill" else tpot) / costs.speed
+                lines.append(f'[[instances]]\nurl = "http://127.0.0.1:{port}"\nrole = "{role}"\n')
+                options = ["--cost-model", str(model), "--role", role, "--port", str(port), "--peer-port", "0"]
+                options += ["--name", "m", "--step-ms", f"{1e3 * step:.3f}", "--max-queue", "4096", "--quiet"]
+                running.append(_start("serve", *options))
+            config, port = Path(folder) / "coordinator.toml", free()
+            config.write_text("".join(lines))
+            coordinator = _start("coordinator", "--config", str(config), "--port", str(port), "--quiet")
+            running.append(coordinator)
+            await ready(port, len(setup.roles))
+            yield Cluster(port, coordinator.pid)
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
+
+
+def _start(*command: str) -> subprocess.Popen[bytes]:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-m", "parley", *command], **quiet)  # type: ignore[call-overload]
+
+
+async def ready(port: int, instances: int = 0) -> None:
+    """Return when the coordinator is, and so many instances."""
+    while True:
+        await asyncio.sleep(0.1)
+        try:
+            status, _ = await get(port, "/health/ready")
+            if status != 200:
+                continue
+            _, body = await get(port, "/metrics") if instances else (200, b"")
+        except OSError:
+            continue
+        found = re.search(rb'instances{state="ready"} (\d+)', body)
+        if not instances or (found and int(found[1]) == instances):
+            return
+
+
+async def get(port: int, path: str) -> tuple[int, bytes]:
+    """Raises OSError."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return int(answer[9:12] or b"0"), answer.partition(b"\r\n\r\n")[2]

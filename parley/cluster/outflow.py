@@ -1,0 +1,81 @@
+"""A stream on its way to a client, at the client's pace: what it has not read waits, and so does who sends.
+
+Knows one client and no instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from parley.cluster.caller import Caller
+
+HOLD = 32 << 10  # bytes that wait for a client that does not read, from which who sends is to wait as well
+QUEUE = 1 << 20  # bytes of them at which the client is given up, for it goes on all the same
+
+
+class Outflow:
+    """The body of an answer that has begun. ``hold(True)`` has who sends it now wait, ``hold(False)`` go on; None where
+    nobody can be told."""
+
+    def __init__(self, caller: Caller):
+        self.hold: Callable[[bool], Coroutine[Any, Any, None]] | None = None
+        self._caller = caller
+        self._queue: list[bytes] | None = None  # None: all was sent
+        self._queued = 0
+        self._over = False  # what is queued ends the answer
+        self._draining: asyncio.Task[None] | None = None
+        self._held: Callable[[bool], Coroutine[Any, Any, None]] | None = None  # who was told to wait
+        self._telling: asyncio.Task[None] | None = None
+
+    def put(self, data: bytes) -> None:
+        """Send a part, now or when the client has read those before it."""
+        if self._queue is not None:
+            self._queue.append(data)
+            self._queued += len(data)
+            if self._queued > QUEUE:  # who sends was asked to wait, and does not; or cannot
+                self._caller.abort()
+            elif self._queued > HOLD and self.hold is not None and self._held is not self.hold:
+                self._held = self.hold
+                self._telling = asyncio.get_running_loop().create_task(self._held(True))
+        elif not self._caller.part(data):
+            self._queue = []
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+
+    def finish(self, data: bytes) -> None:
+        """Send the last part."""
+        if self._queue is not None:
+            self._queue.append(data)
+            self._over = True
+        else:
+            self._caller.finish(data)
+
+    async def settle(self) -> None:
+        """Wait until a slow client has read the rest of an answer that is complete, or stop sending it."""
+        if self._draining is None:
+            return
+        if not self._over:
+            self._draining.cancel()
+        await asyncio.gather(self._draining, return_exceptions=True)
+
+    async def _drain(self) -> None:
+        """Send what is queued as the client reads; then have more come again."""
+        assert self._queue is not None
+        while True:
+            data, over = b"".join(self._queue), self._over
+            self._queue.clear()
+            self._queued = 0
+            await self._caller.write(data, "", last=over)
+            if over:
+                return
+            if self._queue or self._over or self._caller.cycle.blocked:
+                continue
+            held, self._held = self._held, None
+            if held is None:
+                break
+            if self._telling is not None:
+                await self._telling
+            if held is self.hold:  # it still is who sends
+                await held(False)
+        self._queue = self._draining = None

@@ -1,0 +1,44 @@
+"""Counts of several instances as those of one server: what Triton's statistics say. Pure: JSON in, JSON out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any
+
+import msgspec
+
+NAMES = ("name", "batch_size")  # members that say what an entry of a list counts
+LATEST = "last_inference"  # a time; of several, the last
+
+
+def add(pages: Iterable[bytes]) -> bytes:
+    """One page of JSON with the sums of the numbers in ``pages``; entries of lists are put together by their names.
+
+    Raises msgspec.MsgspecError, UnicodeDecodeError for what is no JSON.
+    """
+    return msgspec.json.encode(reduce(_both, map(msgspec.json.decode, pages)))
+
+
+def _both(one: Any, other: Any) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {**other, **one, **{name: _member(name, one[name], other[name]) for name in one if name in other}}
+    if isinstance(one, list) and isinstance(other, list):
+        made = {_name(entry): entry for entry in one}
+        for entry in other:
+            name = _name(entry)
+            made[name] = _both(made[name], entry) if name in made else entry
+        return list(made.values())
+    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
+    return one + other if numbers else one
+
+
+def _member(name: str, one: Any, other: Any) -> Any:
+    if name == LATEST:
+        return max(one, other)
+    return one if name in NAMES else _both(one, other)
+
+
+def _name(entry: Any) -> Any:
+    named = entry if isinstance(entry, dict) else {}
+    return next((str(named[name]) for name in NAMES if name in named), str(entry))

@@ -1,0 +1,63 @@
+"""Imports point downwards, as docs/architecture.md says: a folder imports only what lies below it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "parley"
+SHARED = {"types", "errors", "wire"}
+BELOW = {  # of each folder, what its files may import beside itself
+    "dialects": SHARED,
+    "text": SHARED,
+    "kv": SHARED,
+    "core": SHARED,
+    "native": {"core"},  # the size of a page
+    "engine": SHARED | {"core", "model"},
+    "instance": SHARED | {"dialects", "engine", "kv", "server"},
+    "cluster": SHARED | {"dialects", "instance", "keys", "kinds", "options", "server"},
+}
+# What cluster/ takes of instances: data, not the life of a request.
+PURE = {"frames", "handover", "heads", "prefix"}
+HEAVY = {"torch", "transformers"}
+LIGHT = ("cluster", "dialects", "instance", "kv", "server", "text", "core")
+
+
+def imported(file: Path) -> set[str]:
+    """All modules that a file imports, also late ones, but not those that only a type checker reads."""
+    tree = ast.parse(file.read_text("utf-8"))
+    unread = {
+        each
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for each in ast.walk(node)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if node in unread:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            deep = node.module == "parley" or (PACKAGE.parent / Path(*node.module.split("."))).is_dir()
+            found |= {f"{node.module}.{each.name}" for each in node.names} if deep else {node.module}
+    return found
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_a_folder_imports_what_lies_below_it(folder):
+    for file in (PACKAGE / folder).rglob("*.py"):
+        parts = [name.split(".")[1] for name in imported(file) if name.startswith("parley.")]
+        assert set(parts) - BELOW[folder] - {folder, "__version__"} == set(), file
+
+
+@pytest.mark.parametrize("folder", LIGHT)
+def test_nothing_beside_the_model_imports_torch(folder):
+    for file in (PACKAGE / folder).rglob("*.py"):
+        assert not {name.split(".")[0] for name in imported(file)} & HEAVY, file
+
+
+def test_a_coordinator_knows_what_instances_say_and_not_how_they_live():
+    for file in (PACKAGE / "cluster").glob("*.py"):
+        parts = {name.split(".")[2] for name in imported(file) if name.startswith("parley.instance.")}
+        assert parts <= PURE, file
