@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parley.dialects.dialect import Answer
 from parley.dialects.mindie.shared import answer
@@ -158,13 +158,10 @@ def _extended(order: Order, said: Mapping[bytes, str]) -> Order:
         raise Refused(400, "The header parley-created must be a number of seconds.")
     if not NUMBER.fullmatch(given):
         raise Refused(400, "The header parley-given must be a number of bytes.")
-    return Order(
-        order.id,
-        order.target,
-        order.here,
-        order.recompute,
-        client,
-        identity,
-        None if created is None else int(created),
-        int(given),
+    return replace(
+        order,
+        client=client,
+        identity=identity,
+        created=None if created is None else int(created),
+        given=int(given),
     )
