@@ -42,8 +42,8 @@ LEVELS = {"tight": 2.0, "loose": 5.0}  # the same for each further token
 
 @dataclass(frozen=True)
 class Result:
-    """``rate``: requests per second of the cost model; ``sign`` says if it is more (>) or less (<), for no rate that was
-    tried was too much, or each was. ``at``: what was seen at the highest that was not, or the lowest."""
+    """``rate``: requests per second of the cost model; by its ``sign`` more (>) or less (<), where no rate that was tried
+    was too much, or each was. ``at``: what was seen at the highest that was not, or the lowest."""
 
     rate: float
     sign: str
@@ -143,7 +143,7 @@ async def modes(bench: Bench, traces: Iterable[Trace]) -> None:
 
 
 async def affinity(bench: Bench) -> None:
-    """Prompts that share beginnings: with the prefix in the choice, by load alone, and in turn."""
+    """Prompts that share beginnings: with the prefix in the choice, and by load alone."""
     lines, n = [], bench.options.instances
     slo = Slo.of(SHARED, bench.costs, TTFT, LEVELS["tight"])
     for ratio in (None, splits(n, True, SHARED)[0]):
