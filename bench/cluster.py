@@ -42,8 +42,8 @@ LEVELS = {"tight": 2.0, "loose": 5.0}  # the same for each further token
 
 @dataclass(frozen=True)
 class Result:
-    """``rate``: requests per second of the cost model; by its ``sign`` more (>) or less (<), where no rate that was tried
-    was too much, or each was. ``at``: what was seen at the highest that was not, or the lowest."""
+    """``rate``: requests per second of the cost model; by its ``sign`` more (>) or less (<), where no rate that was
+    tried was too much, or each was. ``at``: what was seen at the highest that was not, or the lowest."""
 
     rate: float
     sign: str
