@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley import __version__
-from parley.cluster import relay, words
+from parley.cluster import relay, sums, words
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
 from parley.cluster.form import wrong
@@ -139,13 +139,16 @@ class Front:
         body = await caller.body() if body is None else body
         usable = self._usable()
         if kind == "count" and caller.scope["method"] != "HEAD":
-            work = relay.sums(self._links, caller, usable, body)
+            work = relay.joined(self._links, caller, usable, body, sums.add)
+        elif kind == "models" and caller.scope["method"] != "HEAD" and len({each.models for each in usable}) > 1:
+            work = relay.joined(self._links, caller, usable, body, sums.unite)
         elif kind == "halt":
             work = relay.some(self._links, caller, usable, body)
         elif kind in EVERYBODY or (kind == "endpoint" and caller.scope["method"] not in ("GET", "HEAD")):
             work = relay.every(self._links, caller, usable, body)
         else:
-            work = relay.one(self._links, caller, self._idlest(usable), body)
+            able = await self._holding(path, caller, body, usable)
+            work = relay.one(self._links, caller, self._idlest(able), body)
         await caller.while_connected(work)
 
     async def _own(self, kind: Kind, path: Path, caller: Caller) -> bool:
@@ -185,6 +188,11 @@ class Front:
         if not usable:
             raise words.refusal(503, words.NOT_READY)
         return usable
+
+    async def _holding(self, path: Path, caller: Caller, body: bytes, usable: list[Instance]) -> list[Instance]:
+        """Those that have the model that is named, or all if none has."""
+        model = caller.path.get("model", "") or (await self._look(body)).model
+        return [each for each in usable if model in each.models] or usable
 
     def _idlest(self, usable: list[Instance]) -> Instance:
         return min(usable, key=lambda each: (not each.extended, each.tasks, each.id))
@@ -226,13 +234,12 @@ class Front:
             self.held -= len(body)
             self._labels.discard(caller.label)
 
+    async def _look(self, body: bytes) -> Look:
+        rate = self._choice.options.string_token_rate
+        return look(body, rate) if len(body) < LARGE else await asyncio.to_thread(look, body, rate)
+
     async def _wanted(self, path: Path, caller: Caller, body: bytes) -> Wanted:
-        options = self._choice.options
-        seen: Look
-        if len(body) < LARGE:
-            seen = look(body, options.string_token_rate)
-        else:
-            seen = await asyncio.to_thread(look, body, options.string_token_rate)
+        options, seen = self._choice.options, await self._look(body)
         model = caller.path.get("model", "") or ("" if path.shares else seen.model)
         turns = seen.turns() if options.algorithm_type == "cache_affinity" else None
         return Wanted(seen.length, seen.marks, caller.patience(), model, turns)

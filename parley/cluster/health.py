@@ -84,8 +84,8 @@ class Health:
 
     def _complain(self) -> None:
         """Log why instances that are ready are of no use, when that is news."""
-        before, self._lack = self._lack, self._table.lack()
-        if self._lack and self._lack != before and all(each.seen for each in self._table):
+        before, self._lack = self._lack, self._table.lack() if len(self._table.usable()) == len(self._table) else ""
+        if self._lack and self._lack != before:
             log.warning("No requests are taken: %s", self._lack)
 
     def _changed(self, instance: Instance, news: News) -> None:

@@ -96,17 +96,15 @@ class Charge:
         self.demand = demand
         self._task = task
 
-    def release(self) -> bool:
-        """False if it already was."""
+    def release(self) -> None:
         side, self.side = self.side, None
         if side is None:
-            return False
+            return
         side.slots -= self.demand.slots
         side.blocks -= self.demand.blocks
         side.tokens -= self.demand.tokens
         side.instance.tasks -= self._task
         del side.lengths[bisect_left(side.lengths, self.demand.length)]
-        return True
 
 
 def prefill_load(side: Side, demand: Demand, values: Sequence[float]) -> float:

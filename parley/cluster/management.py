@@ -95,8 +95,7 @@ class Management:
         elif before.asked:
             return
         else:
-            for name in ("role", "group", "peer", "slots", "blocks", "block_size", "p_percentage", "max_seq_len",
-                         "models"):  # fmt: skip
+            for name in ("role", "group", "peer", "slots", "blocks", "block_size", "p_percentage", "models"):
                 setattr(before, name, getattr(made, name))
         if not before.asked:
             _report(before, item.get("dynamic_info"))
@@ -225,7 +224,6 @@ def listed(item: dict[str, Any]) -> Instance | None:
         blocks=blocks,
         block_size=size,
         p_percentage=share,
-        max_seq_len=longest,
         models=frozenset([name] if name else []),
     )
 
@@ -235,8 +233,7 @@ def _report(instance: Instance, said: Any) -> None:
     if not isinstance(said, dict):
         return
     for name, key in (("avail_slots", "avail_slots_num"), ("avail_blocks", "avail_block_num"),
-                      ("waiting", "waiting_request_num"), ("running", "running_request_num"),
-                      ("swapped", "swapped_request_num")):  # fmt: skip
+                      ("waiting", "waiting_request_num"), ("running", "running_request_num")):  # fmt: skip
         if count(said.get(key)):
             setattr(instance, name, said[key])
     if isinstance(peers := said.get("peers"), list):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from parley.cluster import words
 from parley.cluster.caller import Caller, returned
 from parley.cluster.links import Links
-from parley.cluster.sums import add
 from parley.cluster.table import Instance
 from parley.cluster.upstream import Broken, Connection, Response, Unreachable
 
@@ -99,13 +99,15 @@ async def some(links: Links, caller: Caller, instances: list[Instance], body: by
     caller.whole(*next((each for each in told if each.status < 400), told[0]))
 
 
-async def sums(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
-    """Give the client the sums of what all instances count, or what the first says that counts nothing. Raises
+async def joined(
+    links: Links, caller: Caller, instances: list[Instance], body: bytes, join: Callable[[Iterable[bytes]], bytes]
+) -> None:
+    """Give the client what all instances say, joined to one page; or what the first says if none says it. Raises
     ParleyError."""
     told = await _asked(links, caller, instances, body)
     pages = [each for each in told if each.status == 200]
     try:
-        caller.whole(*(pages[0]._replace(body=add(each.body for each in pages)) if pages else told[0]))
+        caller.whole(*(pages[0]._replace(body=join(each.body for each in pages)) if pages else told[0]))
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise words.refusal(500, words.UNSENT) from None
 

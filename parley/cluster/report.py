@@ -16,9 +16,8 @@ RESOURCES = (
     ("avail_blocks", "availBlockNum"),
     ("waiting", "waitingRequestNum"),
     ("running", "runningRequestNum"),
-    ("swapped", "swappedRequestNum"),
 )
-COUNTS = ("pinned", "reserved", "waiting", "running", "slots", "block_size", "max_seq_len")
+COUNTS = ("pinned", "reserved", "waiting", "running", "slots", "block_size")
 
 
 def take(instance: Instance, said: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Counts of several instances as those of one server: what Triton's statistics say. Pure: JSON in, JSON out."""
+"""What several instances say as one server would: Triton's counts, and lists of models. Pure: JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -18,6 +18,23 @@ def add(pages: Iterable[bytes]) -> bytes:
     Raises msgspec.MsgspecError, UnicodeDecodeError for what is no JSON.
     """
     return msgspec.json.encode(reduce(_both, map(msgspec.json.decode, pages)))
+
+
+def unite(pages: Iterable[bytes]) -> bytes:
+    """The first page of JSON, its lists with those entries of the others' whose id they lack.
+
+    Raises msgspec.MsgspecError, UnicodeDecodeError for what is no JSON.
+    """
+    first, *others = map(msgspec.json.decode, pages)
+    for name, entries in first.items() if isinstance(first, dict) else ():
+        for other in others if isinstance(entries, list) else ():
+            known = {_id(entry) for entry in entries}
+            entries += [entry for entry in other.get(name, ()) if _id(entry) not in known]
+    return msgspec.json.encode(first)
+
+
+def _id(entry: Any) -> Any:
+    return entry.get("id") if isinstance(entry, dict) else entry
 
 
 def _both(one: Any, other: Any) -> Any:

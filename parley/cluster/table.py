@@ -49,7 +49,6 @@ class Instance:
     blocks: int = 1024
     block_size: int = 16
     p_percentage: int = 50
-    max_seq_len: int = 0
     models: frozenset[str] = frozenset()
     layout: str = ""
     epoch: str = ""
@@ -71,7 +70,6 @@ class Instance:
     avail_blocks: int | None = None
     waiting: int = 0
     running: int = 0
-    swapped: int = 0
     pinned: int = 0
     reserved: int = 0
     prefill_rate: float = 0.0  # tokens per second

@@ -343,6 +343,7 @@ class Engine(ABC):
             stream._wake()
 
     def _fail_all(self, reason: str) -> None:
+        self.stats = Stats()  # whatever ran or was held is gone, and another engine counts anew
         self._fail(list(self._streams.values()), reason)
         for answer in self._questions.values():
             if not answer.done():

@@ -81,12 +81,14 @@ class Decode(Leg):
                 self._return()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
-        if not self.outlet.exact and recompute.lost(self.generation.model.engine, outputs):
+        if not recompute.lost(self.generation.model.engine, outputs):
+            self._recent.append([(number, output) for output in outputs])
+        elif self.outlet.exact:
+            self.outlet.lose()
+        else:
             begin, past = self._begin, [*(self.past or []), *self._recent]
             origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
             self.outlet.retry(begin.path, origin, self._first)
-        else:
-            self._recent.append([(number, output) for output in outputs])
 
     def drop(self) -> None:
         self.outlet.depart()

@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parley.dialects.dialect import Answer
 from parley.dialects.mindie.shared import answer
@@ -38,12 +38,13 @@ NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 class Refused(Exception):
-    """The headers will not do; ``answer`` says why."""
+    """What a coordinator or a controller says will not do; ``answer`` tells it why. ``kind``: of error, where it is not
+    the usual one of the status."""
 
-    def __init__(self, status: int, text: str):
+    def __init__(self, status: int, text: str, kind: str = ""):
         super().__init__(text)
         kinds = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
-        self.answer: Answer = answer(status, text, kinds.get(status, "Bad Request"))
+        self.answer: Answer = answer(status, text, kind or kinds.get(status, "Bad Request"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +159,10 @@ def _extended(order: Order, said: Mapping[bytes, str]) -> Order:
         raise Refused(400, "The header parley-created must be a number of seconds.")
     if not NUMBER.fullmatch(given):
         raise Refused(400, "The header parley-given must be a number of bytes.")
-    return Order(
-        order.id,
-        order.target,
-        order.here,
-        order.recompute,
-        client,
-        identity,
-        None if created is None else int(created),
-        int(given),
+    return replace(
+        order,
+        client=client,
+        identity=identity,
+        created=None if created is None else int(created),
+        given=int(given),
     )

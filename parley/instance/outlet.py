@@ -66,6 +66,12 @@ class Outlet:
             self.channel.retry(write(path, origin, first.token_ids, first.seed))
             self.silent = True
 
+    def lose(self) -> None:
+        """In place of the rest, tell a coordinator that it is lost here: it goes on elsewhere with what it has got."""
+        if self.channel is not None and not self.silent:
+            self.channel.fail(LOST)
+            self.silent = True
+
     def watch(self, departed: Callable[[], None]) -> bool:
         self._watchers.add(departed)
         return not self._gone and (self.channel is None or self.channel.watch(departed))
@@ -129,6 +135,10 @@ class Front(Outlet):
     def retry(self, path: str, origin: Origin, first: Work) -> None:
         if self.answered:  # else the order's own answer says what has happened
             super().retry(path, origin, first)
+
+    def lose(self) -> None:
+        if self.answered:
+            super().lose()
 
     def watch(self, departed: Callable[[], None]) -> bool:
         self._watchers.add(departed)

@@ -113,7 +113,10 @@ class Prefill(Leg):
             if self.past:
                 output.cached_tokens = 0  # what is cached now are the tokens of attempts before
         exchange = self._exchange
-        if self._order.here and not self.front.exact and recompute.lost(self.generation.model.engine, outputs):
+        if self._order.here and recompute.lost(self.generation.model.engine, outputs):
+            if self.front.exact:
+                self.front.lose()
+                return
             past = [*(self.past or []), *self._recent]
             assert exchange.created is not None
             origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)

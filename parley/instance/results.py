@@ -2,7 +2,7 @@
 
 A coordinator has a name here, or none: without one it is *plain*, gets every frame once and is the only such one. With
 a name, frames are counted, kept for a while after they were sent, and sent again from where a broken connection ended.
-``Channel`` is a request's side, ``Line`` a connection's; what joins them, ``Client``, outlives both. Knows no HTTP.
+``Channel`` is a request's side, a ``Line`` a connection's; what joins them, ``Client``, outlives both. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from parley.errors import InUse, excerpt
 from parley.instance import frames
+from parley.instance.line import Line, Sink
 
 KEEP = 30.0  # seconds that sent frames are kept, and that requests go on without a connection
 KEPT = 32 << 20  # bytes of them: more than the buffers of a connection hold, and so more than a break can lose
 WAITING = 8 << 20  # bytes of unsent frames from which requests have to wait
-SILENCE = 5.0  # seconds after which a heartbeat is sent
-CHECK = 1.0  # seconds between two looks at the silence
 
 
 Head = tuple[int, list[tuple[str, str]]]
@@ -29,16 +28,6 @@ Head = tuple[int, list[tuple[str, str]]]
 
 class Gone(Exception):
     """The coordinator is: it has not come back, or has forgotten its requests."""
-
-
-class Sink(Protocol):
-    """A connection. ``part`` sends and says whether it takes more at once; ``write`` waits until it does."""
-
-    def part(self, data: bytes) -> bool: ...
-
-    async def write(self, data: bytes) -> None: ...
-
-    def abort(self) -> None: ...
 
 
 class Channel:
@@ -155,60 +144,6 @@ class Sent(NamedTuple):
     frames: list[bytes]
     size: int
     time: float
-
-
-class Line:
-    """One connection of a client, as long as it is that. ``run`` serves it, ``end`` ends it."""
-
-    def __init__(self, client: Client, sink: Sink):
-        self.flowing = False  # more can be sent at once
-        self.ended = False
-        self._client, self._sink = client, sink
-        self._farewell = b""
-        self._time = time.monotonic()  # when something was sent last
-        self._stir = asyncio.Event()
-
-    def send(self, data: bytes) -> None:
-        """Send while it is flowing."""
-        self._time = time.monotonic()
-        self.flowing = self._sink.part(data)
-        if not self.flowing:
-            self._stir.set()
-
-    async def run(self, first: bytes) -> None:
-        """Send ``first`` and what there is from then on, until its end."""
-        try:
-            await self._write(first)
-            while not self.ended:
-                try:
-                    async with asyncio.timeout(CHECK):
-                        await self._stir.wait()
-                except TimeoutError:
-                    self._client.forget()
-                    if time.monotonic() - self._time > SILENCE:
-                        self.send(frames.HEARTBEAT)
-                    continue
-                self._stir.clear()
-                if not self.flowing and not self.ended:
-                    await self._write(b"")
-            await self._sink.write(self._farewell)
-        finally:
-            self.ended = True
-            self._client.detach(self)
-
-    def end(self, farewell: bytes = b"") -> None:
-        """Nothing but this is to be sent any more."""
-        reads = self.flowing
-        self.ended, self.flowing, self._farewell = True, False, farewell
-        self._stir.set()
-        if not reads:  # then it would have to be waited for
-            self._sink.abort()
-
-    async def _write(self, data: bytes) -> None:
-        await self._sink.write(data)
-        if not self.ended:
-            self.flowing = True
-            self._client.flush()
 
 
 class Client:

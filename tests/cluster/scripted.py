@@ -61,6 +61,7 @@ class Scripted:
     ):
         self.role, self.plain, self.cut, self.tick = role, plain, cut, tick
         self.label = label
+        self.models = ["m"]
         self.script = script or Script()
         self.asked: list[Asked] = []
         self.connected: list[Asked] = []  # those for results
@@ -163,7 +164,7 @@ class Scripted:
             "linkStatus": {"peers": []},
         }
         if not self.plain:
-            told["parley"] = {"models": ["m"], "epoch": self.epoch, "role": self.role, "peer": self.target}
+            told["parley"] = {"models": self.models, "epoch": self.epoch, "role": self.role, "peer": self.target}
         return told
 
     # -- P

@@ -313,7 +313,7 @@ SAID = st.recursive(
 
 
 @given(SAID)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 async def test_whatever_a_status_says_choosing_goes_on(said):
     table, choice = cluster("mixed", "mixed")
     one, _ = table

@@ -240,6 +240,28 @@ async def test_what_is_counted_is_added_up(cluster):
     assert (await running.get("/v2/models/stats", "HEAD")).status == 200
 
 
+async def test_instances_of_different_models(cluster):
+    one, two = Scripted(), Scripted()
+    two.models = ["m", "other"]
+    running = await cluster(one, two)
+
+    def listing(*names: str) -> bytes:
+        return json.dumps({"object": "list", "data": [{"id": name, "created": 5} for name in names]}).encode()
+
+    for each in (one, two):
+
+        async def tell(asked: Asked, page: bytes = listing(*each.models)) -> bytes:
+            return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
+
+        each.before = tell
+    assert json.loads((await running.get("/v1/models")).body) == json.loads(listing("m", "other"))
+    one.before = two.before = None
+    for asked in (running.get("/v1/models/other"), running.get("/v2/models/other/config"),
+                  running.post("/tokenize", b'{"model":"other","prompt":"a"}')):  # fmt: skip
+        assert (await asked).status == 200
+    assert len(two.asked) == 4 and len(one.asked) == 1
+
+
 async def test_a_large_answer_goes_at_the_clients_pace(cluster):
     mixed = Scripted()
     running = await cluster(mixed)

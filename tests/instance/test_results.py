@@ -109,8 +109,8 @@ async def test_an_id_is_one_requests() -> None:
 
 
 async def test_heartbeats_come_into_silence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "CHECK", 0.01)
-    monkeypatch.setattr(results, "SILENCE", 0.05)
+    monkeypatch.setattr("parley.instance.line.CHECK", 0.01)
+    monkeypatch.setattr("parley.instance.line.SILENCE", 0.05)
     async with hub() as made:
         wire = Wire(made).begin()
         channel = made.channel("", "1")

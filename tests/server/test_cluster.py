@@ -148,7 +148,8 @@ async def test_a_client_of_mindie_names_its_request(cluster) -> None:
     await many.idle()
 
 
-async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve) -> None:
+@pytest.mark.parametrize("lost", ["its results", "its engine"])
+async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: str) -> None:
     def reply(work: Work, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]
 
@@ -159,9 +160,12 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve) -> None
     decoding = many.instances[1]
     await decoding.until(lambda: decoding.engine.stats.running)
     await asyncio.sleep(0.1)
-    feed = many.coordinator.links.feed(many.coordinator.table.instances[2])
-    many.coordinator.table.fault(many.coordinator.table.instances[2])
-    feed.fail("It is gone.")
+    if lost == "its engine":
+        decoding.engine.crash()
+    else:
+        feed = many.coordinator.links.feed(many.coordinator.table.instances[2])
+        many.coordinator.table.fault(many.coordinator.table.instances[2])
+        feed.fail("It is gone.")
     for answer in await asyncio.gather(*calls):
         assert same(answer.body, expected.body)
     assert many.coordinator.choice.tally.retries

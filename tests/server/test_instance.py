@@ -72,8 +72,8 @@ async def test_a_second_connection_closes_the_first(serve) -> None:
 
 
 async def test_heartbeats_over_a_connection(serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "CHECK", 0.01)
-    monkeypatch.setattr(results, "SILENCE", 0.02)
+    monkeypatch.setattr("parley.instance.line.CHECK", 0.01)
+    monkeypatch.setattr("parley.instance.line.SILENCE", 0.02)
     served = await serve(role="flex")
     line = await Results.open(served)
     assert await line.chunk() == b"ka:heartbeat\0"

@@ -111,14 +111,13 @@ async def test_the_other_side_is_asked_for_nothing_where_it_ends_at_once(alike) 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_engine_that_is_lost_ends_what_it_went_on_with(alike, stream: bool) -> None:
+async def test_what_an_engine_went_on_with_is_told_to_be_lost_with_it(alike, stream: bool) -> None:
     _, pair = await alike(reply=long, tick=0.01)
     asking = asyncio.create_task(asked(pair, stream=stream, max_tokens=50))
     await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
     pair.decode.engine.crash()
     given = await asking
-    assert (given.status, given.body[-1:]) == ((200, b"\n") if stream else (503, b"}")), given
-    assert b'"error"' in given.parts[-1][0]
+    assert given.error and b'"error"' not in given.body  # so that it can go on elsewhere
     await pair.prefill.until(lambda: not pair.prefill.service.open and not pair.prefill.engine._leases)
     assert not pair.decode.service.open
 

@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import hosts
 
 SECRET = secrets.token_hex(8)
-PREDICT, MANAGEMENT, METRICS, STATUS = 7700, 7701, 7702, 7703
+PREDICT, MANAGEMENT, METRICS, STATUS = 0, 1, 2, 3  # places in a cluster's range of ports
+INSTANCE, RANGE = 10, 100  # where those of the first instance are, each ten further on
+
+
+def free() -> int:
+    """The first of RANGE ports that nobody listens on, below those that the system gives away by itself."""
+    for base in range(17_000, 32_000, RANGE):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(base, base + RANGE):
+                each = stack.enter_context(socket.socket())
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                each.bind(("127.0.0.1", port))
+            return base
+    raise RuntimeError("no ports are free")
 
 
 class Process:
     """One process of parley. ``words``: how it is called; it can be killed and started again."""
 
-    def __init__(self, words: list[str], url: str, log: Path):
-        self.words, self.url, self.log = words, url, log
+    def __init__(self, words: list[str], url: str, log: Path, role: str = ""):
+        self.words, self.url, self.log, self.role = words, url, log, role
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -88,38 +102,53 @@ class Process:
 
 class Cluster:
     """A coordinator and an instance for each of ``roles``, all on this host; with ``hosts`` each on one of its own, the
-    coordinator on the first of them. ``options`` are keys of the coordinator's file. To be closed."""
+    coordinator on the first of them. ``flags`` are of every instance, ``own`` of some, by their number from 0 on;
+    ``peers``: where the coordinator takes hand-overs to these to go; ``options`` are keys of its file. To be closed."""
 
-    def __init__(self, folder: Path, *roles: str, on: hosts.Hosts | None = None, **options: Any):
+    def __init__(
+        self,
+        folder: Path,
+        *roles: str,
+        on: hosts.Hosts | None = None,
+        flags: Sequence[str] = ("--kv-memory", "24MiB"),
+        own: Mapping[int, Sequence[str]] = MappingProxyType({}),
+        peers: Mapping[int, str] = MappingProxyType({}),
+        **options: Any,
+    ):
         self.folder = folder
-        base = 7710
+        base = free()
         place = (
             [on.addresses[number + 1] for number in range(len(roles) + 1)] if on else ["127.0.0.1"] * (len(roles) + 1)
         )
         at = [on.command(number + 1) if on else [] for number in range(len(roles) + 1)]
         lines = {
             "host": place[0],
-            "predict_port": PREDICT,
-            "management_port": MANAGEMENT,
-            "metrics_port": METRICS,
-            "status_port": STATUS,
+            "predict_port": base + PREDICT,
+            "management_port": base + MANAGEMENT,
+            "metrics_port": base + METRICS,
+            "status_port": base + STATUS,
             "secret": SECRET,
             **options,
         }
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
         self.instances: list[Process] = []
         for number, role in enumerate(roles):
-            host, port = place[number + 1], base + 10 * number
+            host, port = place[number + 1], base + INSTANCE * (number + 1)
             url = f"http://{host}:{port}"
             text += f'\n[[instances]]\nurl = "{url}"\nrole = "{role}"\n'
-            flags = ["--role", role, "--host", host, "--port", str(port), "--peer-port", str(port + 1)]
-            words = [*at[number + 1], sys.executable, "-m", "parley", "serve", *flags, "--kv-memory", "24MiB"]
-            self.instances.append(Process(words, url, folder / f"{role}-{number}.log"))
+            text += f'peer = "{peers[number]}"\n' if number in peers else ""
+            words = [*at[number + 1], sys.executable, "-m", "parley", "serve", "--role", role, "--host", host]
+            words += ["--port", str(port), "--peer-port", str(port + 1), *own.get(number, flags)]
+            self.instances.append(Process(words, url, folder / f"{role}-{number}.log", role))
         file = folder / "coordinator.toml"
         file.write_text(text)
         words = [*at[0], sys.executable, "-m", "parley", "coordinator", "--config", str(file)]
-        self.coordinator = Process(words, f"http://{place[0]}:{PREDICT}", folder / "coordinator.log")
-        self.ready()
+        self.coordinator = Process(words, f"http://{place[0]}:{base + PREDICT}", folder / "coordinator.log")
+        try:
+            self.ready()
+        except BaseException:
+            self.close()
+            raise
 
     def ready(self, seconds: float = 90.0) -> None:
         """Wait until every instance serves, and the coordinator has noticed."""
@@ -144,49 +173,3 @@ class Cluster:
     def close(self) -> None:
         for each in [self.coordinator, *self.instances]:
             each.end()
-
-
-@dataclass
-class Heard:
-    """What a client heard of a stream: the events' data until it ended, and whether that was as it should."""
-
-    events: list[Any]
-    done: bool = False  # [DONE] came
-    cut: bool = False  # the connection broke, or was refused
-    status: int = 0
-
-    @property
-    def text(self) -> str:
-        choices = [choice for event in self.events for choice in event.get("choices", ())]
-        return "".join(choice.get("text") or "" for choice in choices)
-
-    @property
-    def errors(self) -> list[Any]:
-        return [event for event in self.events if "error" in event]
-
-
-async def stream(url: str, body: dict[str, Any], heard: Heard | None = None) -> Heard:
-    """A streamed completion, read as it comes; ``heard`` can be watched meanwhile."""
-    heard = heard or Heard([])
-    host, port = url.removeprefix("http://").split(":")
-    data = json.dumps({"model": "parley-demo", "stream": True, **body}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    try:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-        heard.status = int((await reader.readline()).split()[1])
-        headers = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if b"chunked" not in headers:
-            heard.events.append(json.loads(await reader.read()))
-            return heard
-        while size := int(await reader.readline(), 16):
-            lines = (await reader.readexactly(size + 2))[:-2].decode().split("\n\n")
-            for line in filter(None, lines):
-                if line == "data: [DONE]":
-                    heard.done = True
-                elif line.startswith("data: "):
-                    heard.events.append(json.loads(line.removeprefix("data: ")))
-        writer.close()
-    except (OSError, EOFError, ValueError, IndexError):
-        heard.cut = True
-    return heard

@@ -1,0 +1,164 @@
+"""Instances and coordinators that die or stop, at every point of a request's life, with requests of many kinds open.
+
+A cluster of real processes. The mixture of requests is sent; as soon as a moment has come, one of them gets SIGKILL, or
+SIGSTOP and some time later SIGCONT or SIGKILL; who was killed is started again, as a supervisor would. With P and D
+every answer has to be exact, or end with one error. With a coordinator connections may end, and its successor must be
+there soon. Afterwards nothing may be held anywhere, and the same requests get the same answers. Each cell of the matrix
+is tried 20 times, or as often as ``PARLEY_KILLS`` says. What is lost without another in its place is in test_losses.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+
+import httpx
+import pytest
+from clustered import SECRET, Cluster, Process
+from mixture import MIXTURE, Answer, ask, undisturbed, until, verdicts, well
+
+pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes an hour: PARLEY_NIGHTLY=1")
+
+REPEATS = int(os.environ.get("PARLEY_KILLS", "20"))
+MOMENTS = ("queued", "prefill", "transfer", "first", "middle", "last")
+CELLS = [(who, how, when) for who in ("P", "D", "coordinator") for how in ("kill", "stop") for when in MOMENTS]
+NEEDED = 60.0  # seconds for all answers, whatever happens
+FLAGS = ("--kv-memory", "32MiB", "--max-batch", "6")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):
+    made = Cluster(
+        tmp_path_factory.mktemp("kills"),
+        *("prefill", "prefill", "decode", "decode"),
+        flags=FLAGS,
+        separate="always",
+        heartbeat=0.25,
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster) -> list[Answer]:
+    return asyncio.run(undisturbed(cluster.coordinator.url))
+
+
+class Watch:
+    """Looks at what instances hold, again and again."""
+
+    def __init__(self, instances: list[Process]):
+        self.held = [dict.fromkeys(("running", "waiting", "pinned", "reserved"), 0) for _ in instances]
+        self._instances = instances
+
+    def any(self, *names: str) -> bool:
+        return any(each[name] for each in self.held for name in names)
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._one(number) for number in range(len(self._instances))))
+
+    async def _one(self, number: int) -> None:
+        async with httpx.AsyncClient(headers={"parley-secret": SECRET}, timeout=1.0) as client:
+            while True:
+                with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):
+                    told = (await client.get(f"{self._instances[number].url}/v1/status")).json()["parley"]
+                    self.held[number] = {name: told[name] for name in self.held[number]}
+                await asyncio.sleep(0.004)
+
+
+async def moment(when: str, watch: Watch, answers: list[Answer], counts: list[int], rng: random.Random) -> bool:
+    """Wait for it: was it there before the answers were?"""
+    streams = [number for number, count in enumerate(counts) if count > 8]
+    one = rng.choice(streams)
+    if when == "queued":
+        await asyncio.sleep(rng.uniform(0, 0.01))
+        return await until(lambda: watch.any("waiting"), 1.0)
+    if when == "prefill":
+        found = await until(lambda: watch.any("running"), 1.0)
+        await asyncio.sleep(rng.uniform(0, 0.1))
+        return found and not all(answer.count for answer in answers)
+    if when == "transfer":
+        return await until(lambda: watch.any("pinned", "reserved"), 1.0)
+    if when == "first":
+        found = await until(lambda: any(answer.count for answer in answers))
+        await asyncio.sleep(rng.uniform(0, 0.02))
+        return found
+    goal = rng.randint(3, counts[one] - 4) if when == "middle" else counts[one] - rng.randint(1, 3)
+    return await until(lambda: answers[one].count >= goal or answers[one].over) and not answers[one].over
+
+
+def phase(answer: Answer, count: int) -> str:
+    """Where a request is, as its client sees it."""
+    if answer.over:
+        return "over"
+    if not answer.count:
+        return "no event"
+    return "first events" if answer.count < 3 else "last events" if answer.count > count - 4 else "between"
+
+
+async def strike(cluster: Cluster, victim: Process, how: str, rng: random.Random) -> float:
+    """Kill or stop it, and see to its coming back: the seconds until a new coordinator was ready, if it is that."""
+    if how == "stop":
+        victim.signal(signal.SIGSTOP)
+        await asyncio.sleep(rng.choice([0.3, 1.0, 2.0, 4.0]))
+        if rng.random() < 0.5:
+            victim.signal(signal.SIGCONT)
+            return 0.0
+    await asyncio.to_thread(victim.end)
+    await asyncio.sleep(rng.choice([0.0, 0.5]))
+    began = time.monotonic()
+    await asyncio.to_thread(victim.start)
+    if victim is not cluster.coordinator:
+        return 0.0
+    while (await asyncio.to_thread(victim.get, "/health/ready"))[0] != 200:
+        assert time.monotonic() < began + 30, cluster.logs()
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+async def test_a_process_that_dies_or_stops(cluster: Cluster, whole: list[Answer], cell: tuple[str, str, str]) -> None:
+    who, how, when = cell
+    wanted, counts = [answer.told() for answer in whole], [answer.count for answer in whole]
+    tally, phases, held = Counter[str](), Counter[str](), Counter[str]()
+    hits, times, longest = 0, list[float](), 0.0
+    for number in range(REPEATS):
+        rng = random.Random(f"{cell} {number}")
+        answers = [Answer() for _ in MIXTURE]
+        watch = Watch(cluster.instances)
+        watching = asyncio.create_task(watch.run())
+        url, began = cluster.coordinator.url, time.monotonic()
+        asking = [
+            asyncio.create_task(ask(url, path, body, answer))
+            for (path, body), answer in zip(MIXTURE, answers, strict=True)
+        ]
+        hits += await moment(when, watch, answers, counts, rng)
+        watching.cancel()
+        phases.update(map(phase, answers, counts))
+        victim = cluster.coordinator
+        if who != "coordinator":  # the one that has most under way
+            role = {"P": "prefill", "D": "decode"}[who]
+            busy = {n: sum(watch.held[n].values()) for n, each in enumerate(cluster.instances) if each.role == role}
+            chosen = max(busy, key=lambda n: (busy[n], rng.random()))
+            victim = cluster.instances[chosen]
+            held.update(name for name, count in watch.held[chosen].items() if count)
+        times.append(await strike(cluster, victim, how, rng))
+        await asyncio.wait(asking, timeout=NEEDED)
+        longest = max(longest, time.monotonic() - began)
+        found = verdicts(answers, wanted)
+        tally.update(found)
+        fine = {"exact", "error"} | ({"cut"} if who == "coordinator" else set())
+        for verdict, answer, (path, _), told in zip(found, answers, MIXTURE, wanted, strict=True):
+            assert verdict in fine, (number, verdict, path, answer, told, cluster.logs())
+        await well(cluster, wanted)
+    # For the record: repeats in which the moment came, answers, where they were and what was held when it happened, the
+    # longest time until a coordinator was back, and until all answers had ended.
+    print(json.dumps([*cell, hits, tally, phases, held, round(max(times), 2), round(longest, 2)]))

@@ -1,0 +1,124 @@
+"""A P and a D, and one of them is lost, or a part of it, or what joins them: there is no other that could go on.
+
+Answers wait for a successor within the coordinator's patience, or requests run whole where they can. They are exact, or
+end with one error; and then all is as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clustered import Cluster, Process
+from mixture import MIXTURE, Answer, Told, ask, undisturbed, until, verdicts, well
+
+nightly = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("losses"), "prefill", "decode", separate="always", heartbeat=0.25)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def wanted(pair: Cluster) -> list[Told]:
+    return [answer.told() for answer in asyncio.run(undisturbed(pair.coordinator.url))]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Start a cluster of another kind."""
+    made: list[Cluster] = []
+
+    def start(*roles: str, **options: Any) -> Cluster:
+        made.append(Cluster(tmp_path, *roles, heartbeat=0.25, **options))
+        return made[0]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+async def disturbed(cluster: Cluster, harm: Callable[[], Any], pause: float = 0.0) -> list[Answer]:
+    """The answers when harm is done as soon as some of them have got on."""
+    url, answers = cluster.coordinator.url, [Answer() for _ in MIXTURE]
+    asking = [
+        asyncio.create_task(ask(url, path, body, answer, pause))
+        for (path, body), answer in zip(MIXTURE, answers, strict=True)
+    ]
+    assert await until(lambda: sum(answer.count > 3 for answer in answers) > 1, 30)
+    await asyncio.to_thread(harm)
+    await asyncio.wait(asking, timeout=90)
+    return answers
+
+
+def engine(process: Process) -> int:
+    """The process id of an instance's engine."""
+    found = Path(f"/proc/{process.group}/task/{process.group}/children").read_text().split()
+    return next(int(pid) for pid in found if b"parley" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+@pytest.mark.parametrize("number", [pytest.param(0, marks=nightly, id="prefill"), pytest.param(1, id="decode")])
+async def test_answers_wait_for_the_successor_of_the_only_one(pair: Cluster, wanted: list[Told], number: int) -> None:
+    answers = await disturbed(pair, pair.instances[number].restart)
+    assert set(verdicts(answers, wanted)) == {"exact"}, answers
+    await well(pair, wanted)
+
+
+async def test_a_coordinator_that_is_started_again(pair: Cluster, wanted: list[Told]) -> None:
+    answers = await disturbed(pair, pair.coordinator.restart)
+    assert set(verdicts(answers, wanted)) <= {"exact", "cut"}, answers
+    await well(pair, wanted)
+
+
+@nightly
+@pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
+async def test_an_engine_that_dies_alone(pair: Cluster, wanted: list[Told], number: int) -> None:
+    answers = await disturbed(pair, lambda: os.kill(engine(pair.instances[number]), signal.SIGKILL))
+    print(verdicts(answers, wanted))
+    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
+    await well(pair, wanted)
+
+
+@nightly
+async def test_slow_clients_while_d_dies(pair: Cluster, wanted: list[Told]) -> None:
+    answers = await disturbed(pair, pair.instances[1].restart, pause=0.05)
+    assert set(verdicts(answers, wanted)) == {"exact"}, answers
+    await well(pair, wanted)
+
+
+@nightly
+@pytest.mark.parametrize("listening", [False, True], ids=["refused", "silent"])
+async def test_hand_overs_that_do_not_get_through(
+    begin: Callable[..., Cluster], pair: Cluster, wanted: list[Told], listening: bool
+) -> None:
+    with socket.socket() as wall:
+        wall.bind(("127.0.0.1", 0))
+        if listening:
+            wall.listen(1024)  # and nobody accepts
+        blocked = begin("prefill", "decode", peers={1: f"127.0.0.1;{wall.getsockname()[1]}"})
+        answers = [Answer() for _ in MIXTURE]
+        url = blocked.coordinator.url
+        await asyncio.gather(*(ask(url, *asked, answer) for asked, answer in zip(MIXTURE, answers, strict=True)))
+        print(verdicts(answers, wanted))
+        assert set(verdicts(answers, wanted)) == {"exact"}, answers
+        await well(blocked, wanted)
+
+
+@nightly
+async def test_a_d_that_has_hardly_any_room(begin: Callable[..., Cluster], pair: Cluster, wanted: list[Told]) -> None:
+    small = begin("prefill", "decode", own={1: ("--kv-memory", "2MiB")}, separate="always")
+    answers = [Answer() for _ in MIXTURE]
+    url = small.coordinator.url
+    await asyncio.gather(*(ask(url, *asked, answer) for asked, answer in zip(MIXTURE, answers, strict=True)))
+    print(verdicts(answers, wanted), [answer.body[-200:] for answer in answers])
+    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
+    await asyncio.to_thread(small.idle)
