@@ -7,10 +7,11 @@ a cost model in ``costs/`` says, and nothing is computed. So the figures are of 
 coordinator and the servers are real, and what they take here is in the times, as far as this machine's cores blur it.
 Goodput is the highest rate at which 90 % of the requests get their first token and each further one in time, by search
 over rates. All setups have as many instances and get the same requests. Steps of instances that make answers take no
-longer than the time asked for each token, mixed ones too: their prompts are cut to that.
+longer than the time asked for each token, mixed ones too: their prompts are cut to that. "Whole prompts" are mixed
+instances that do not cut them, as servers without chunked prefill.
 
-Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is known within some 3 points at 120, and 1.5 at
-400; the search answers with a rate between two that were tried. Differences below 10 % say nothing.
+Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is known within some 3.5 points at 80, and 2 at
+240; the search answers with a rate between two that were tried. Differences below 10 % say nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ LEVELS = {"tight": 2.0, "loose": 5.0}  # the same for each further token
 
 @dataclass(frozen=True)
 class Result:
-    """``rate``: requests per second of the cost model; ``bounded``: a higher one was too much, and a lower one was not.
-    ``at``: what was seen at the highest that was not, or the lowest."""
+    """``rate``: requests per second of the cost model; by its ``sign`` more (>) or less (<), where no rate that was
+    tried was too much, or each was. ``at``: what was seen at the highest that was not, or the lowest."""
 
     rate: float
-    bounded: bool
+    sign: str
     at: Seen
 
 
@@ -83,9 +84,9 @@ class Bench:
         near = low or high
         assert near is not None
         if low is None or high is None:
-            return Result(near.rate, False, near)
+            return Result(near.rate, ">" if low else "<", near)
         part = (low.good - ENOUGH) / max(1e-9, low.good - high.good)
-        return Result(low.rate * (high.rate / low.rate) ** part, True, near)
+        return Result(low.rate * (high.rate / low.rate) ** part, "", near)
 
     async def at(self, setup: Setup, trace: Trace, slo: Slo, rate: float) -> Seen:
         """What clients see at one rate."""
@@ -114,17 +115,17 @@ async def goodput(bench: Bench, traces: Iterable[Trace], levels: Iterable[str]) 
     for trace in traces:
         for level in levels:
             slo = Slo.of(trace, bench.costs, TTFT, LEVELS[level])
-            setups = [Setup(None, n)]
+            setups = [Setup(None, n), Setup(None, n, whole=True)]
             setups += [Setup(ratio, n) for ratio in splits(n, bench.options.quick, trace)]
             base = 0.0
             for setup in setups:
                 found = await bench.goodput(setup, trace, slo)
                 base = base or found.rate
-                rate = f"{'' if found.bounded else '~'}{found.rate:.2f}"
-                lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f}", setup.name, rate,
-                              f"{found.rate / base:.2f}", *times(found.at)])  # fmt: skip
+                shown = f"{found.sign}{found.rate:.2f}", f"{found.sign}{found.rate / base:.2f}"
+                lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f}", setup.name, *shown,
+                              f"{found.at.good:.0%}", *times(found.at)])  # fmt: skip
                 print(" | ".join(lines[-1]), flush=True)
-    head = ["Trace", "SLO: TTFT s / TPOT ms", "Instances", "Goodput, req/s", "of mixed", *TIMES]
+    head = ["Trace", "SLO: TTFT s / TPOT ms", "Instances", "Goodput, req/s", "of mixed", "in time next to it", *TIMES]
     print("\n" + table(head, lines) + "\n", flush=True)
 
 
@@ -142,7 +143,7 @@ async def modes(bench: Bench, traces: Iterable[Trace]) -> None:
 
 
 async def affinity(bench: Bench) -> None:
-    """Prompts that share beginnings: with the prefix in the choice, by load alone, and in turn."""
+    """Prompts that share beginnings: with the prefix in the choice, and by load alone."""
     lines, n = [], bench.options.instances
     slo = Slo.of(SHARED, bench.costs, TTFT, LEVELS["tight"])
     for ratio in (None, splits(n, True, SHARED)[0]):
@@ -199,6 +200,6 @@ if __name__ == "__main__":
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args()
     given.parts = given.parts or (["goodput"] if given.quick else ["goodput", "modes", "affinity"])
-    given.requests = given.requests or (120 if given.quick else 400)
-    given.probes = given.probes or (4 if given.quick else 6)
+    given.requests = given.requests or (80 if given.quick else 240)
+    given.probes = given.probes or (3 if given.quick else 4)
     uvloop.run(main(given))

@@ -22,22 +22,25 @@ import msgspec
 
 from parley.engine.simulated import Costs
 
-CHUNK = 0.02  # seconds of a step of an instance that only prefills; four times as long where one prompt is alone
+START = 60.0  # seconds in which all have to be there
+CHUNK = 0.01  # seconds of a step of an instance that only prefills; four times as long for a prompt, as nobody waits
+WHOLE = 10.0  # the same where prompts are not cut
 
 
 @dataclass(frozen=True)
 class Setup:
-    """``ratio``: P and D; None: ``instances`` mixed ones."""
+    """``ratio``: P and D; None: ``instances`` mixed ones. ``whole``: these do not cut prompts into chunks."""
 
     ratio: tuple[int, int] | None
     instances: int
     separate: str = "always"
     algorithm: str = "predicted"
+    whole: bool = False
 
     @property
     def name(self) -> str:
         if self.ratio is None:
-            return f"{self.instances} mixed"
+            return f"{self.instances} mixed, whole prompts" if self.whole else f"{self.instances} mixed"
         more = "" if self.separate == "always" else f", {self.separate}"
         return f"{self.ratio[0]} P, {self.ratio[1]} D{more}"
 
@@ -88,16 +91,25 @@ async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Clus
         lines.append(f'algorithm_type = "{setup.algorithm}"\n')
         try:
             for role in setup.roles:
-                port, step = free(), (CHUNK if role == "prefill" else tpot) / costs.speed
+                port, step = free(), CHUNK if role == "prefill" else WHOLE if setup.whole else tpot
                 lines.append(f'[[instances]]\nurl = "http://127.0.0.1:{port}"\nrole = "{role}"\n')
                 options = ["--cost-model", str(model), "--role", role, "--port", str(port), "--peer-port", "0"]
-                options += ["--name", "m", "--step-ms", f"{1e3 * step:.3f}", "--max-queue", "4096", "--quiet"]
+                options += [
+                    "--name",
+                    "m",
+                    "--step-ms",
+                    f"{1e3 * step / costs.speed:.3f}",
+                    "--max-queue",
+                    "4096",
+                    "--quiet",
+                ]
                 running.append(_start("serve", *options))
             config, port = Path(folder) / "coordinator.toml", free()
             config.write_text("".join(lines))
             coordinator = _start("coordinator", "--config", str(config), "--port", str(port), "--quiet")
             running.append(coordinator)
-            await ready(port, len(setup.roles))
+            async with asyncio.timeout(START):
+                await ready(port, len(setup.roles))
             yield Cluster(port, coordinator.pid)
         finally:
             for process in running:
