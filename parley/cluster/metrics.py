@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import get_args
 
 from parley.cluster.choice import Choice
 from parley.cluster.desk import Asked, Desk, Reply
 from parley.cluster.gather import gather
 from parley.cluster.health import Ask, Unanswered
-from parley.cluster.table import Instance, Table
+from parley.cluster.table import Instance, State, Table
 from parley.server.series import Group, header, labels, scalar
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 FRESH = 3.0  # seconds in which what instances told is told again
-STATES = ("joining", "ready", "switching", "offline", "faulty", "lost")
 
 Read = Callable[[Instance], float]
 EACH: tuple[tuple[str, str, str, Read], ...] = (
@@ -97,7 +97,7 @@ class Metrics:
         for kind, name, help, read in EACH:
             groups: list[Group] = [(common, [("", read(each))]) for common, each in named]
             parts.append(scalar(kind, f"parley:cluster_{name}", help, groups))
-        counts = dict.fromkeys(STATES, 0)
+        counts = dict.fromkeys(get_args(State), 0)
         for instance in self._table:
             counts[instance.state(now)] += 1
         parts.append(_by("gauge", "instances", "Instances by state.", "state", counts.items()))

@@ -15,6 +15,7 @@ from parley.cluster.config import Options, Static
 from parley.cluster.load import Side
 from parley.cluster.report import take
 from parley.instance.prefix import REPORTED, Mark
+from parley.kv.layout import difference
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
 News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
@@ -274,8 +275,7 @@ class Table:
         if not ps or not ds:
             return f"No instance {'decodes' if ps else 'prefills'}; with fallback = true one alone would do all."
         for p, d in ((p, d) for p in ps for d in ds if p.group == d.group and p.layout and d.layout):
-            pairs = zip(p.layout.split(";"), d.layout.split(";"), strict=False)
-            if unlike := ", ".join(f"{one} and {other}" for one, other in pairs if one != other):
+            if unlike := difference(p.layout, d.layout):
                 return f"Instances {p.id} and {d.id} cannot work together, for they are not alike: {unlike}."
         return "No prefill instance has a decode instance of its group that it is linked with."
 

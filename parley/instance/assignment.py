@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.dialect import Answer
-from parley.dialects.mindie.shared import encode
-from parley.instance.heads import PORT
+from parley.instance.heads import PORT, Refused
 from parley.instance.role import Address, Assignment, Name
 
 DONE = Answer(200, b'{"result":"ok"}')
@@ -23,25 +22,16 @@ UNFIT = "Update pd info failed. Reset to previous node status."
 ROLES: dict[str, Name] = {"prefill": "prefill", "decode": "decode", "flex": "flex"}
 
 
-class Refused(Exception):
-    """The role is not taken; ``answer`` says why."""
-
-    def __init__(self, status: int, text: str):
-        super().__init__(text)
-        kind = "Input validation error" if status == 422 else "Service Unavailable"
-        self.answer = Answer(status, encode({"error": text, "error_type": kind}))
-
-
 def read(role: str, version: str, body: bytes, first: bool) -> Assignment:
     """The assignment in a body, of a ``role`` and ``version`` ("v1" or "v2") that the path names. ``first``: of one
-    that has no role yet, which needs peers. Raises Refused.
+    that has no role yet, which needs peers. Raises heads.Refused.
 
     Beyond the original, a peer may say its ``inter_comm_port``, and be an IPv6 address.
     """
     try:
         given = msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        raise Refused(422, UNREAD) from None
+        raise Refused(422, UNREAD, "Input validation error") from None
     try:
         own = _object(given)["local"]
         peers = _list(given["peers"])

@@ -38,12 +38,13 @@ NUMBER = re.compile(r"[0-9]{1,15}")
 
 
 class Refused(Exception):
-    """The headers will not do; ``answer`` says why."""
+    """What a coordinator or a controller says will not do; ``answer`` tells it why. ``kind``: of error, where it is not
+    the usual one of the status."""
 
-    def __init__(self, status: int, text: str):
+    def __init__(self, status: int, text: str, kind: str = ""):
         super().__init__(text)
         kinds = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
-        self.answer: Answer = answer(status, text, kinds.get(status, "Bad Request"))
+        self.answer: Answer = answer(status, text, kind or kinds.get(status, "Bad Request"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Route
-from parley.dialects.mindie.shared import answer
+from parley.dialects.dialect import Route
 from parley.errors import Invalid, Malformed, NotReady, Unauthorized
 from parley.instance import assignment, heads
 from parley.instance.node import Node
@@ -65,7 +64,7 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
-    """Stream a coordinator's results until it leaves, or comes again."""
+    """Stream a coordinator's results until it leaves, or comes again. Raises heads.Refused."""
     node, query = service.node, _query(exchange)
     client = query.get("client", "")
     _trusted(node, exchange)
@@ -74,8 +73,7 @@ async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
             raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
     elif node.role.name == "mixed" or not node.role.decodes:
         text = APART if node.role.name == "mixed" else ELSEWHERE.format(node.role.name)
-        await _tell(exchange, answer(400, text, "Bad Request"))
-        return
+        raise heads.Refused(400, text)
     number = query.get("from")
     if number is not None and not re.fullmatch("[0-9]{1,15}", number):
         raise Invalid("'from' must be the number of a frame.", field="from")
@@ -98,17 +96,13 @@ async def flow(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def role(service: Service, route: Route, exchange: Exchange) -> None:
-    """Take another role; the answer does not wait for that."""
+    """Take another role; the answer does not wait for that. Raises heads.Refused."""
     node, (version, _, name) = service.node, route.path[1:].split("/")
     if not service.options.admin_keys:  # else one has been shown, or the secret
         _trusted(node, exchange)
-    try:
-        given = assignment.read(name, version, await exchange.body(), node.role.name == "none")
-        if service.options.peer_port is None:  # it was started to be mixed: nobody could hand anything over
-            raise assignment.Refused(503, assignment.UNFIT)
-    except assignment.Refused as refused:
-        await _tell(exchange, refused.answer)
-        return
+    given = assignment.read(name, version, await exchange.body(), node.role.name == "none")
+    if service.options.peer_port is None:  # it was started to be mixed: nobody could hand anything over
+        raise heads.Refused(503, assignment.UNFIT)
     node.role.assign(given)
     await exchange.answer(assignment.DONE.body)
 
@@ -116,10 +110,6 @@ async def role(service: Service, route: Route, exchange: Exchange) -> None:
 async def status(service: Service, route: Route, exchange: Exchange) -> None:
     version = 2 if route.path.startswith("/v2") else 1
     await exchange.answer(msgspec.json.encode(told(service, service.node, service.node.address(exchange), version)))
-
-
-async def _tell(exchange: Exchange, told: Answer) -> None:
-    await exchange.answer(told.body, told.status, told.type)
 
 
 def _query(exchange: Exchange) -> dict[str, str]:

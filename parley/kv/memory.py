@@ -80,18 +80,6 @@ def extent(arena: Arena) -> int:
     return max((r.offset + max(arena.pages - 1, 0) * r.stride + r.size for r in arena.regions), default=0)
 
 
-def difference(theirs: str, ours: str, their_sizes: list[int], our_sizes: list[int]) -> str:
-    """In what pages of two layouts differ, in words; empty if one side can use those of the other."""
-    if theirs != ours:
-        one, two = (_named(layout) for layout in (theirs, ours))
-        names = [name for name in one | two if one.get(name) != two.get(name)]
-        return ", ".join(f"{name} {one.get(name, 'unknown')} and {two.get(name, 'unknown')}" for name in names)
-    if len(their_sizes) != len(our_sizes):
-        return f"{len(their_sizes)} and {len(our_sizes)} regions"
-    unlike = [(i, a, b) for i, (a, b) in enumerate(zip(their_sizes, our_sizes, strict=True)) if a != b]
-    return ", ".join(f"{a} and {b} bytes in region {i}" for i, a, b in unlike[:3])
-
-
 def rest(views: list[memoryview], count: int) -> list[memoryview]:
     """What is left of these views behind their first ``count`` bytes."""
     for i, view in enumerate(views):
@@ -99,12 +87,6 @@ def rest(views: list[memoryview], count: int) -> list[memoryview]:
             return [view[count:], *views[i + 1 :]]
         count -= len(view)
     return []
-
-
-def _named(layout: str) -> dict[str, str]:
-    """The parts of a layout, which is ``name=value;…`` or one word."""
-    parts = (part.rpartition("=") for part in layout.split(";"))
-    return {name or "layout": value for name, _, value in parts}
 
 
 def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:

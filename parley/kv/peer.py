@@ -16,8 +16,9 @@ from typing import Any
 from parley.kv.frames import FIRST_FRAME, Begin, FromGiver, FromTaker, Hello, Refuse, Welcome
 from parley.kv.gate import GREET_S, Gate, Line, knock
 from parley.kv.giver import Giver
+from parley.kv.layout import difference
 from parley.kv.link import Link
-from parley.kv.memory import Memory, difference
+from parley.kv.memory import Memory
 from parley.kv.shared import Proof, Shared
 from parley.kv.stream import Channel, Stream
 from parley.kv.taker import Taker

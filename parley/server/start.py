@@ -172,7 +172,14 @@ class Instance:
     async def _listen(self) -> list[str]:
         """Listen for other instances and gRPC as well, if that is wanted: the addresses of this. Raises OSError."""
         if self.options.peer_port is not None:
-            await self._member.listen(self._places[0].host, self.options.peer_port)
+            host, port = self._places[0].host, self.options.peer_port
+            try:
+                await self._member.listen(host, port)
+            except OSError as error:
+                reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+                raise OSError(
+                    f"cannot listen on {host} port {port} for hand-overs: {reason}. Choose another with --peer-port."
+                ) from None
         if not self.options.grpc:
             return []
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log

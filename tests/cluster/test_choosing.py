@@ -432,4 +432,4 @@ def test_instances_that_are_not_alike_are_named():
     table, _ = cluster("prefill", "decode")
     for each, pages in zip(table, ("pages=16 plain", "pages=16 int8"), strict=True):
         up(table, each, layout=f"model=1;{pages}")
-    assert not table.ready() and "1 and 2" in table.lack() and "pages=16 plain and pages=16 int8." in table.lack()
+    assert not table.ready() and "1 and 2" in table.lack() and "pages 16 plain and 16 int8." in table.lack()

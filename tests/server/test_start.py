@@ -234,6 +234,15 @@ def test_so_is_a_taken_port_of_one_api(start):
     assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
 
 
+def test_so_is_a_taken_port_for_hand_overs(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("--role", "decode", "--peer-port", str(port))
+        assert server.end() == 1
+    told = f"cannot listen on 127.0.0.1 port {port} for hand-overs: Address already in use"
+    assert server.lines == [f"parley: {told}. Choose another with --peer-port."]
+
+
 def test_a_folder_without_a_tokenizer_is_said_last(start, tmp_path):
     server = start(model=tmp_path)
     assert server.end() == 1
