@@ -23,8 +23,9 @@ import msgspec
 from parley.engine.simulated import Costs
 
 START = 60.0  # seconds in which all have to be there
-CHUNK = 0.02  # seconds of a step of an instance that only prefills; four times as long for a prompt, as nobody waits
-WHOLE = 10.0  # the same where prompts are not cut
+CHUNK = 512  # tokens of a prompt that an instance which only prefills computes in a step
+ALONE = 4  # a step may take so many times as long for a prompt, as nobody waits (parley/core/pace.py)
+WHOLE = 10.0  # seconds of a step where prompts are not cut
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Clus
         lines.append(f'algorithm_type = "{setup.algorithm}"\n')
         try:
             for role in setup.roles:
-                port, step = free(), CHUNK if role == "prefill" else WHOLE if setup.whole else tpot
+                port, step = free(), costs.batch(CHUNK) / ALONE if role == "prefill" else WHOLE if setup.whole else tpot
                 lines.append(f'[[instances]]\nurl = "http://127.0.0.1:{port}"\nrole = "{role}"\n')
                 options = ["--cost-model", str(model), "--role", role, "--port", str(port), "--peer-port", "0"]
                 options += [
