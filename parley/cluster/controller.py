@@ -1,4 +1,5 @@
-"""Gives instances their roles: the first one to those that have none, others when prefill and decode drift apart.
+"""Gives instances their roles: the first one to those that have none, others when prefill and decode drift apart; and
+flex instances the share that keeps the two level.
 
 How many instances there are, and where, is not decided here (``place``). A role changes in the documented order: no new
 work, the running requests end, the role is given to it and to its peers, it is ready, work again. One at a time.
@@ -18,7 +19,7 @@ import msgspec
 from parley.cluster.choice import Choice
 from parley.cluster.health import Ask, Unanswered
 from parley.cluster.management import idle
-from parley.cluster.ratio import Ratio, Work, shared
+from parley.cluster.ratio import Ratio, Shares, Work, shared
 from parley.cluster.table import Instance, Table
 
 log = logging.getLogger("parley.cluster")
@@ -26,6 +27,7 @@ log = logging.getLogger("parley.cluster")
 TICK = 1.0  # seconds between two looks at what is to be done
 DEAD = 15.0  # seconds without an answer after which an instance's role may be given to another
 SWITCH = 60.0  # seconds that taking a role may need
+HOLD = 30.0  # seconds for which another share must have been wanted, and in which work is forgotten
 NOBODY = "none", "unknown", ""
 
 
@@ -35,6 +37,7 @@ class Controller:
     def __init__(self, table: Table, choice: Choice, ask: Ask):
         self.table, self._choice, self._ask = table, choice, ask
         self.ratio = Ratio(table.options.ratio_period)
+        self.shares = Shares(HOLD, HOLD)
         self.changes = 0
         self._changing: asyncio.Task[None] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -60,27 +63,35 @@ class Controller:
     def step(self) -> None:
         """Look at everything once, and begin what is to be done."""
         now = self.table.clock()
-        self.ratio.observe(now, self._work())
-        if self._changing is None or self._changing.done():
-            change = self._needed(now)
-            if change is not None:
-                self._changing = asyncio.get_running_loop().create_task(self._change(*change))
+        own, flex = self._work("prefill", "decode"), self._work("flex")
+        own = Work(own.prefill + self._waiting(), own.decode)
+        self.ratio.observe(now, own)
+        self.shares.observe(now, Work(own.prefill + flex.prefill, own.decode + flex.decode))
+        if self._changing is not None and not self._changing.done():
+            return
+        begin = asyncio.get_running_loop().create_task
+        if (change := self._needed(now)) is not None:
+            self._changing = begin(self._change(*change))
+        elif (division := self._uneven(now)) is not None:
+            self._changing = begin(self._divide(*division))
 
     # -- roles
 
-    def _work(self) -> Work:
-        """What there is to do, in instances: prefills that are under way, by what they take, and how full those are
-        that decode."""
+    def _work(self, *roles: str) -> Work:
+        """What those with these roles have to do, in instances: prefills that come, by what they take, and how full
+        those are that decode."""
         options = self.table.options
         prefill = decode = 0.0
         for each in self.table.usable():
-            if each.role == "prefill":
+            if each.role not in roles:
+                continue
+            if each.prefill.share:
                 prefill += each.prefill.busy(self.table.clock())
-            elif each.role == "decode":
+            if each.decode.share:
                 full = max(each.decode.slots / max(1, each.slots), each.decode.blocks / max(1, each.blocks))
                 late = each.decode.cadence / options.slo_tpot if options.slo_tpot and each.decode.tasks else 0.0
-                decode += max(full, late)
-        return Work(prefill + self._waiting(), decode)
+                decode += max(full, late * each.decode.share)
+        return Work(prefill, decode)
 
     def _waiting(self) -> float:
         """Requests that nobody has room for want an instance as well."""
@@ -113,6 +124,31 @@ class Controller:
             step = self.ratio.change(now, len(ps), len(ds))
         return (_least(ds), "prefill") if step > 0 else (_least(ps), "decode") if step < 0 else None
 
+    def _uneven(self, now: float) -> tuple[Instance, int] | None:
+        """Which flex instance is to have which share, if any another one."""
+        flex = self._of("flex")
+        if not flex or not self.table.options.auto_ratio:
+            return None
+        p = len(self._of("prefill")) + sum(each.prefill.share for each in flex)
+        d = len(self._of("decode")) + sum(each.decode.share for each in flex)
+        found = self.shares.change(now, [each.p_percentage for each in flex], p, d)
+        return (flex[found[0]], found[1]) if found else None
+
+    async def _divide(self, instance: Instance, share: int) -> None:
+        """Give a flex instance another share; nothing has to end for it."""
+        if await self._give(instance, "flex", self._others(instance), share):
+            log.info("Instance %d has %d %% for prefill.", instance.id, share)
+            instance.p_percentage = share
+
+    def _others(self, instance: Instance) -> list[Instance]:
+        """Those of its group that only prefill or only decode."""
+        roles = ("prefill", "decode")
+        return [
+            each
+            for each in self.table.usable()
+            if each is not instance and each.role in roles and each.group == instance.group
+        ]
+
     def _of(self, role: str) -> list[Instance]:
         return [each for each in self.table.usable() if each.role == role]
 
@@ -136,8 +172,7 @@ class Controller:
         self.table.withhold(instance, True)
         try:
             await self._until(lambda: idle(instance), options.tasks_end_wait_seconds)
-            others = [each for each in self.table.usable() if each is not instance and each.role != role]
-            peers = [each for each in others if each.role in ("prefill", "decode") and each.group == instance.group]
+            peers = [each for each in self._others(instance) if each.role != role]
             if not await self._give(instance, role, peers):
                 return
             for peer in peers:
@@ -158,10 +193,11 @@ class Controller:
             await asyncio.sleep(0.05)
         return True
 
-    async def _give(self, instance: Instance, role: str, peers: list[Instance]) -> bool:
-        """POST a role. Was it taken?"""
+    async def _give(self, instance: Instance, role: str, peers: list[Instance], share: int | None = None) -> bool:
+        """POST a role, and the share that it has as flex. Was it taken?"""
         try:
-            local: dict[str, Any] = {**named(instance), "p_percentage": instance.p_percentage}
+            percent = instance.p_percentage if share is None else share
+            local: dict[str, Any] = {**named(instance), "p_percentage": percent}
             body = msgspec.json.encode({"local": local, "peers": [named(peer) for peer in peers]})
             status, said = await self._ask(f"{instance.management}/v1/role/{quote(role)}", "POST", body)
         except (Unanswered, ValueError) as error:

@@ -37,7 +37,7 @@ class Side:
         self.cadence = 0.0  # decode: seconds of a token
         self.rhythm = Line(flat=True)  # decode: the same over the requests that are here
         self.stay = 0.0  # decode: seconds that a request is here
-        self._asked = self._since = 0.0  # seconds of work that came since then
+        self._asked = self._since = 0.0  # tokens that came since then
 
     @property
     def tasks(self) -> int:
@@ -58,11 +58,14 @@ class Side:
     def busy(self, now: float) -> float:
         """Work that came since this was asked last, as a share of that time: above 1 it is more than can be done.
 
-        What a request takes is judged by its tokens and the measured pace.
+        What a request takes is judged by its tokens and the measured pace, a flex instance's by the rate that it tells:
+        its pace is that of a part of it. All shares are of the whole instance.
         """
         asked, self._asked = self._asked, 0.0
         seconds, self._since = now - self._since, now
-        return asked / seconds if seconds > 0 else 0.0
+        rate = self.instance.prefill_rate if self.instance.role == "flex" else 0.0
+        each = 1 / rate if rate else self.pace.fit()[1] * self.share
+        return asked * each / seconds if seconds > 0 else 0.0
 
     def room(self, demand: Demand, rate: float) -> bool:
         """Would the demand fit besides what is here, with resources over-committed by ``rate``?"""
@@ -77,7 +80,7 @@ class Side:
         self.slots += demand.slots
         self.blocks += demand.blocks
         self.tokens += demand.tokens
-        self._asked += demand.tokens * self.pace.fit()[1]
+        self._asked += demand.tokens
         insort(self.lengths, demand.length)
         self.instance.tasks += task
         return Charge(self, demand, task)

@@ -83,16 +83,16 @@ class Role:
         return self.share if self.name == "flex" else 100
 
     def assign(self, given: Assignment) -> None:
-        """Take a role, in the background; one that was being taken is not any more. Another share alone is taken at
-        once."""
-        if self.state == "RoleReady" and given.name == self.name and set(given.peers) == self.links.keys():
-            self._take(given)
-            return
+        """Take a role, in the background; one that was being taken is not any more. Who has it and is linked with all
+        its peers goes on as before, with another share."""
+        linked = all(self.links.get(peer) == "ok" for peer in given.peers)
+        settled = self.state == "RoleReady" and given.name == self.name and linked
         if self._changing is not None:
             self._changing.cancel()
-        self.state = "RoleSwitching"
+        if not settled:
+            self.state = "RoleSwitching"
         self.draining = given.name != self.name and self.name != "none"
-        self.links = dict.fromkeys(given.peers, "linking")
+        self.links = dict.fromkeys(given.peers, "ok" if settled else "linking")
         self._changing = asyncio.create_task(self._change(given))
 
     def close(self) -> None:

@@ -19,14 +19,18 @@ class Played(Net):
     def __init__(self, table):
         super().__init__()
         self.table = table
+        self.shares = []
         self.given = []  # instance, role, and how many requests it had then
 
     async def __call__(self, url, method="GET", body=b"", timeout=5.0):
         instance = next(each for each in self.table if url.startswith(each.management))
         if method == "POST":
-            role = url.rsplit("/", 1)[1]
-            self.given.append((instance.id, role, instance.tasks, [each["id"] for each in json.loads(body)["peers"]]))
-            self.table.status(instance, status(role))
+            role, said = url.rsplit("/", 1)[1], json.loads(body)
+            self.given.append((instance.id, role, instance.tasks, [each["id"] for each in said["peers"]]))
+            self.shares.append(said["local"]["p_percentage"])
+            told = status(role)
+            told["service"]["p_percentage"] = said["local"]["p_percentage"]
+            self.table.status(instance, told)
             return 200, b'{"result":"ok"}'
         return await super().__call__(url, method, body, timeout)
 
@@ -81,7 +85,7 @@ async def test_a_role_changes_when_the_running_requests_have_ended_and_work_goes
         held = [await choice.choose(Wanted(10)) for _ in range(4)]
         for each in held:
             each.first()
-        controller._work = lambda: Work(3, 0.5)
+        controller._work = lambda *roles: Work(3, 0.5)
         for _ in range(7):
             clock.now += 1
             controller.step()
@@ -134,12 +138,63 @@ async def test_work_is_measured_by_what_requests_take():
         for tokens in (100, 1000):
             p.prefill.pace.observe(tokens, tokens / 1000)
         p.slots = d.slots = 10
-        controller._work()
+        controller._work("prefill", "decode")
         held = []
         for _ in range(10):  # a prompt of 0.5 s each second
             clock.now += 1
             held.append(await choice.choose(Wanted(500)))
-        work = controller._work()
+        work = controller._work("prefill", "decode")
         assert work.prefill == pytest.approx(0.5, abs=0.01) and work.decode >= 1.0
         for each in held:
             each.end()
+
+
+async def test_a_flex_instance_gets_the_share_that_its_work_asks_for_while_it_works():
+    keys = {"separate": "always", "auto_ratio": True, "algorithm_type": "load_balance"}
+    async with controlled("flex", "decode", **keys) as (controller, table, choice, net, clock):
+        flex, d = table
+        flex.slots = d.slots = 100
+        flex.blocks = d.blocks = 10_000
+        flex.prefill_rate = 1000.0
+        held = []
+        for second in range(600):
+            clock.now += 1
+            held.append(await choice.choose(Wanted(700)))  # 0.7 instances of prefill
+            held[-1].first()
+            if second >= 20:
+                held.pop(0).end()  # 20 % of one instance of decode
+            controller.step()
+            if controller._changing is not None:
+                await controller._changing
+        assert (
+            net.shares == sorted(net.shares) and net.shares[:3] == [55, 60, 65] and net.shares[-1] == 95
+        )  # there is a decode, too
+        assert flex.p_percentage == 95 and not flex.offline and controller.changes == 0
+        assert all(role == "flex" and peers == [d.id] for _, role, _, peers in net.given)
+
+
+@pytest.mark.parametrize("share", [0, 100])
+async def test_flex_instances_are_left_alone_that_do_one_thing_or_where_nobody_asked(share):
+    for keys, begun in (({"auto_ratio": True}, share), ({}, 50)):
+        async with controlled("flex", "flex", **keys) as (controller, table, _, net, clock):
+            for each in table:
+                each.p_percentage = begun
+            controller._work = lambda *roles: Work(3, 0.5)
+            for _ in range(100):
+                clock.now += 1
+                controller.step()
+            assert net.given == []
+
+
+async def test_who_has_least_of_what_is_wanted_is_first():
+    async with controlled("flex", "flex", auto_ratio=True) as (controller, table, _, net, clock):
+        one, other = table
+        one.p_percentage, other.p_percentage = 40, 30
+        controller._work = lambda *roles: Work(1, 0.2)
+        while len(net.given) < 6:
+            clock.now += 1
+            controller.step()
+            if controller._changing is not None:
+                await controller._changing
+        assert [id for id, *_ in net.given] == [2, 2, 1, 2, 1, 2]
+        assert (one.p_percentage, other.p_percentage) == (50, 50)

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.cluster.ratio import BETTER, Ratio, Work, shared, split
+from parley.cluster.ratio import BETTER, STEP, Ratio, Shares, Work, shared, split
 
 AMOUNT = st.floats(0, 50)
 
@@ -73,3 +73,64 @@ def test_it_follows_a_load_that_changes_for_good_and_not_one_that_flickers():
 def test_nobody_changes_for_little_work_or_the_last_of_a_kind():
     assert simulate(Ratio(10), 1, 5, lambda now: Work(0.2, 0), 1000)[2] == []
     assert simulate(Ratio(10), 1, 1, lambda now: Work(9, 0), 1000)[2] == []
+
+
+def share(shares, p, d, share, work, seconds, noise=0.0, seed=0):
+    """One flex instance beside ``p`` and ``d`` others; ``work`` gives what there is at a time and a share. All shares
+    that it had."""
+    draw, had = random.Random(seed), [share]
+    shares.observe(0, Work(0, 0))
+    for now in range(1, int(seconds) + 1):
+        each = work(now, had[-1] / 100)
+        shares.observe(now, Work(*(value * (1 + draw.uniform(-noise, noise)) for value in each)))
+        found = shares.change(now, [had[-1]], p + had[-1] / 100, d + 1 - had[-1] / 100)
+        if found is not None:
+            had.append(found[1])
+    return had
+
+
+@given(
+    st.integers(0, 3), st.integers(0, 3), st.integers(1, 99), st.floats(0.2, 5), st.floats(0.2, 5), st.booleans(),
+    st.integers(0, 2**32),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_shares_level_both_kinds_and_do_not_swing(p, d, begun, prefill, decode, slows, seed):
+    """Also where answers stay longer, the less of the time they have."""
+
+    def work(now, part):
+        return Work(prefill, decode / (d + 1 - part) if slows else decode)
+
+    had = share(Shares(30, 30), p, d, begun, work, 1500, noise=0.3, seed=seed)
+    steps = [after - before for before, after in pairwise(had)]
+    assert all(0 < abs(step) <= STEP for step in steps)
+    turns = sum(before * after < 0 for before, after in pairwise(steps))
+    assert turns <= slows and len(steps) <= 19 + turns  # once: how long answers stay is known late
+    last = had[-1] / 100
+
+    def ahead(part):
+        """Of prefill, by how much it is the busier kind."""
+        return work(0, part).prefill / (p + part) / (work(0, part).decode / (d + 1 - part))
+
+    if work(0, last).utilisation(p + last, d + 1 - last) >= 0.4:
+        assert ahead(last) <= 1.1 or ahead(min(0.999, last + 2 * STEP / 100)) < 1.1 or had[-1] + STEP > 100 - STEP
+        assert ahead(last) >= 0.9 or ahead(max(0.001, last - 2 * STEP / 100)) > 0.9 or had[-1] - STEP < STEP
+
+
+def test_a_share_follows_work_that_changes_for_good_and_not_what_flickers():
+    def day(now, part):
+        return Work(0.6, 0.1) if now < 1000 else Work(0.1, 0.6)
+
+    had = share(Shares(30, 30), 0, 0, 50, day, 3000)
+    top = had.index(max(had))
+    assert had[: top + 1] == sorted(had[: top + 1]) and had[top:] == sorted(had[top:], reverse=True)
+    assert had[top] >= 80 and had[-1] <= 20
+    flicker = share(
+        Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.6, 0.3) if now % 10 < 5 else Work(0.3, 0.6), 3000
+    )
+    assert flicker == [50]
+    assert share(Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.1, 0.01), 1000) == [50]  # too little to matter
+
+
+def test_a_share_never_becomes_all_or_nothing():
+    for work, begun, end in ((Work(9, 0), 50, 95), (Work(0, 9), 50, 5), (Work(9, 0), 99, 99), (Work(0, 9), 1, 1)):
+        assert share(Shares(1, 30), 0, 0, begun, lambda now, part, work=work: work, 1000)[-1] == end

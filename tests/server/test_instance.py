@@ -278,6 +278,34 @@ async def test_the_engine_divides_its_time_as_the_role_says(serve) -> None:
     await served.until(lambda: engine.share == 5)
 
 
+async def test_another_share_interrupts_nobody(serve) -> None:
+    """Nor do peers that are gone; one that comes has to be linked with first."""
+    served = await serve(role="flex", peer_port=0)
+    node, found = served.service.node, asyncio.Event()
+
+    async def reach(place: Any) -> None:
+        if place.host == "10.0.0.3":
+            await found.wait()
+
+    node.reach = reach
+    peers = [PEERS["peers"][0] | {"server_ip": f"10.0.0.{k}"} for k in (2, 3)]
+
+    async def give(share: int, peers: list[Any]) -> None:
+        body = {"local": PEERS["local"] | {"p_percentage": share}, "peers": peers}
+        assert (await served.post("/v1/role/flex", body)).status == 200
+
+    await give(40, peers[:1])
+    await served.until(lambda: node.role.state == "RoleReady" and node.role.share == 40)
+    for share, others in ((45, peers[:1]), (50, [])):
+        await give(share, others)
+        assert node.role.state == "RoleReady"
+        await served.until(lambda share=share: served.engine.share == share)
+    await give(55, peers)
+    assert node.role.state == "RoleSwitching"
+    found.set()
+    await served.until(lambda: node.role.state == "RoleReady" and served.engine.share == 55)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
