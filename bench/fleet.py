@@ -23,7 +23,7 @@ import msgspec
 from parley.engine.simulated import Costs
 
 START = 60.0  # seconds in which all have to be there
-CHUNK = 0.01  # seconds of a step of an instance that only prefills; four times as long for a prompt, as nobody waits
+CHUNK = 0.02  # seconds of a step of an instance that only prefills; four times as long for a prompt, as nobody waits
 WHOLE = 10.0  # the same where prompts are not cut
 
 

@@ -12,12 +12,13 @@ class Line:
     Where all sizes were alike, y is taken to be proportional to x, or the same for all if it is ``flat``.
     """
 
-    __slots__ = ("_flat", "_n", "_x", "_xx", "_xy", "_y", "seen")
+    __slots__ = ("_fitted", "_flat", "_n", "_x", "_xx", "_xy", "_y", "seen")
 
     def __init__(self, *, flat: bool = False) -> None:
         self._flat = flat
         self.seen = 0
         self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._fitted: tuple[float, float] | None = (0.0, 0.0)  # since the last observation
 
     def observe(self, x: float, y: float) -> None:
         self.seen += 1
@@ -26,6 +27,7 @@ class Line:
         self._y = self._y * KEEP + y
         self._xx = self._xx * KEEP + x * x
         self._xy = self._xy * KEEP + x * y
+        self._fitted = None
 
     def predict(self, x: float) -> float | None:
         """None before anything was seen."""
@@ -36,8 +38,11 @@ class Line:
 
     def fit(self) -> tuple[float, float]:
         """a and b; of no observation 0."""
-        if not self.seen:
-            return 0.0, 0.0
+        if self._fitted is None:
+            self._fitted = self._fit()
+        return self._fitted
+
+    def _fit(self) -> tuple[float, float]:
         x, y = self._x / self._n, self._y / self._n
         variance = self._xx / self._n - x * x
         if variance > (SPREAD * x) ** 2 and variance > 0:

@@ -46,12 +46,16 @@ class Predicted(Base):
         best: tuple[float, float, float, int] | None = None
         for each in self.prefills(sight, ds):
             first, wait = foresee(sight, each)
+            if best is not None and (first or 0.0) > best[0]:
+                continue
             full = fullness(sight, each) if each.role == "mixed" else 0.0
             key = (first or 0.0, full, prefill_load(each.prefill, sight.asked(each), (1.0, 1.0)), each.id)
             if best is None or key < best:
                 best, p, told = key, each, (first, wait)
         if best is None:
             return None
+        if p.role == "mixed":
+            return Pair(p, p, *told)
         d = min(
             followers(p, ds),
             key=lambda each: (p.apart(each, sight.now), fullness(sight, each), -sight.cached(each), each.id),
