@@ -9,7 +9,7 @@ import re
 from contextlib import asynccontextmanager
 
 import pytest
-from floor import Clock, Net, cluster, up
+from floor import Clock, Net, cluster, lose, up
 
 from parley.cluster.choice import Choice
 from parley.cluster.health import Health
@@ -237,7 +237,7 @@ async def test_a_standby_is_alive_but_not_ready():
 async def test_alarms_come_in_and_its_own_beside_them_and_old_ones_go():
     table, choice = cluster("mixed", "mixed")
     management = Management(table, choice)
-    table.lose(table.instances[2])
+    lose(table, table.instances[2])
     table.fault(table.instances[1], "no connection")
     async with served(management.app) as say:
         assert await say("POST", "/v1/alarm/llm_engine", '{"id":"x","level":"error"}') == (200, b"", False)
