@@ -2,7 +2,7 @@
 # make serve   the built-in model on http://127.0.0.1:8000        ARGS="--port 9000" passes flags on
 # make test    every test                                         ARGS="-k chat -x" passes flags on
 # make test-torch    the same without the compiled kernels
-# make test-nightly  the same, and whole where make test takes a part
+# make test-nightly  the same, and whole where make test takes a part (hours; PARLEY_KILLS=2 for a smaller kill matrix)
 # make test-clients  real clients of every API, each in an environment of its own (needs an index and npm)
 # make fuzz    20,000 odd bodies against every route; make test has 1,000
 # make lint    formatter, linter and type checker

@@ -1,1 +1,1 @@
-"""Several instances as one server: a coordinator chooses among them, a controller looks after them. No torch."""
+"""Several instances as one server: a coordinator chooses among them, a controller gives them roles. No torch."""

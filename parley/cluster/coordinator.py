@@ -166,10 +166,10 @@ class Coordinator:
             f"  {port.name:<10} {banner.address(port.host, port.sock.getsockname()[1], secure)}" for port in self._ports
         ]
         open_to = [port.host for port in self._ports if port.name == "management" and not is_loopback(port.host)]
-        if open_to and self.options.tls.clients is None:
+        if open_to and self.options.tls.clients is None and not self.options.secret:
             lines.append(
                 f"  warning: everybody who reaches {open_to[0]} may change which instances there are;"
-                ' management_host = "127.0.0.1" would keep others out'
+                " a secret would keep others out"
             )
         return lines
 

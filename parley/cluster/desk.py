@@ -16,7 +16,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from parley.cluster import said
-from parley.errors import ParleyError
+from parley.errors import ParleyError, Unauthorized
+from parley.instance import heads
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 
@@ -57,9 +58,11 @@ Route = Callable[[Asked], Reply | Awaitable[Reply]]
 
 
 class Desk:
-    """An ASGI application. ``routes``: by method and path; a star in a path stands for one part of it."""
+    """An ASGI application. ``routes``: by method and path; a star in a path stands for one part of it. ``secret``: what
+    whoever changes something has to show as parley-secret; empty if nothing."""
 
-    def __init__(self, routes: Mapping[tuple[str, str], Route], host: str = "127.0.0.1"):
+    def __init__(self, routes: Mapping[tuple[str, str], Route], host: str = "127.0.0.1", secret: str = ""):
+        self._secret = secret
         self._plain = {place: route for place, route in routes.items() if "*" not in place[1]}
         self._starred = [(place, route) for place, route in routes.items() if "*" in place[1]]
         self._gate = Gate(host, (), (), Keys(()))
@@ -80,7 +83,10 @@ class Desk:
         try:
             if REFUSED in scope:
                 raise scope[REFUSED]
-            self._gate.check(dict(scope["headers"]))
+            headers = dict(scope["headers"])
+            self._gate.check(headers)
+            if scope["method"] != "GET" and not heads.trusted(headers, self._secret):
+                raise Unauthorized(heads.SECRET)
         except ParleyError as error:
             return Reply(error.status, f"{error.message}\r\n".encode(), TEXT, close=True)
         route, rest = self._found(scope["method"], scope["path"])

@@ -65,9 +65,6 @@ class Feed:
         self._ended: asyncio.Future[str] | None = None  # why the connection did
         self._flushing: asyncio.TimerHandle | None = None
 
-    def __len__(self) -> int:
-        return len(self._takers)
-
     async def ready(self) -> bool:
         """Can results come? If not, wait a moment for the connection to be back."""
         if not self.connected:

@@ -192,7 +192,8 @@ class Keeper:
         placed = [each for each in seen.values() if each.pid]
         body = {"ids": [_number(each.name) for each in placed], "instances": list(map(_item, placed))}
         url = coordinator.url("management_port") + "/v1/instances/refresh"
-        listed = urllib.request.Request(url, msgspec.json.encode(body), {"content-type": "application/json"})
+        headers = {"content-type": "application/json", "parley-secret": self._secret}
+        listed = urllib.request.Request(url, msgspec.json.encode(body), headers)
         with contextlib.suppress(OSError):  # it is starting, or gone; the next list comes in a second
             urllib.request.urlopen(listed, timeout=PERIOD).close()
 

@@ -67,7 +67,7 @@ class Links:
             async with asyncio.timeout(timeout):
                 answer = await upstream.ask(method.encode(), target, headers, (body,) if body else ())
         except (Unreachable, Broken, TimeoutError) as error:
-            raise Unanswered(str(error)) from None
+            raise Unanswered(str(error) or "Nothing came in time.") from None
         return answer.status, answer.body
 
     def _made(self, root: str) -> Upstream:

@@ -52,6 +52,7 @@ class Management:
                 ("GET", "/v1/alarms"): lambda _: Reply.json({"alarms": list(self.alarms)}),  # ours: to read them
             },
             host,
+            "" if table.options.tls.clients else table.options.secret or "",
         )
 
     @property

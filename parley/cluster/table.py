@@ -206,11 +206,6 @@ class Table:
         if before and not offline:
             self.tell(instance, "ready")
 
-    def lose(self, instance: Instance) -> None:
-        """It is known not to be there, before it missed as many looks as that takes otherwise."""
-        instance.misses = max(instance.misses, self.options.misses - 1)
-        self.missed(instance)
-
     def attach(self, instance: Instance, attached: bool) -> None:
         """Whether its results can be received."""
         before, instance.attached = instance.attached, attached

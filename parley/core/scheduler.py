@@ -6,8 +6,9 @@ what a prefix hit left over and a preempted sequence are longer distances, cut i
 
 **Order.** Priority decides, then who was admitted first; ``queue`` says who of those that wait is next. Rows are given
 in this order, running and waiting sequences together, and whoever has to leave is the last one that runs. It goes back
-to its turn, before all of its priority that have not run yet. So the first in order gets a row in every step, and there
-is no livelock. One that waits takes slot and pages from those of worse priority, the last first; from its equals never.
+to its turn, before all of its priority that have not run yet. So the first in order gets a row in every step, or is a
+prompt whose turn comes when answers have had their time, and there is no livelock. One that waits takes slot and pages
+from those of worse priority, the last first; from its equals never.
 
 **Budget.** Decodes are few tokens and people watch them: each running sequence that is one token behind gets its row in
 every step. The pace says how many further tokens, of prompts, the step may have, and the share whether it may have any

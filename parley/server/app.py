@@ -135,9 +135,8 @@ class App:
             await exchange.answer(answer.body, answer.status, answer.type)
         except ParleyError as error:
             await self._refuse(exchange, error)
-        except HTTPException as error:
-            allowed = ((b"allow", (error.headers or {}).get("Allow", "").encode()),)
-            await self._refuse(exchange, _not_allowed(scope), allowed)
+        except HTTPException:
+            await self._refuse(exchange, _not_allowed(scope), ((b"allow", self._allowed(scope)),))
         except asyncio.CancelledError:
             exchange.abort()
             raise
@@ -150,6 +149,11 @@ class App:
                 self.service.responses.add(value=str(exchange.status))
             if self.service.options.access_log:
                 access(exchange)
+
+    def _allowed(self, scope: Scope) -> bytes:
+        """The methods that a path has."""
+        fitting = (route for route in self._router.routes if route.matches(scope)[0] is not Match.NONE)
+        return ", ".join(sorted({method for route in fitting for method in getattr(route, "methods", ())})).encode()
 
     def _found(self, place: tuple[str, str]) -> Any:
         """What the router finds for a method and path as they are written in the route table."""

@@ -59,10 +59,6 @@ def opening(
         lines.append(f"  warning: everybody who reaches {public[0]} {told}")
     elif public and not member and not options.api_keys:
         lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
-    if public and options.peer_port is not None and not options.cluster_secret:
-        lines.append(
-            f"  warning: everybody who reaches {public[0]} is taken for its cluster; --cluster-secret would tell"
-        )
     return "\n".join(lines)
 
 

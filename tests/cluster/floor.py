@@ -40,6 +40,12 @@ def up(table: Table, instance: Instance, *, extended: bool = True, epoch: str = 
     )
 
 
+def lose(table: Table, instance: Instance) -> None:
+    """It does not answer any more."""
+    for _ in range(table.options.misses):
+        table.missed(instance)
+
+
 def status(role: str, epoch: str = "e1", **own: Any) -> dict[str, Any]:
     return {
         "service": {"roleStatus": "RoleReady", "currentRole": role},

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from floor import Clock, cluster, up
+from floor import Clock, cluster, lose, up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,7 +61,7 @@ async def test_nothing_is_held_at_the_end(roles, steps, keys):
             case "end" | "fail" if chosen:
                 chosen[number % len(chosen)].end(action == "end")
             case "lose" if table.get(instance.id) is instance:
-                table.lose(instance)
+                lose(table, instance)
             case "fault":
                 table.fault(instance)
             case "answer" | "restart" if table.get(instance.id) is instance:
@@ -137,8 +137,8 @@ async def test_a_model_that_is_busy_holds_up_nobody_elses_requests():
 
 async def test_those_that_wait_are_served_when_an_instance_is_there_again():
     table, choice = cluster("prefill", "decode")
-    table.lose(table.instances[1])
-    table.lose(table.instances[2])
+    lose(table, table.instances[1])
+    lose(table, table.instances[2])
     waiting = asyncio.ensure_future(choice.choose(Wanted(5, attempt=1)))
     await asyncio.sleep(0)
     assert choice.waiting == 1

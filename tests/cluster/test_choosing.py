@@ -4,7 +4,7 @@ import asyncio
 import math
 
 import pytest
-from floor import Clock, cluster, up
+from floor import Clock, cluster, lose, up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -260,7 +260,7 @@ async def test_goodput_counts_requests_that_were_in_time_among_all_that_are_over
     assert choice.goodput == pytest.approx(1 / 3)
     open.end(False)
     assert choice.goodput == 1 / 4
-    table.lose(table.instances[1])
+    lose(table, table.instances[1])
     with pytest.raises(Refused):
         await choice.choose(Wanted(10))
     assert choice.goodput == 1 / 5

@@ -5,7 +5,7 @@ import json
 from contextlib import asynccontextmanager
 
 import pytest
-from floor import Clock, Net, cluster, status
+from floor import Clock, Net, cluster, lose, status
 
 from parley.cluster import controller as module
 from parley.cluster.controller import Controller
@@ -123,7 +123,7 @@ async def test_a_refused_change_leaves_the_instance_at_work():
 
 async def test_when_all_of_a_kind_are_dead_another_takes_over():
     async with controlled("prefill", "decode", "decode", auto_ratio=True) as (controller, table, _, _n, clock):
-        table.lose(table.instances[1])
+        lose(table, table.instances[1])
         controller.step()
         assert controller._changing is None  # it may come back
         clock.now += module.DEAD + 1

@@ -9,7 +9,7 @@ import re
 from contextlib import asynccontextmanager
 
 import pytest
-from floor import Clock, Net, cluster, up
+from floor import Clock, Net, cluster, lose, up
 
 from parley.cluster.choice import Choice
 from parley.cluster.health import Health
@@ -237,7 +237,7 @@ async def test_a_standby_is_alive_but_not_ready():
 async def test_alarms_come_in_and_its_own_beside_them_and_old_ones_go():
     table, choice = cluster("mixed", "mixed")
     management = Management(table, choice)
-    table.lose(table.instances[2])
+    lose(table, table.instances[2])
     table.fault(table.instances[1], "no connection")
     async with served(management.app) as say:
         assert await say("POST", "/v1/alarm/llm_engine", '{"id":"x","level":"error"}') == (200, b"", False)
@@ -393,3 +393,16 @@ async def test_an_instance_that_stops_answering_is_lost_and_found_again():
     await asyncio.sleep(0.2)
     assert len(net.asked) <= asked + 1
     await health.close()
+
+
+async def test_who_changes_something_shows_the_secret_where_there_is_one():
+    table, choice = cluster("mixed", clock=Clock(), secret="s")
+    async with served(Management(table, choice).app) as say:
+        for headers in ((), ("parley-secret: t",)):
+            status, told, _ = await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', *headers)
+            assert status == 401 and b"parley-secret" in told
+        assert (await say("GET", "/v1/coordinator_info"))[0] == 200
+        assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', "parley-secret: s"))[0] == 200
+    clients = cluster("mixed", clock=Clock(), secret="s", tls={"certificate": "c", "key": "k", "clients": "a"})
+    async with served(Management(*clients).app) as say:  # those are known by their certificates
+        assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}'))[0] == 200

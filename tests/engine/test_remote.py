@@ -54,6 +54,16 @@ async def tokens(engine: RemoteEngine, id: str) -> list[int]:
     return [token for output in await read(engine.submit(work(id))) for token in output.token_ids]
 
 
+async def waits(engine: RemoteEngine) -> bool:
+    """Does a prompt wait for the end of an answer?"""
+    answer = engine.submit(work("answer", 300))
+    await answer.next()
+    await read(engine.submit(work("prompt", 1)))
+    ended = not answer.open
+    answer.cancel()
+    return ended
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
@@ -73,6 +83,8 @@ async def test_a_killed_engine_ends_every_stream_and_serves_again(folder):
     async with engine(folder) as e:
         before = await tokens(e, "before")
         assert len(before) == 8
+        e.divide(0)
+        assert await waits(e)
         streams = [e.submit(work(str(i), 4000)) for i in range(5)]
         await streams[0].next()
         assert e.pid is not None
@@ -85,6 +97,7 @@ async def test_a_killed_engine_ends_every_stream_and_serves_again(folder):
             await asyncio.sleep(0.05)
         assert e.state == "ready"
         assert await tokens(e, "after") == before
+        assert await waits(e)  # as it was told before it died
         # Dying again at once is not an accident any more.
         os.kill(e.pid, signal.SIGKILL)
         last = (await asyncio.wait_for(read(e.submit(work("last", 4000))), 5.0))[-1]

@@ -157,6 +157,13 @@ async def test_a_method_that_does_not_fit(serve):
     assert answer.error["code"] == "method_not_allowed"
 
 
+async def test_a_path_of_several_methods_names_them_all(serve):
+    served = await serve()
+    for path, allowed in (("/", "get, head, post"), ("/v2/logging", "get, head, post"), ("/v1/models", "get, head")):
+        answer = await served.call("DELETE", path)
+        assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
 async def test_names_with_slashes(serve):
     served = await serve(names=("org/model", "alias"))
     listed = (await served.get("/v1/models")).json

@@ -162,3 +162,31 @@ async def test_a_process_that_dies_or_stops(cluster: Cluster, whole: list[Answer
     # For the record: repeats in which the moment came, answers, where they were and what was held when it happened, the
     # longest time until a coordinator was back, and until all answers had ended.
     print(json.dumps([*cell, hits, tally, phases, held, round(max(times), 2), round(longest, 2)]))
+
+
+async def test_one_loss_after_the_other(cluster: Cluster, whole: list[Answer]) -> None:
+    """Ten clients ask for a minute; meanwhile instances die and stop, some before others are back."""
+    wanted, rng, tally = [answer.told() for answer in whole], random.Random(1), Counter[str]()
+    over = False
+
+    async def client(own: random.Random) -> None:
+        while not over:
+            number = own.randrange(len(MIXTURE))
+            answer = Answer()
+            asking = ask(cluster.coordinator.url, *MIXTURE[number], answer, own.choice([0.0, 0.02]))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asking, 2 * NEEDED)
+            verdict = answer.verdict(wanted[number])
+            tally[verdict] += 1
+            assert verdict in ("exact", "error"), (verdict, MIXTURE[number], answer, wanted[number])
+            await asyncio.sleep(own.uniform(0, 0.5) if verdict == "exact" else 1.0)
+
+    clients = [asyncio.create_task(client(random.Random(number))) for number in range(10)]
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not any(client.done() for client in clients):
+        await asyncio.sleep(rng.uniform(0, 5))
+        await strike(cluster, rng.choice(cluster.instances), rng.choice(["kill", "stop"]), rng)
+    over = True
+    await asyncio.gather(*clients)
+    await well(cluster, wanted)
+    print(json.dumps(tally))

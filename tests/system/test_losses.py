@@ -1,7 +1,7 @@
 """A P and a D, and one of them is lost, or a part of it, or what joins them: there is no other that could go on.
 
-Answers wait for a successor within the coordinator's patience, or requests run whole where they can. They are exact, or
-end with one error; and then all is as before.
+Who is left runs requests whole, as far as it can, or answers wait for a successor within the coordinator's patience.
+They are exact, or end with one error; and then all is as before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from clustered import Cluster, Process
 from mixture import MIXTURE, Answer, Told, ask, undisturbed, until, verdicts, well
 
 nightly = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
+
+
+SILENT = 40.0  # seconds: more than any lease of instances and coordinators
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def engine(process: Process) -> int:
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=nightly, id="prefill"), pytest.param(1, id="decode")])
-async def test_answers_wait_for_the_successor_of_the_only_one(pair: Cluster, wanted: list[Told], number: int) -> None:
+async def test_the_other_one_goes_on_alone(pair: Cluster, wanted: list[Told], number: int) -> None:
     answers = await disturbed(pair, pair.instances[number].restart)
     assert set(verdicts(answers, wanted)) == {"exact"}, answers
     await well(pair, wanted)
@@ -84,6 +88,20 @@ async def test_a_coordinator_that_is_started_again(pair: Cluster, wanted: list[T
 async def test_an_engine_that_dies_alone(pair: Cluster, wanted: list[Told], number: int) -> None:
     answers = await disturbed(pair, lambda: os.kill(engine(pair.instances[number]), signal.SIGKILL))
     print(verdicts(answers, wanted))
+    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
+    await well(pair, wanted)
+
+
+@nightly
+@pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
+async def test_one_that_is_silent_for_longer_than_others_wait(pair: Cluster, wanted: list[Told], number: int) -> None:
+    """Whoever stops is taken to be dead, by all that it has to do with; when it goes on it has to find out itself."""
+    silent = pair.instances[number]
+    began = time.monotonic()
+    answers = await disturbed(pair, lambda: silent.signal(signal.SIGSTOP))
+    print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
+    await asyncio.sleep(max(0.0, began + SILENT - time.monotonic()))
+    silent.signal(signal.SIGCONT)
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
     await well(pair, wanted)
 
