@@ -7,7 +7,8 @@ one costs its share.
 
 So guesses are worth what they save less what their rows cost. Costs are learnt from the times of decode steps; how
 likely a sequence's next guess is right, from its last ones. Of all guesses at hand a step takes the likeliest, as many
-as make most tokens in a second. A sequence whose drafts are wrong pauses, twice as long each time.
+as make most tokens in a second. A sequence whose drafts are wrong pauses, twice as long each time, and longer where
+many others would wait.
 
 Which drafts there are never changes a result, so time may decide here. Who guesses is a ``Proposer``; this file knows
 neither texts nor models.
@@ -31,7 +32,7 @@ START = 0.6  # chance of a first draft to be right, before anything is known
 FORGET = 0.7  # weight of what was known of a sequence after one more guess
 USUAL = 0.97  # the same for what is known of all sequences, with which new ones begin
 HOPE = 0.5  # chance of the first guess after a pause, or none would ever end
-LONGEST = 5  # a pause lasts at most 2 to this power tokens
+LONGEST = 5  # a pause lasts at most 2 to this power tokens, times the number of sequences
 DEAR = 0.9  # a price above which not even a good guess is worth it
 FREE = 24  # so many rows double a step's time, until it is known
 AHEAD = 4  # rows over which the price of one is taken
@@ -86,6 +87,7 @@ class Speculation:
         self._habits: dict[Sequence, Habit] = {}
         self._usual = START  # rate of all sequences
         self._price = 0.0
+        self._rows = 1  # decodes in the step at hand
         self._spent = 0.0  # seconds on the drafts of the step at hand
         self._failed = False
 
@@ -95,7 +97,8 @@ class Speculation:
         self._spent = 0.0
         if busy or self._failed or not decodes:
             return {}
-        self._price = self.costs.price(len(decodes))
+        self._rows = len(decodes)
+        self._price = self.costs.price(self._rows)
         asked: list[tuple[Sequence, int]] = []
         left = MOST
         for sequence in decodes:
@@ -179,9 +182,10 @@ class Speculation:
         return habit
 
     def _pause(self, sequence: Sequence) -> None:
+        """The longer the more sequences there are: a row that one of them tries in vain all others wait for."""
         habit = self._habit(sequence)
         habit.misses += 1
-        habit.resume = sequence.generated + 2 ** min(habit.misses, LONGEST)
+        habit.resume = sequence.generated + self._rows * 2 ** min(habit.misses, LONGEST)
 
     def _sound(self, sequence: Sequence, guess: list[int]) -> tuple[int, ...]:
         """The guess up to where it can no longer be right: nothing follows a token that ends the sequence."""
