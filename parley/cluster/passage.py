@@ -28,6 +28,7 @@ from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable, Whol
 from parley.errors import ParleyError
 from parley.instance import handover
 from parley.instance.frames import Frame
+from parley.instance.heads import LOST
 from parley.server.chance import draw
 
 EARLY = 16 << 20  # bytes of D's that wait for P's answer
@@ -400,6 +401,9 @@ def _refused(chosen: Chosen, answer: Response) -> Failed:
     if answers.refused(answer):
         chosen.refused()
         return Failed(429, words.TOO_MANY, chosen.d)
+    if any(name == LOST for name, _ in answer.headers):
+        chosen.p.loaded = False  # until its status says that there is another engine
+        return Failed(answer.status, words.P_FAILED, chosen.p)
     return Failed(answer.status, words.P_FAILED, chosen.p, answer=answer, final=answer.status not in (429, 503))
 
 

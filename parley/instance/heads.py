@@ -29,6 +29,7 @@ RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is set, it
 # What a coordinator says of a request, and no client may; with all that begins with OWN.
 ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
 OWN = b"parley-"
+LOST = OWN + b"lost"  # of an answer to an order: the instance's engine is gone, and others may do it
 
 HEX = re.compile(r"[0-9a-fA-F]+")
 WORD = re.compile(r"[0-9a-zA-Z_-]+")

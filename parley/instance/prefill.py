@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from parley.dialects.dialect import Answer
+from parley.dialects.dialect import Answer, Headers
 from parley.engine.protocol import Stream
-from parley.errors import ParleyError
+from parley.errors import EngineDied, ParleyError
 from parley.instance import handover, recompute
-from parley.instance.heads import Order
+from parley.instance.heads import LOST, Order
 from parley.instance.outlet import Front
 from parley.kv.giver import Giver, Refused
 from parley.kv.transport import LinkError
@@ -166,6 +166,9 @@ class Prefill(Leg):
             "reason": error.message,
         }
         return Answer(503, msgspec.json.encode(told))
+
+    def remarks(self, error: ParleyError) -> Headers:
+        return ((LOST, b"engine"),) if self.front.exact and isinstance(error, EngineDied) else ()
 
     def _records(self) -> list[Batch]:
         recent, self._recent = self._recent, []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from parley.dialects.dialect import Answer
+from parley.dialects.dialect import Answer, Headers
 from parley.engine.protocol import Stream
 from parley.errors import ParleyError
 from parley.types import Output, Request, Work
@@ -58,3 +58,7 @@ class Leg:
     def refusal(self, error: ParleyError) -> Answer | None:
         """The answer to an error that is no dialect's affair."""
         return None
+
+    def remarks(self, error: ParleyError) -> Headers:
+        """Headers of the answer to an error, for who gave the order."""
+        return ()

@@ -203,7 +203,7 @@ class Exchange:
         error = self.translate(error)
         own = self.leg.refusal(error) if self.leg is not None else None
         answer = own or self.refusal(error) or self.dialect.error(error)
-        headers = list(extra)
+        headers = [*extra, *(self.leg.remarks(error) if self.leg is not None else ())]
         after = getattr(error, "retry_after", None)
         if after is not None and self.dialect.hints:
             headers += [(b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000))]

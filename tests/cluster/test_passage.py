@@ -225,6 +225,19 @@ async def test_a_p_that_is_full_is_passed_over(cluster, status):
     assert (answer.status, answer.body) == (status, b"full")
 
 
+async def test_a_p_that_lost_its_engine_is_passed_over(cluster):
+    lost, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
+    running = await cluster(lost, other, Scripted("decode"), scheduler_type="default_scheduler")
+
+    async def refuse(asked: Asked) -> bytes:
+        return raw(424, b"gone", b"parley-lost: engine")
+
+    lost.before = refuse
+    for _ in range(3):
+        assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
+    assert lost.asked
+
+
 async def test_another_d_is_taken_where_one_has_no_room(cluster):
     p, full, other = Scripted("prefill", script=CHAT), Scripted("decode"), Scripted("decode")
     running = await cluster(p, full, other)

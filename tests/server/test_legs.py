@@ -122,6 +122,20 @@ async def test_what_an_engine_went_on_with_is_told_to_be_lost_with_it(alike, str
     assert not pair.decode.service.open
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [("/v1/chat/completions", CHAT | {"stream": True}, 503), ("/generate_stream", {"inputs": "Hello"}, 424)],
+)
+async def test_who_gave_the_order_is_told_that_an_engine_was_lost(alike, path: str, body: Any, status: int) -> None:
+    _, pair = await alike(reply=long, tick=0.01)
+    pair.prefill.engine.gate.clear()
+    asking = asyncio.create_task(pair.ask(path, json.dumps(body).encode(), UNIQUE, HEADERS))
+    await pair.decode.until(lambda: bool(pair.decode.engine._reservations))
+    pair.prefill.engine.crash()
+    given = await asking
+    assert (given.status, given.headers["parley-lost"]) == (status, "engine")
+
+
 @pytest.mark.parametrize("when", ["prefill", "transfer", "decode"])
 async def test_a_label_drops_it_in_every_phase(alike, when: str) -> None:
     _, pair = await alike(reply=long, tick=0.01)
