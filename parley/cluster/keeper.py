@@ -158,7 +158,8 @@ class Keeper:
         for name in leaving:
             self._seen.pop(name, None)
         stopped = [actor.stop.remote() for actor in leaving.values()]
-        ray.wait(stopped, num_returns=len(stopped), timeout=DRAIN + 15) if stopped else None
+        if stopped:
+            ray.wait(stopped, num_returns=len(stopped), timeout=DRAIN + 15)
         for actor in leaving.values():
             ray.kill(actor, no_restart=True)
 

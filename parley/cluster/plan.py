@@ -78,6 +78,9 @@ def read(path: str) -> Plan:
             raise ConfigError(f"{path}: unknown key {key}.{nearest(key, KEYS)}")
     name = _name(content, path, Path(path).stem)
     coordinator = dict(_table(content.get("coordinator", {}), f"{path}: coordinator"))
+    for key in ("secret", "secret_file"):
+        if key in coordinator or key.replace("_", "-") in coordinator:
+            raise ConfigError(f"{path}: coordinator: {key} cannot be set, for one is drawn for the cluster.")
     needs = _needs(coordinator, f"{path}: coordinator", cpus=0.0)
     listed = content.get("instances")
     if not isinstance(listed, list) or not listed:

@@ -62,6 +62,7 @@ def test_groups_and_what_they_need(tmp_path):
         ("[[instances]]\ncluster_secret = 'x'", "cluster-secret is chosen"),
         ("[[instances]]\n[[instances]]", "two kinds of instances have the name mixed"),
         ("[[instances]]\nname = 'a b'", "name is 'a b'"),
+        ("[coordinator]\nsecret-file = 'x'\n[[instances]]", "secret_file cannot be set"),
         ("coordinator = 1\n[[instances]]", "coordinator is 1, not a table"),
         ("[[instances", "is not valid TOML"),
     ],
