@@ -1,10 +1,11 @@
 """What a sequence's grammar lets come next: a mask over the vocabulary for each token, made beside the network's work.
 
 A ``Form`` is one sequence's place in its grammar. As soon as a token is drawn it moves on; once all of a step have, a
-thread begins the masks of the next ones, and the network has a whole step to run before these are needed. llguidance does the work, in Rust and
-without the interpreter's lock. On few cores what is done beside the network is taken from it: a *lazy* form can be
-asked about single tokens, which takes a microsecond, and has a mask made only when that is wanted. The API process has
-checked the grammar (``text/grammar.py``) and how much it takes, so what fails here fails one choice.
+thread begins the masks of the next ones, and the network has a whole step to run before these are needed. llguidance
+does the work, in Rust and without the interpreter's lock. On few cores what is done beside the network is taken from
+it: a *lazy* form can be asked about single tokens, which takes a microsecond, and has a mask made only when that is
+wanted. The API process has checked the grammar (``text/grammar.py``) and how much it takes, so what fails here fails
+one choice.
 
 Knows sequences and the vocabulary's spelling; nothing of logits but which of them are struck out.
 """
