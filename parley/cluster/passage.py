@@ -21,7 +21,7 @@ from parley.cluster.answers import BadAnswer, First
 from parley.cluster.caller import Caller, returned
 from parley.cluster.choice import Choice, Chosen, Refused
 from parley.cluster.config import Options
-from parley.cluster.links import Links
+from parley.cluster.connections import Connections
 from parley.cluster.outflow import Outflow
 from parley.cluster.policy import Wanted
 from parley.cluster.table import Instance
@@ -70,7 +70,7 @@ class Passage:
     def __init__(
         self,
         choice: Choice,
-        links: Links,
+        connections: Connections,
         caller: Caller,
         body: bytes,
         wanted: Wanted,
@@ -79,7 +79,7 @@ class Passage:
         self.caller = caller
         self.options: Options = choice.options
         self.attempts = 0
-        self._choice, self._links = choice, links
+        self._choice, self._connections = choice, connections
         self._wanted, self._closing = wanted, closing
         self._body: Sequence[bytes] = (body,)
         self._target = caller.target
@@ -206,11 +206,11 @@ class Passage:
         """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
         if self._sent:
             raise Failed(500, words.D_FAILED, instance, final=True)
-        await relay.one(self._links, self.caller, instance, b"".join(self._body))
+        await relay.one(self._connections, self.caller, instance, b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
-        feed = self._links.feed(chosen.d)
+        feed = self._connections.feed(chosen.d)
         if not self._recomputes:  # which keep the id
             self._id = str(int.from_bytes(draw()[:8]))
         if not self._sent:
@@ -229,7 +229,7 @@ class Passage:
                 return
             chosen.first()
             self._exact = self._exact and first.exact and feed.exact
-            self._out.hold = partial(self._links.flow, chosen.d, self._id) if self._exact else None
+            self._out.hold = partial(self._connections.flow, chosen.d, self._id) if self._exact else None
             if not self._begin(first):
                 self._busy = (chosen.d,)
                 self._flush()
@@ -242,7 +242,7 @@ class Passage:
     def _halt(self) -> None:
         """Stop it wherever it may be running."""
         for instance in self._busy:
-            self._links.halt(instance, self._id, self._wanted.model)
+            self._connections.halt(instance, self._id, self._wanted.model)
         self._busy = ()
 
     async def _ask(self, chosen: Chosen) -> First | None:
@@ -251,11 +251,11 @@ class Passage:
         given = handover.join(self._records) if self._sent and self._records else b""
         headers = [
             *self._headers,
-            *self._links.secret,
+            *self._connections.secret,
             (b"req-id", self._id.encode()),
             (b"req-type", b"prefill"),
-            *_target(p, d, self._links),
-            (b"parley-results", self._links.name.encode()),
+            *_target(p, d, self._connections),
+            (b"parley-results", self._connections.name.encode()),
             (b"parley-id", self.caller.unique.encode()),
             (b"parley-created", self._created),
             (b"parley-spent", b"%d" % (1000 * self._spent())),
@@ -270,7 +270,7 @@ class Passage:
             self._soon = asyncio.get_running_loop().time() + self.options.first_token_timeout
         self._wait_for_first()
         try:
-            upstream = self._links.upstream(p)
+            upstream = self._connections.upstream(p)
             answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._began_to_ask)
             self._timer.reschedule(self._due)
         except Unreachable:
@@ -438,10 +438,10 @@ def _refused(chosen: Chosen, answer: Response) -> Failed:
     return Failed(answer.status, text, chosen.p, answer=answer, final=answer.status not in (429, 503))
 
 
-def _target(p: Instance, d: Instance, links: Links) -> list[tuple[bytes, bytes]]:
+def _target(p: Instance, d: Instance, connections: Connections) -> list[tuple[bytes, bytes]]:
     """Where P finds D."""
     if p is d and p.extended:
         return [(b"d-target", b"self")]
-    target = d.peer or links.upstream(d).host
+    target = d.peer or connections.upstream(d).host
     port = target.partition(";")[2]
     return [(b"d-target", target.encode()), *([(b"d-port", port.encode())] if port else [])]
