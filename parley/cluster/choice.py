@@ -198,7 +198,9 @@ class Choice:
                         each.future.result().end(False)
                     raise
         except TimeoutError:
-            raise (self._refused(429, words.TOO_MANY, 1.0) if late else self._refused(408, words.LATE)) from None
+            if late and not wanted.attempt:
+                raise self._refused(429, words.TOO_MANY, 1.0) from None
+            raise self._refused(408, words.LATE_END if late else words.LATE) from None
         finally:
             if each in self._queue:
                 self._queue.remove(each)

@@ -29,7 +29,7 @@ from parley.dialects.dialect import Answer, Head, Kind, Reply
 from parley.errors import NotAllowed, NotFound, ParleyError
 from parley.instance.prefix import Look, look
 from parley.server.auth import Gate, Keys
-from parley.server.limits import REFUSED
+from parley.server.limits import NUMBER, REFUSED
 from parley.server.logs import access
 from parley.server.options import ServerOptions
 from parley.server.port import crossed
@@ -81,6 +81,10 @@ class Front:
             if REFUSED in scope:
                 raise scope[REFUSED]
             self._gate.check(caller.headers)
+            most = self._choice.options.max_requests
+            if self._strict and scope[NUMBER] > most:
+                await self._close(caller, 429, words.OVERUSED.format(most))
+                return
             if path is None:
                 assert missing is not None
                 raise missing
@@ -110,8 +114,7 @@ class Front:
         try:
             strict = self._strict or caller.dialect.name.startswith("mindie")
             if strict and isinstance(error, NotFound | NotAllowed):
-                extra = ((b"connection", b"close"),)
-                await caller.answer(words.plain(words.UNKNOWN), 400, b"text/plain; charset=utf-8", extra)
+                await self._close(caller, 400, words.UNKNOWN)
                 return
             told = words.documented(error, caller.dialect, strict)
             if told is not None:
@@ -121,6 +124,10 @@ class Front:
             await caller.refuse(error, ((b"allow", allowed.encode()),) if allowed else ())
         except ClientGone:
             caller.abort()
+
+    async def _close(self, caller: Caller, status: int, text: str) -> None:
+        """Refuse in the documented words, and take no more from this connection. Raises ClientGone."""
+        await caller.answer(words.plain(text), status, words.TEXT, ((b"connection", b"close"),))
 
     # -- who answers
 
@@ -149,7 +156,14 @@ class Front:
         else:
             able = await self._holding(path, caller, body, usable)
             work = relay.one(self._connections, caller, self._idlest(able), body)
-        await caller.while_connected(work)
+        patience = self._choice.options.tokenizer_timeout if kind == "tokenize" else None
+        try:
+            async with asyncio.timeout(patience):
+                await caller.while_connected(work)
+        except TimeoutError:
+            if caller.status:
+                raise ClientGone from None
+            raise words.refusal(408, words.LATE_TOKENS) from None
 
     async def _own(self, kind: Kind, path: Path, caller: Caller) -> bool:
         """Answer what is asked of the coordinator itself. False if it is not."""
