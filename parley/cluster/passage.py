@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from parley.cluster import answers, relay, words
 from parley.cluster.answers import BadAnswer, First
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice, Chosen, Refused
 from parley.cluster.config import Options
-from parley.cluster.links import Links
+from parley.cluster.connections import Connections
 from parley.cluster.policy import Wanted
 from parley.cluster.splice import Cut, Recompute, Splice
 from parley.cluster.table import Instance
@@ -58,7 +59,7 @@ class Passage:
     def __init__(
         self,
         choice: Choice,
-        links: Links,
+        connections: Connections,
         caller: Caller,
         body: bytes,
         wanted: Wanted,
@@ -67,7 +68,7 @@ class Passage:
         self.caller = caller
         self.options: Options = choice.options
         self.attempts = 0
-        self._choice, self._links = choice, links
+        self._choice, self._connections = choice, connections
         self._wanted, self._closing = wanted, closing
         self._body: Sequence[bytes] = (body,)
         self._target = caller.target
@@ -80,11 +81,11 @@ class Passage:
         self._told: Response | None = None  # what the last P said that took no request
         self._timer: asyncio.Timeout  # first until P answers, then until all is over
         self._due = 0.0
+        self._soon = inf  # when the first token is due: known once P was asked
         self._recomputes = 0
         self._splice = Splice(caller)
         # of this attempt
         self._id = ""
-        self._chosen: Chosen = None  # type: ignore[assignment]
         self._busy: Sequence[Instance] = ()  # where the request may be running
 
     async def run(self) -> None:
@@ -117,7 +118,7 @@ class Passage:
 
     async def _once(self) -> bool:
         """One attempt: is the request answered? Raises ParleyError when there is to be no other."""
-        chosen = self._chosen = await self._choose()
+        chosen = await self._choose()
         try:
             if self.attempts and not self._avoid.isdisjoint((chosen.p.id, chosen.d.id)):  # there is no other
                 if self._told is not None and not self._splice.sent and chosen.p.id in self._avoid:
@@ -160,24 +161,33 @@ class Passage:
 
     async def _choose(self) -> Chosen:
         """Instances for an attempt. Raises ParleyError."""
-        wanted = self._wanted
-        if self.attempts:
-            self._timer.reschedule(self._due)
-            wanted = replace(wanted, avoid=self._avoid, attempt=self.attempts)
+        wanted, again = self._wanted, self.attempts + self._recomputes
+        if again:
+            self._wait_for_first()
+            left = None if wanted.deadline is None else max(0.0, wanted.deadline - self._spent())
+            wanted = replace(wanted, avoid=self._avoid, attempt=again, deadline=left)
         try:
             return await self._choice.choose(wanted)
         except Refused as refused:
             raise words.refusal(refused.status, refused.text, refused.retry_after) from None
 
+    def _wait_for_first(self) -> None:
+        """Time runs out when the first token is due, unless the client has got it."""
+        self._timer.reschedule(self._due if self._splice.sent else min(self._due, self._soon))
+
+    def _spent(self) -> float:
+        """Seconds since the client asked: its limits are for all attempts together."""
+        return time.perf_counter() - self.caller.arrived
+
     async def _whole(self, instance: Instance) -> None:
         """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
         if self._splice.sent:
             raise Failed(500, words.D_FAILED, instance, final=True)
-        await relay.one(self._links, self.caller, instance, b"".join(self._body))
+        await relay.one(self._connections, self.caller, instance, b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
-        feed, splice = self._links.feed(chosen.d), self._splice
+        feed, splice = self._connections.feed(chosen.d), self._splice
         if not self._recomputes:  # which keep the id
             self._id = str(int.from_bytes(draw()[:8]))
         splice.anew(chosen.token)
@@ -186,8 +196,11 @@ class Passage:
         feed.open(self._id, splice)
         try:
             first = await self._ask(chosen)
+            if first is None:
+                self._busy = ()
+                return
             chosen.first()
-            if not splice.begin(first, feed.exact, partial(self._links.flow, chosen.d, self._id)):
+            if not splice.begin(first, feed.exact, partial(self._connections.flow, chosen.d, self._id)):
                 self._busy = (chosen.d,)
                 await splice.done
             self._busy = ()
@@ -205,22 +218,23 @@ class Passage:
     def _halt(self) -> None:
         """Stop it wherever it may be running."""
         for instance in self._busy:
-            self._links.halt(instance, self._id, self._wanted.model)
+            self._connections.halt(instance, self._id, self._wanted.model)
         self._busy = ()
 
-    async def _ask(self, chosen: Chosen) -> First:
-        """P's answer. Raises Failed, Cut, Recompute."""
-        p, d = chosen.p, chosen.d
-        given = self._splice.given()
+    async def _ask(self, chosen: Chosen) -> First | None:
+        """P's answer; None if D has given all of one in one piece before. Raises Failed, Cut, Recompute."""
+        p, d, splice = chosen.p, chosen.d, self._splice
+        given = splice.given()
         headers = [
             *self._headers,
-            *self._links.secret,
+            *self._connections.secret,
             (b"req-id", self._id.encode()),
             (b"req-type", b"prefill"),
-            *_target(p, d, self._links),
-            (b"parley-results", self._links.name.encode()),
+            *_target(p, d, self._connections),
+            (b"parley-results", self._connections.name.encode()),
             (b"parley-id", self.caller.unique.encode()),
             (b"parley-created", self._created),
+            (b"parley-spent", b"%d" % (1000 * self._spent())),
         ]
         if given:
             headers.append((b"parley-given", b"%d" % len(given)))
@@ -228,10 +242,11 @@ class Passage:
             headers.append((b"is-recompute", b"true"))
         body = (given, *self._body) if given else self._body
         self._busy = (p, d) if chosen.separate else (p,)
-        soon = asyncio.get_running_loop().time() + self.options.first_token_timeout
-        self._timer.reschedule(min(self._due, soon))
+        if self._soon == inf:
+            self._soon = asyncio.get_running_loop().time() + self.options.first_token_timeout
+        self._wait_for_first()
         try:
-            upstream = self._links.upstream(p)
+            upstream = self._connections.upstream(p)
             answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._asked)
             self._timer.reschedule(self._due)
         except Unreachable:
@@ -239,9 +254,14 @@ class Passage:
             self._choice.table.fault(p, words.NO_CONNECTION)
             raise Failed(500, words.NO_CONNECTION, p) from None
         except Broken as broken:
-            if self._splice.done.done():  # D is lost, and P was not waited for
-                await self._splice.done
-            raise Failed(500, words.UNREAD if broken.begun else words.P_FAILED, p) from None
+            if splice.done.done():  # P was not waited for: D is lost, or has answered
+                await splice.done
+                return None
+            text = words.P_FAILED if broken.left else words.UNASKED if broken.unsent else words.UNREAD
+            raise Failed(500, text, p) from None
+        if splice.overtaken:
+            await splice.done
+            return None
         if answer.status != 200:
             self._busy = ()
             raise _refused(chosen, answer)
@@ -262,13 +282,14 @@ def _refused(chosen: Chosen, answer: Response) -> Failed:
     if any(name == LOST for name, _ in answer.headers):
         chosen.p.loaded = False  # until its status says that there is another engine
         return Failed(answer.status, words.P_FAILED, chosen.p)
-    return Failed(answer.status, words.P_FAILED, chosen.p, answer=answer, final=answer.status not in (429, 503))
+    text = words.LATE_END if answer.status == 408 else words.P_FAILED
+    return Failed(answer.status, text, chosen.p, answer=answer, final=answer.status not in (429, 503))
 
 
-def _target(p: Instance, d: Instance, links: Links) -> list[tuple[bytes, bytes]]:
+def _target(p: Instance, d: Instance, connections: Connections) -> list[tuple[bytes, bytes]]:
     """Where P finds D."""
     if p is d and p.extended:
         return [(b"d-target", b"self")]
-    target = d.peer or links.upstream(d).host
+    target = d.peer or connections.upstream(d).host
     port = target.partition(";")[2]
     return [(b"d-target", target.encode()), *([(b"d-port", port.encode())] if port else [])]

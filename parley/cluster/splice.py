@@ -103,10 +103,13 @@ class Splice:
             else:
                 self._put(output)
         if not first.last:
-            early, self._early = self._early or (), None
-            for frame in early:
-                self.take(frame)
+            self._flush()
         return first.last
+
+    @property
+    def overtaken(self) -> bool:
+        """Has D given all of an answer in one piece before P has answered?"""
+        return self._early is None
 
     def finish(self, data: bytes) -> None:
         """The last part of the stream."""
@@ -162,6 +165,20 @@ class Splice:
         self._early_size += len(frame.payload) + len(frame.record or b"")
         if self._early_size > EARLY:
             self._fail(Cut())
+        elif frame.kind == "lastData" and any(each.kind == "head" for each in self._early):
+            self._overtake()
+
+    def _overtake(self) -> None:
+        """D has sent an answer in one piece, which has nothing of P's: it goes out, whatever becomes of P."""
+        self._flush()
+        if self.asking is not None:
+            self.asking.give_up("The answer is complete.")
+
+    def _flush(self) -> None:
+        """Take what D sent before P's answer."""
+        early, self._early = self._early or (), None
+        for frame in early:
+            self.take(frame)
 
     def _fail(self, error: Exception) -> None:
         if not self.done.done():
