@@ -126,7 +126,7 @@ async def test_hundreds_of_breaks(serve) -> None:
                 break
             frame = await line.next()
             number += 1
-            seen[frame.id] += frame.payload
+            seen[frame.id.decode()] += frame.payload
         line.connection.close()
         breaks += 1
     assert breaks > 200
