@@ -47,7 +47,7 @@ class Decode(Leg):
         self._wanted: dict[int, int] = {}  # how many pages of it are to be filled, until all are
         self._starting: set[int] = set()  # works that have not attached to it
         self._landed = 0.0  # when a page has, by the event loop's clock
-        self._accepted = self._returned = False
+        self._accepted = self._returned = self._recalled = False
         self.outlet = Outlet(self._records, bool(begin.client))
         self.outlet.silent = True  # until it is taken
 
@@ -67,10 +67,12 @@ class Decode(Leg):
                 self.outlet.channel.fail(UNFINISHED)
             self.outlet.silent = True  # parley's own coordinator gives the order again
             raise EngineError(UNFINISHED) from None
+        self.past = [*past, *handover.split(given)]
+        if self._recalled:
+            self.recall()
         await self._pages()
         if self._wanted:
             self._member.spawn(self._forgo())
-        self.past = [*past, *handover.split(given)]
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens, attempt)
 
@@ -89,9 +91,19 @@ class Decode(Leg):
         elif self.outlet.exact:
             self.outlet.lose()
         else:
-            begin, past = self._begin, [*(self.past or []), *self._recent]
-            origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
-            self.outlet.retry(begin.path, origin, self._first)
+            self._give_back()
+
+    def recall(self) -> None:
+        """Have it go on elsewhere, for a coordinator that will get no more from here."""
+        if self.past is not None:
+            self._give_back()
+            self.drop()
+        self._recalled = True
+
+    def _give_back(self) -> None:
+        begin, past = self._begin, [*(self.past or []), *self._recent]
+        origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
+        self.outlet.retry(begin.path, origin, self._first)
 
     def drop(self) -> None:
         self.outlet.depart()
@@ -176,6 +188,7 @@ async def accept(member: Member, taker: Taker) -> None:
             raise Malformed("This instance does not speak the same APIs.")
         leg = Decode(member, taker, begin)
         leg.outlet.channel = channel = member.node.results.channel(begin.client, begin.id)
+        channel.recall = leg.recall
     except ParleyError as error:
         await taker.refuse(error.message)
         return

@@ -42,6 +42,7 @@ class Channel:
         self.id = id
         self.paused = False
         self.gone = False
+        self.recall: Callable[[], None] = lambda: None  # has the request go on elsewhere
         self._client = client
         self._held: list[bytes] = []  # frames while it is paused
         self.over = False
@@ -153,6 +154,7 @@ class Client:
     def __init__(self, name: str, remove: Callable[[Client], None]):
         self.name = name
         self.exact = bool(name)
+        self.seat = ""
         self.epoch = secrets.token_hex(8)
         self.full = False  # too much waits
         self.channels: dict[str, Channel] = {}
@@ -248,9 +250,15 @@ class Client:
         while self._sent and (self._sent_size > KEPT or self._sent[0].time < old):
             self._sent_size -= self._sent.popleft().size
 
+    def recall(self) -> None:
+        """Its requests go on elsewhere, as far as they can."""
+        for channel in list(self.channels.values()):
+            channel.recall()
+
     def close(self) -> None:
         """End its connection and its requests."""
         if self._line is not None:
+            self.flush()
             self._line.end()
         if self._lease is not None:
             self._lease.cancel()
@@ -310,12 +318,18 @@ class Results:
         """Where the results of a request go. Raises InUse."""
         return self.client(client).open(id)
 
-    async def serve(self, client: str, sink: Sink, epoch: str = "", number: int | None = None) -> None:
+    async def serve(self, client: str, sink: Sink, epoch: str = "", number: int | None = None, seat: str = "") -> None:
         """Make a connection the client's, and send over it what there is until it is not any more.
 
-        ``number``: see ``Client.attach``.
+        ``number``: see ``Client.attach``. ``seat``: where the coordinator is, the same whenever it is started there; of
+        those that were there before and have no connection, the requests are ended.
         """
-        line, first = self.client(client).attach(sink, epoch, number)
+        known = self.client(client)
+        line, first = known.attach(sink, epoch, number)
+        known.seat = seat
+        for other in list(self.clients.values()):
+            if seat and other.seat == seat and not other.connected:
+                other.close()
         await line.run(first)
 
     def pause(self, client: str, id: str, on: bool) -> bool:
