@@ -81,12 +81,16 @@ class Decode(Leg):
                 self._return()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
-        if not recompute.lost(self.generation.model.engine, outputs):
-            self._recent.append([(number, output) for output in outputs])
-        elif self.outlet.exact:
-            self.outlet.lose()
+        if recompute.lost(self.generation.model.engine, outputs):
+            self.lose()
         else:
-            begin, past = self._begin, [*(self.past or []), *self._recent]
+            self._recent.append([(number, output) for output in outputs])
+
+    def lose(self) -> None:
+        if self.outlet.exact:
+            self.outlet.lose()
+        elif self.past is not None:
+            begin, past = self._begin, [*self.past, *self._recent]
             origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
             self.outlet.retry(begin.path, origin, self._first)
 

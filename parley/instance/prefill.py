@@ -15,7 +15,7 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Headers
 from parley.engine.protocol import Stream
-from parley.errors import EngineDied, ParleyError
+from parley.errors import EngineDied, ParleyError, Stopping
 from parley.instance import handover, recompute
 from parley.instance.heads import LOST, Order
 from parley.instance.outlet import Front
@@ -112,19 +112,23 @@ class Prefill(Leg):
                 output.finish = None
             if self.past:
                 output.cached_tokens = 0  # what is cached now are the tokens of attempts before
-        exchange = self._exchange
         if self._order.here and recompute.lost(self.generation.model.engine, outputs):
-            if self.front.exact:
-                self.front.lose()
-                return
-            past = [*(self.past or []), *self._recent]
-            assert exchange.created is not None
-            origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
-            self.front.retry(exchange.scope["path"], origin, self._first)
+            self.lose()
         elif self._cut or self.front.exact or self._order.here:
             for output in outputs:
                 output.id = ""
             self._recent.append([(number, output) for output in outputs])
+
+    def lose(self) -> None:
+        if not self._order.here or not self.front.answered:
+            return  # the order's own answer says it
+        if self.front.exact:
+            self.front.lose()
+            return
+        exchange, past = self._exchange, [*(self.past or []), *self._recent]
+        assert exchange.created is not None
+        origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
+        self.front.retry(exchange.scope["path"], origin, self._first)
 
     def moved(self) -> None:
         self.front.moved()
@@ -168,7 +172,7 @@ class Prefill(Leg):
         return Answer(503, msgspec.json.encode(told))
 
     def remarks(self, error: ParleyError) -> Headers:
-        return ((LOST, b"engine"),) if self.front.exact and isinstance(error, EngineDied) else ()
+        return ((LOST, b"engine"),) if self.front.exact and isinstance(error, EngineDied | Stopping) else ()
 
     def _records(self) -> list[Batch]:
         recent, self._recent = self._recent, []
