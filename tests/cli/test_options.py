@@ -309,6 +309,5 @@ def test_options_of_a_cluster(tmp_path):
     ):
         with pytest.raises(ConfigError, match="--cluster"):
             options(*wrong)
-    with pytest.raises(ConfigError, match=r"--role.*CPU"):
-        offers(resolve(SERVE, ["--role", "prefill", "--device", "cuda"], {}))
-    assert offers(resolve(SERVE, ["--role", "prefill"], {}))[0].settings.shared
+    (made,) = offers(resolve(SERVE, ["--role", "prefill", "--device", "cuda", "--kv-staging", "3MiB"], {}))
+    assert made.settings.shared and made.settings.staging == 3 << 20
