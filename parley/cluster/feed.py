@@ -36,13 +36,14 @@ class Taker(Protocol):
 
 
 class Feed:
-    """``client``: the coordinator's name. ``attached`` is told whether results can be received; ``stray`` of the id of
-    a request that sends results and that nobody knows."""
+    """``client``: the coordinator's name; ``seat``: where it is. ``attached`` is told whether results can be received;
+    ``stray`` of the id of a request that sends results and that nobody knows."""
 
     def __init__(
         self,
         upstream: Upstream,
         client: str,
+        seat: str,
         attached: Callable[[bool], None],
         stray: Callable[[str], None] = lambda id: None,
         headers: Headers = (),
@@ -51,7 +52,7 @@ class Feed:
         self.connected = False
         self.replaced = False  # another coordinator has taken the place that a plain instance has for one
         self.bytes = 0
-        self._upstream, self._client, self._headers = upstream, client, headers
+        self._upstream, self._client, self._seat, self._headers = upstream, client, seat, headers
         self._attached, self._stray = attached, stray
         self._takers: dict[str, Taker] = {}
         self._up = asyncio.Event()  # as ``connected``
@@ -113,7 +114,7 @@ class Feed:
     async def _live(self) -> str:
         """One connection, from its beginning to its end: why that came. Raises Unreachable."""
         loop = asyncio.get_running_loop()
-        target = b"/dresult?client=%b" % self._client.encode()
+        target = b"/dresult?client=%b&seat=%b" % (self._client.encode(), self._seat.encode())
         self._number += self._reader.number
         self._reader = Reader()
         if self._epoch:

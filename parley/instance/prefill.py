@@ -15,9 +15,9 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Headers
 from parley.engine.protocol import Stream
-from parley.errors import EngineDied, ParleyError, Stopping
+from parley.errors import EngineDied, NotReady, ParleyError, Stopping
 from parley.instance import handover, recompute
-from parley.instance.heads import LOST, Order
+from parley.instance.heads import LOST, UNKNOWN, Order
 from parley.instance.outlet import Front
 from parley.kv.giver import Giver, Refused
 from parley.kv.transport import LinkError
@@ -49,6 +49,7 @@ class Prefill(Leg):
     ):
         self.label = order.id
         self.past = past
+        self.spent = order.spent
         self._prompt = prompt  # where the body does not say it
         self._member = member
         self._exchange = exchange
@@ -74,6 +75,7 @@ class Prefill(Leg):
         self.front.stream = request.stream
         if self._order.here:
             self.front.channel = self._member.node.results.channel(self._order.client, self._order.id)
+            self.front.channel.recall = self.recall
         recompute.restore(works, self._prompt, self.generation.model.info.max_model_len)
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
@@ -124,9 +126,21 @@ class Prefill(Leg):
             return  # the order's own answer says it
         if self.front.exact:
             self.front.lose()
-            return
-        exchange, past = self._exchange, [*(self.past or []), *self._recent]
+        else:
+            self._give_back()
+
+    def recall(self) -> None:
+        """Have it go on elsewhere, for a coordinator that will get no more from here."""
+        if self.front.answered:
+            self._give_back()
+            self.drop()
+        else:
+            self.generation.abort(NotReady(UNKNOWN))
+
+    def _give_back(self) -> None:
+        exchange = self._exchange
         assert exchange.created is not None
+        past = [*(self.past or []), *self._recent]
         origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
         self.front.retry(exchange.scope["path"], origin, self._first)
 

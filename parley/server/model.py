@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from parley import __version__, hub
-from parley.dialects.dialect import Card, Head, Vitals
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Vitals
 from parley.engine.fake import FAKE, FakeEngine
 from parley.engine.local import LocalEngine
 from parley.engine.messages import Progress

@@ -166,7 +166,7 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: s
     elif lost == "its server":
         await decoding.service.drain()
     else:
-        feed = many.coordinator.links.feed(many.coordinator.table.instances[2])
+        feed = many.coordinator.connections.feed(many.coordinator.table.instances[2])
         many.coordinator.table.fault(many.coordinator.table.instances[2])
         feed.fail("It is gone.")
     for answer in await asyncio.gather(*calls):

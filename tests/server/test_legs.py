@@ -13,6 +13,7 @@ import pytest
 from answers import same
 from asked import body, routes
 from pair import CLIENT, HEADERS, UNIQUE, Given, Line, Pair, compare, single
+from served import Connection, request
 
 from parley.instance import decode
 from parley.instance.prefill import Prefill
@@ -259,6 +260,20 @@ async def test_time_goes_on_where_the_request_does(alike) -> None:
     await pair.idle()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_the_time_of_attempts_before_counts(alike, resumed: bool) -> None:
+    """Limits are the client's, for all attempts together; what was computed elsewhere is no excuse."""
+    _, pair = await alike(reply=long)
+    path, body = "/v1/chat/completions", json.dumps(CHAT | {"stream": True, "max_tokens": 50}).encode()
+    whole = await pair.ask(path, body, UNIQUE, HEADERS | {"x-request-timeout": "60", "parley-spent": "20"})
+    assert whole.status == 200 and whole.body.endswith(b"[DONE]\n\n")
+    past = [record for _, record in whole.parts[:3]] if resumed else None
+    late = HEADERS | {"x-request-timeout": "60", "parley-spent": "60001"}
+    given = await pair.ask(path, body, UNIQUE, late, past=past)
+    assert given.status == 408 and b"within the time" in given.body
+    await pair.idle()
+
+
 async def test_a_client_that_does_not_read_stops_its_own_stream_only(alike) -> None:
     _, pair = await alike(reply=long)
     first = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
@@ -268,6 +283,48 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_only(alike) -> N
     assert other.body.endswith(b"[DONE]\n\n") and not first.done()
     pair.members[1].node.results.pause(CLIENT, "r1", False)
     assert (await first).body == other.body
+    await pair.idle()
+
+
+@pytest.mark.parametrize("here", [False, True])
+async def test_who_comes_in_a_coordinators_place_ends_what_it_left(alike, here: bool) -> None:
+    """At once, where it is the same one started again; not where it is another, or the first has just lost its line."""
+    _, pair = await alike(reply=long, tick=0.01, here=here)
+    served, member = (pair.prefill if here else pair.decode), pair.members[0 if here else 1]
+
+    async def line(client: str, seat: str) -> Connection:
+        connection = await served.connect()
+        await connection.send(request("GET", f"/dresult?client={client}&seat={seat}"))
+        assert (await connection.head())[0] == 200
+        await served.until(lambda: client in member.node.results.clients)
+        return connection
+
+    async def leave(connection: Connection, client: str) -> None:
+        connection.close()
+        await served.until(lambda: not member.node.results.clients[client].connected)
+
+    def running(client: str) -> bool:
+        return bool(known := member.node.results.clients.get(client)) and bool(known.channels)
+
+    first = await line("a", "here")
+    orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
+    body = json.dumps(CHAT | {"stream": True, "max_tokens": 1000}).encode()
+    assert (await pair.prefill.call("POST", "/v1/chat/completions", body, HEADERS | orders)).status == 200
+    served.engine.gate.clear()
+    assert running("a")
+    others = [await line("b", "here"), await line("c", "there")]
+    assert running("a")  # it still has its connection
+    await leave(first, "a")
+    first = await line("a", "here")
+    assert running("a")
+    await leave(first, "a")
+    others.append(await line("d", "there"))
+    assert running("a")
+    others.append(await line("e", "here"))
+    assert not running("a")
+    served.engine.gate.set()
+    for each in (first, *others):
+        each.close()
     await pair.idle()
 
 

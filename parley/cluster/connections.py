@@ -25,12 +25,14 @@ SOON = 10.0  # seconds that an instance may take to answer a command
 JSON = [(b"content-type", b"application/json")]
 
 
-class Links:
-    """``context``: for instances behind https. ``secret``: the header that shows an instance who speaks to it; never
+class Connections:
+    """``seat``: says where the coordinator is; what one that was there before left behind at instances is nobody's.
+    ``context``: for instances behind https. ``secret``: the header that shows an instance who speaks to it; never
     part of what is said for a client, but of orders."""
 
-    def __init__(self, table: Table, options: Options, context: ssl.SSLContext | None = None):
+    def __init__(self, table: Table, options: Options, seat: str, context: ssl.SSLContext | None = None):
         self.name = draw().hex()  # under which instances keep results for this coordinator
+        self._seat = seat
         self._table = table
         self._context = context
         self.secret = [(b"parley-secret", options.secret.encode())] if options.secret else []
@@ -122,6 +124,7 @@ class Links:
             feed = Feed(
                 self.upstream(instance),
                 self.name,
+                self._seat,
                 lambda connected: self._attached(instance, connected),
                 lambda id: self.halt(instance, id),
                 self.secret,
