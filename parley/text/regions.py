@@ -96,7 +96,7 @@ class Regions:
     # Each state reads on from ``_at`` and returns whether another state has to go on; False: more text is needed.
 
     def _beginning(self) -> bool:
-        """The answer may begin with a reasoning block, the mark of one that was begun, or the end of one that is none."""
+        """The answer may begin with reasoning, with the mark of what was begun, or with the end of what was not."""
         assert self._think is not None
         self._skip_newlines()
         following = (Regions._reasoning, Regions._opening)
