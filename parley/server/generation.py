@@ -33,6 +33,7 @@ UNANSWERED = "The engine ended this request without an answer."
 class Branch:
     """One prompt of a request, in the engine's hands. Outputs are held until the scores that precede them are there.
 
+    ``length``: in tokens, until it has been counted how many of them were found in the prefix cache.
     ``ranking``: of its choices only the best are given.
     """
 
@@ -41,6 +42,7 @@ class Branch:
     stream: Stream
     choices: list[Choice] | list[Pooled]
     scores_due: bool
+    length: int
     ranking: Ranking | None = None
     held: list[Output] = field(default_factory=list)
 
@@ -271,8 +273,9 @@ class Generation:
         choices = drafted if request.pooling is None else [Pooled(number, len(work.token_ids))]
         due = request.want.prompt_logprobs is not None
         ranking = Ranking(drafted, first, request.n) if request.best_of is not None else None
-        self._branches.append(Branch(number, prepared, self._model.engine.submit(work), choices, due, ranking))
-        self.usage.prompt_tokens += len(work.token_ids)
+        stream, length = self._model.engine.submit(work), len(work.token_ids)
+        self._branches.append(Branch(number, prepared, stream, choices, due, length, ranking))
+        self.usage.prompt_tokens += length
         text = tokenizer.decode(work.token_ids, False) if request.want.text else None
         self._fresh.append(Accepted(number, work.token_ids, work.seed, text))
         if request.want.echo and not due:
@@ -284,6 +287,9 @@ class Generation:
         self._queue.put_nowait((branch, []))
 
     def _take(self, branch: Branch, outputs: list[Output]) -> list[Event]:
+        if branch.length and outputs and outputs[0].finish != "error":
+            self._tally.found(outputs[0].cached_tokens, branch.length)
+            branch.length = 0
         if self._leg is not None:
             self._leg.took(branch.number, outputs)
         return self._render(branch, outputs)
