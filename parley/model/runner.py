@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
-from parley.core.speculation import Proposer
+from parley.core.sequence import BLOCK_SIZE, Proposer, Row, Sampled, Sequence, Step
 from parley.model import lora
 from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV

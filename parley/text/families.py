@@ -197,6 +197,21 @@ CALLS = (
         (("<minimax:tool_call>",),),
     ),
     Calls(
+        "minicpm5",
+        (
+            Form(
+                "tags",
+                each=('<function name="',),
+                head=('">',),
+                key=('<param name="', '">'),
+                value=("", "</param>"),
+                verbatim=("<![CDATA[", "]]>"),
+                after=("</function>",),
+            ),
+        ),
+        (('<function name="', '<param name="'),),
+    ),
+    Calls(
         "step3",
         (
             _invokes(
@@ -379,7 +394,7 @@ THOUGHTS = (
         (("<think>",), ("</think>",)),
         aliases=(
             "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47", "holo2", "hy_v3", "kimi_k2",
-            "mimo", "minimax_m2", "nemotron_v3", "olmo3", "poolside_v1", "step3", "step3p5", "think",
+            "mimo", "minicpm5", "minimax_m2", "nemotron_v3", "olmo3", "poolside_v1", "step3", "step3p5", "think",
         ),
     ),
 )  # fmt: skip
