@@ -470,7 +470,8 @@ class Region(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Arena(msgspec.Struct, frozen=True):
-    """The KV cache as memory that other processes of the same user can open, at ``/proc/{pid}/fd/{fd}``.
+    """The KV cache, or where its pages are staged, as memory that other processes of the same user can open, at
+    ``/proc/{pid}/fd/{fd}``.
 
     Of ``pages`` pages each lies in all ``regions``. ``layout``: a fingerprint of all that decides what the bytes of a
     page are for given tokens; a page's bytes mean the same in every arena with the same one.
@@ -535,6 +536,7 @@ class Settings(msgspec.Struct, kw_only=True):
     max_adapters: int = 8  # that are in memory at once
     max_rank: int = 256  # of an adapter
     shared: bool = False  # pages of the KV cache lie where other processes can open them
+    staging: int | None = None  # bytes of host memory in which they do if not in the cache; None: see model.memory
     costs: str = ""  # file of a cost model, by which steps take their time and compute nothing
 
     @property

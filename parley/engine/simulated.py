@@ -184,7 +184,7 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
         filled=lambda id, pages: send(Filled(id, pages)),
     )
     send(Ready(_info(costs, loop)))
-    serve(loop, delivered, send)
+    serve(loop, loop.holds, delivered, send)
 
 
 def _info(costs: Costs, loop: Loop) -> ModelInfo:

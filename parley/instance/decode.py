@@ -44,6 +44,7 @@ class Decode(Leg):
         self._recent: list[Batch] = []  # not recorded yet, which in the plain manner none is
         self._first: Work
         self._keys: dict[int, str] = {}  # of what is reserved, by the number of the work that it is for
+        self._wanted: dict[int, int] = {}  # how many pages of it are to be filled, until all are
         self._starting: set[int] = set()  # works that have not attached to it
         self._landed = 0.0  # when a page has, by the event loop's clock
         self._accepted = self._returned = self._recalled = False
@@ -70,6 +71,8 @@ class Decode(Leg):
         if self._recalled:
             self.recall()
         await self._pages()
+        if self._wanted:
+            self._member.spawn(self._forgo())
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens, attempt)
             work.begun = True
@@ -135,10 +138,14 @@ class Decode(Leg):
             if reserved.error:
                 raise Overloaded(reserved.error)
             wants.append((reserved.skip, reserved.pages))
+            if reserved.pages:
+                self._wanted[number] = len(reserved.pages)
         return wants
 
     def _land(self, part: int, count: int) -> None:
         self._landed = asyncio.get_running_loop().time()
+        if count == self._wanted.get(part):
+            del self._wanted[part]
         self.generation.model.engine.landed(self._keys[part], count)
 
     async def _pages(self) -> None:
@@ -152,6 +159,12 @@ class Decode(Leg):
             except TimeoutError:
                 if clock() - self._landed > PATIENCE:
                     return
+
+    async def _forgo(self) -> None:
+        """Keep no room for pages that do not come, as soon as that is sure: their own request may need it to begin."""
+        await self._taker.settled()
+        for number in self._wanted:
+            self.generation.model.engine.free(self._keys[number])
 
     def _return(self) -> None:
         """Reserve nothing any more, once nobody writes into it."""

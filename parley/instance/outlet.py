@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
+from parley.instance.channel import Channel, Gone
 from parley.instance.handover import record
 from parley.instance.heads import Order
 from parley.instance.recompute import Origin, write
-from parley.instance.results import Channel, Gone
 from parley.server.cycle import Cycle
 from parley.server.leg import Batch
 from parley.server.respond import ClientGone

@@ -26,6 +26,7 @@ class Reader:
     blocks = 0
     generates = False
     proposer: Proposer | None = None
+    staging = None
 
     def __init__(self, encoder: Encoder, recipe: Recipe, *, max_model_len: int):
         self.encoder = encoder

@@ -110,10 +110,12 @@ def copy(source: ModelInfo, target: ModelInfo, pages: list[int], into: list[int]
         theirs.close()
 
 
-async def pair(folder: Path, **settings) -> list[Engine]:
+async def pair(folder: Path, staging: tuple[int | None, int | None] = (None, None), **settings) -> list[Engine]:
     engines: list[Engine] = []
-    for memory in (4 << 20, 3 << 20):
-        options = Settings(model=str(folder), kv_memory=memory, shared=True, threads=1, max_batch=8, **settings)
+    for memory, apart in zip((4 << 20, 3 << 20), staging, strict=True):
+        options = Settings(
+            model=str(folder), kv_memory=memory, shared=True, staging=apart, threads=1, max_batch=8, **settings
+        )
         engines.append(LocalEngine(options))
         await engines[-1].start()
         await engines[-1].ready()
@@ -128,13 +130,22 @@ async def settled(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "kv", "adapted"),
-    [("mistral", "auto", False), ("gemma3", "int8", False), ("llama", "auto", True), ("gpt2", "auto", False)],
+    ("architecture", "kv", "adapted", "staging"),
+    [
+        ("mistral", "auto", False, (None, None)),
+        ("gemma3", "int8", False, (None, None)),
+        ("llama", "auto", True, (None, None)),
+        ("gpt2", "auto", False, (None, None)),
+        ("mistral", "auto", False, (1 << 20, None)),
+        ("gemma3", "int8", False, (1 << 20, 1 << 20)),
+        ("llama", "auto", True, (1 << 20, 1 << 20)),
+        ("gpt2", "auto", False, (None, 1 << 20)),
+    ],
 )
-async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, tmp_path):
+async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, staging, tmp_path):
     folder, length = models.model(architecture), 91
     adapters = {"a": str(write_adapter(tmp_path, folder, 5))} if adapted else {}
-    first, second = await pair(folder, kv_dtype=kv, adapters=adapters)
+    first, second = await pair(folder, staging, kv_dtype=kv, adapters=adapters)
     adapter = "a" if adapted else ""
     try:
         work = Work("alone", prompt(length), 24, EXACT, seed=3, n=2, logprobs=1, salt="s", adapter=adapter)
