@@ -75,6 +75,7 @@ class Decode(Leg):
             self._member.spawn(self._forgo())
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens, attempt)
+            work.begun = True
 
     def submitted(self, streams: list[Stream]) -> None:
         self._starting = set(self._keys)

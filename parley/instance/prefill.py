@@ -80,6 +80,7 @@ class Prefill(Leg):
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
             handover.resume(work, tokens[number], attempt)
+            work.begun = self.past is not None
         self._first = works[0]
         if self._order.here or request.pooling is not None:
             if self.front.exact:

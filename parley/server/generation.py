@@ -248,6 +248,7 @@ class Generation:
         self._queue.put_nowait((branch, []))
 
     def _take(self, branch: Branch, outputs: list[Output]) -> list[Event]:
+        branch.count(outputs)
         if self._leg is not None:
             self._leg.took(branch.number, outputs)
         return self._render(branch, outputs)
