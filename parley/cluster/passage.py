@@ -173,7 +173,11 @@ class Passage:
 
     def _wait_for_first(self) -> None:
         """Time runs out when the first token is due, unless the client has got it."""
-        self._timer.reschedule(self._due if self._splice.sent else min(self._due, self._soon))
+        self._wait_until(self._due if self._splice.sent else min(self._due, self._soon))
+
+    def _wait_until(self, due: float) -> None:
+        if due != self._timer.when():  # mostly it is: a timer costs as much as choosing does
+            self._timer.reschedule(due)
 
     def _spent(self) -> float:
         """Seconds since the client asked: its limits are for all attempts together."""
@@ -248,7 +252,7 @@ class Passage:
         try:
             upstream = self._connections.upstream(p)
             answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._asked)
-            self._timer.reschedule(self._due)
+            self._wait_until(self._due)
         except Unreachable:
             self._busy = ()
             self._choice.table.fault(p, words.NO_CONNECTION)

@@ -105,8 +105,9 @@ def look(body: bytes, rate: float = RATE) -> Look:
     length = _length(prompt, rate) + int(len(tools) / rate)
     digest = hashlib.blake2b(salt, digest_size=6)
     marks, at, each = [], 0, length / len(text) if text else 0.0
+    view = memoryview(text)
     for mark in MARKS[: bisect_right(MARKS, len(text))]:
-        digest.update(memoryview(text)[at:mark])
+        digest.update(view[at:mark])
         marks.append(Mark(int(mark * each), int.from_bytes(digest.copy().digest())))
         at = mark
     return Look(_name(bytes(found.model)), length, marks, bytes(found.messages))
