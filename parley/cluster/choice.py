@@ -14,11 +14,11 @@ from typing import Any
 from parley.cluster import words
 from parley.cluster.config import Options
 from parley.cluster.load import Charge
-from parley.cluster.pace import ewma
 from parley.cluster.policy import CacheAffinity, LoadBalance, Pair, Policy, Sight, Turn, Wanted
 from parley.cluster.predicted import Predicted, crowded
 from parley.cluster.table import Instance, News, Table
 from parley.cluster.tally import Tally
+from parley.cluster.trend import ewma
 
 
 class Refused(Exception):
@@ -198,7 +198,9 @@ class Choice:
                         each.future.result().end(False)
                     raise
         except TimeoutError:
-            raise (self._refused(429, words.TOO_MANY, 1.0) if late else self._refused(408, words.LATE)) from None
+            if late and not wanted.attempt:
+                raise self._refused(429, words.TOO_MANY, 1.0) from None
+            raise self._refused(408, words.LATE_END if late else words.LATE) from None
         finally:
             if each in self._queue:
                 self._queue.remove(each)

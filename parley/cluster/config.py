@@ -97,6 +97,7 @@ class Options:
     recovery_timeout: float = entry(SECONDS, 30.0, "How long one that lost its instance may wait for another.")
     first_token_timeout: float = entry(SECONDS, 600.0, "From there to the first token.")
     infer_timeout: float = entry(SECONDS, 600.0, "For a request as a whole.")
+    tokenizer_timeout: float = entry(SECONDS, 300.0, "For a text to be made tokens of, where a client asks for that.")
     string_token_rate: float = entry(number(0.01, 1000), 4.02, "Characters of a token, by which lengths are judged.")
     max_schedule_count: int = entry(integer(1, 90_000), 10_000, "Requests that may wait to be given to instances.")
     max_res_num: int = entry(integer(1, 5000), 5000, "Instances.")

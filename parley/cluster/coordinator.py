@@ -21,11 +21,11 @@ from starlette.types import ASGIApp
 from parley import __version__
 from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
+from parley.cluster.connections import Connections
 from parley.cluster.controller import Controller
 from parley.cluster.desk import Asked
 from parley.cluster.front import Front, application
 from parley.cluster.health import Health
-from parley.cluster.links import Links
 from parley.cluster.management import Management
 from parley.cluster.metrics import Metrics
 from parley.cluster.status import Status
@@ -63,19 +63,19 @@ class Coordinator:
         self.options = options
         self.table = Table(options)
         self.choice = Choice(self.table)
-        self.links = Links(self.table, options, towards(options.tls))
-        self.health = Health(self.table, self.links.ask)
-        self.controller = Controller(self.table, self.choice, self.links.ask)
+        self.connections = Connections(self.table, options, towards(options.tls))
+        self.health = Health(self.table, self.connections.ask)
+        self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
         management = Management(self.table, self.choice, hosts.get("management", host))
-        self.metrics = Metrics(self.table, self.choice, self.links.ask, hosts.get("metrics", host))
+        self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, management, hosts.get("status", host))
         most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
         served = replace(port_options(options, host), access_log=access_log, connections=most)
         self.front = Front(
             self.choice,
-            self.links,
+            self.connections,
             self._page,
             universal(),
             served,
@@ -106,7 +106,7 @@ class Coordinator:
         except OSError as error:
             banner.say(f"parley: {error}")
             return 1
-        self.links.start()
+        self.connections.start()
         self.health.start()
         self.controller.start()
         serving = asyncio.create_task(self._serve())
@@ -125,7 +125,7 @@ class Coordinator:
                 await self._rpc.stop(LOOK)
             await self.controller.close()
             await self.health.close()
-            await self.links.stop()
+            await self.connections.stop()
             for number in SIGNALS if signals else ():
                 loop.remove_signal_handler(number)
         return 128 + self._signals[1] if len(self._signals) > 1 else 0

@@ -18,8 +18,8 @@ from parley import __version__
 from parley.cluster import relay, sums, words
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
+from parley.cluster.connections import Connections
 from parley.cluster.form import wrong
-from parley.cluster.links import Links
 from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
 from parley.cluster.paths import Path, Paths
@@ -29,7 +29,7 @@ from parley.dialects.dialect import Answer, Head, Kind, Reply
 from parley.errors import NotAllowed, NotFound, ParleyError
 from parley.instance.prefix import Look, look
 from parley.server.auth import Gate, Keys
-from parley.server.limits import REFUSED
+from parley.server.limits import NUMBER, REFUSED
 from parley.server.logs import access
 from parley.server.options import ServerOptions
 from parley.server.port import crossed
@@ -50,7 +50,7 @@ class Front:
     def __init__(
         self,
         choice: Choice,
-        links: Links,
+        connections: Connections,
         page: Callable[[], Awaitable[bytes]],
         surfaces: Sequence[Surface],
         options: ServerOptions,
@@ -61,7 +61,7 @@ class Front:
         self.stopping = False  # no more are taken
         self.held = 0  # bytes of bodies
         self._labels: set[bytes] = set()  # names that clients have given to open requests
-        self._choice, self._links, self._page = choice, links, page
+        self._choice, self._connections, self._page = choice, connections, page
         self._options, self._memory, self._strict = options, memory, strict
         self._paths = Paths(surfaces)
         self._gate = Gate(options.host, options.hosts, options.cors, Keys(()))
@@ -81,6 +81,10 @@ class Front:
             if REFUSED in scope:
                 raise scope[REFUSED]
             self._gate.check(caller.headers)
+            most = self._choice.options.max_requests
+            if self._strict and scope[NUMBER] > most:
+                await self._close(caller, 429, words.OVERUSED.format(most))
+                return
             if path is None:
                 assert missing is not None
                 raise missing
@@ -110,8 +114,7 @@ class Front:
         try:
             strict = self._strict or caller.dialect.name.startswith("mindie")
             if strict and isinstance(error, NotFound | NotAllowed):
-                extra = ((b"connection", b"close"),)
-                await caller.answer(words.plain(words.UNKNOWN), 400, b"text/plain; charset=utf-8", extra)
+                await self._close(caller, 400, words.UNKNOWN)
                 return
             told = words.documented(error, caller.dialect, strict)
             if told is not None:
@@ -121,6 +124,10 @@ class Front:
             await caller.refuse(error, ((b"allow", allowed.encode()),) if allowed else ())
         except ClientGone:
             caller.abort()
+
+    async def _close(self, caller: Caller, status: int, text: str) -> None:
+        """Refuse in the documented words, and take no more from this connection. Raises ClientGone."""
+        await caller.answer(words.plain(text), status, words.TEXT, ((b"connection", b"close"),))
 
     # -- who answers
 
@@ -139,17 +146,24 @@ class Front:
         body = await caller.body() if body is None else body
         usable = self._usable()
         if kind == "count" and caller.scope["method"] != "HEAD":
-            work = relay.joined(self._links, caller, usable, body, sums.add)
+            work = relay.joined(self._connections, caller, usable, body, sums.add)
         elif kind == "models" and caller.scope["method"] != "HEAD" and len({each.models for each in usable}) > 1:
-            work = relay.joined(self._links, caller, usable, body, sums.unite)
+            work = relay.joined(self._connections, caller, usable, body, sums.unite)
         elif kind == "halt":
-            work = relay.some(self._links, caller, usable, body)
+            work = relay.some(self._connections, caller, usable, body)
         elif kind in EVERYBODY or (kind == "endpoint" and caller.scope["method"] not in ("GET", "HEAD")):
-            work = relay.every(self._links, caller, usable, body)
+            work = relay.every(self._connections, caller, usable, body)
         else:
             able = await self._holding(path, caller, body, usable)
-            work = relay.one(self._links, caller, self._idlest(able), body)
-        await caller.while_connected(work)
+            work = relay.one(self._connections, caller, self._idlest(able), body)
+        patience = self._choice.options.tokenizer_timeout if kind == "tokenize" else None
+        try:
+            async with asyncio.timeout(patience):
+                await caller.while_connected(work)
+        except TimeoutError:
+            if caller.status:
+                raise ClientGone from None
+            raise words.refusal(408, words.LATE_TOKENS) from None
 
     async def _own(self, kind: Kind, path: Path, caller: Caller) -> bool:
         """Answer what is asked of the coordinator itself. False if it is not."""
@@ -225,7 +239,7 @@ class Front:
         try:
             wanted = await self._wanted(path, caller, body)
             closing = partial(self._closing, path, caller, body)
-            passage = Passage(self._choice, self._links, caller, body, wanted, closing)
+            passage = Passage(self._choice, self._connections, caller, body, wanted, closing)
             await caller.while_connected(passage.run())
         except ParleyError:
             caller.dialect = path.pick(body)[1]  # now it has to be known

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from parley.cluster.pace import Line
+from parley.cluster.trend import Trend
 
 if TYPE_CHECKING:
     from parley.cluster.table import Instance
@@ -33,9 +33,9 @@ class Side:
         self.job = job  # prefill or decode
         self.slots = self.blocks = self.tokens = 0
         self.lengths: list[int] = []  # ascending
-        self.pace = Line(flat=job == "decode")  # to a first token over tokens ahead of it; decode: of a hand-over
+        self.pace = Trend(flat=job == "decode")  # to a first token over tokens ahead of it; decode: of a hand-over
         self.cadence = 0.0  # decode: seconds of a token
-        self.rhythm = Line(flat=True)  # decode: the same over the requests that are here
+        self.rhythm = Trend(flat=True)  # decode: the same over the requests that are here
         self.stay = 0.0  # decode: seconds that a request is here
         self._asked = self._since = 0.0  # tokens that came since then
 

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from parley.cluster import answers, relay, words
 from parley.cluster.answers import BadAnswer, First
 from parley.cluster.caller import Caller, returned
 from parley.cluster.choice import Choice, Chosen, Refused
 from parley.cluster.config import Options
-from parley.cluster.links import Links
+from parley.cluster.connections import Connections
 from parley.cluster.outflow import Outflow
 from parley.cluster.policy import Wanted
 from parley.cluster.table import Instance
@@ -69,7 +70,7 @@ class Passage:
     def __init__(
         self,
         choice: Choice,
-        links: Links,
+        connections: Connections,
         caller: Caller,
         body: bytes,
         wanted: Wanted,
@@ -78,7 +79,7 @@ class Passage:
         self.caller = caller
         self.options: Options = choice.options
         self.attempts = 0
-        self._choice, self._links = choice, links
+        self._choice, self._connections = choice, connections
         self._wanted, self._closing = wanted, closing
         self._body: Sequence[bytes] = (body,)
         self._target = caller.target
@@ -91,6 +92,7 @@ class Passage:
         self._told: Response | None = None  # what the last P said that took no request
         self._timer: asyncio.Timeout  # first until P answers, then until all is over
         self._due = 0.0
+        self._soon = inf  # when the first token is due: known once P was asked
         self._recomputes = 0
         self._records: list[bytes] = []  # what stands behind what the client has got
         self._exact = True  # all of that is known
@@ -182,24 +184,33 @@ class Passage:
 
     async def _choose(self) -> Chosen:
         """Instances for an attempt. Raises ParleyError."""
-        wanted = self._wanted
-        if self.attempts:
-            self._timer.reschedule(self._due)
-            wanted = replace(wanted, avoid=self._avoid, attempt=self.attempts)
+        wanted, again = self._wanted, self.attempts + self._recomputes
+        if again:
+            self._wait_for_first()
+            left = None if wanted.deadline is None else max(0.0, wanted.deadline - self._spent())
+            wanted = replace(wanted, avoid=self._avoid, attempt=again, deadline=left)
         try:
             return await self._choice.choose(wanted)
         except Refused as refused:
             raise words.refusal(refused.status, refused.text, refused.retry_after) from None
 
+    def _wait_for_first(self) -> None:
+        """Time runs out when the first token is due, unless the client has got it."""
+        self._timer.reschedule(self._due if self._sent else min(self._due, self._soon))
+
+    def _spent(self) -> float:
+        """Seconds since the client asked: its limits are for all attempts together."""
+        return time.perf_counter() - self.caller.arrived
+
     async def _whole(self, instance: Instance) -> None:
         """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
         if self._sent:
             raise Failed(500, words.D_FAILED, instance, final=True)
-        await relay.one(self._links, self.caller, instance, b"".join(self._body))
+        await relay.one(self._connections, self.caller, instance, b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
-        feed = self._links.feed(chosen.d)
+        feed = self._connections.feed(chosen.d)
         if not self._recomputes:  # which keep the id
             self._id = str(int.from_bytes(draw()[:8]))
         if not self._sent:
@@ -213,9 +224,12 @@ class Passage:
         feed.open(self._id, self)
         try:
             first = await self._ask(chosen)
+            if first is None:
+                self._busy = ()
+                return
             chosen.first()
             self._exact = self._exact and first.exact and feed.exact
-            self._out.hold = partial(self._links.flow, chosen.d, self._id) if self._exact else None
+            self._out.hold = partial(self._connections.flow, chosen.d, self._id) if self._exact else None
             if not self._begin(first):
                 self._busy = (chosen.d,)
                 self._flush()
@@ -228,22 +242,23 @@ class Passage:
     def _halt(self) -> None:
         """Stop it wherever it may be running."""
         for instance in self._busy:
-            self._links.halt(instance, self._id, self._wanted.model)
+            self._connections.halt(instance, self._id, self._wanted.model)
         self._busy = ()
 
-    async def _ask(self, chosen: Chosen) -> First:
-        """P's answer. Raises Failed."""
+    async def _ask(self, chosen: Chosen) -> First | None:
+        """P's answer; None if D has given all of one in one piece before. Raises Failed."""
         p, d = chosen.p, chosen.d
         given = handover.join(self._records) if self._sent and self._records else b""
         headers = [
             *self._headers,
-            *self._links.secret,
+            *self._connections.secret,
             (b"req-id", self._id.encode()),
             (b"req-type", b"prefill"),
-            *_target(p, d, self._links),
-            (b"parley-results", self._links.name.encode()),
+            *_target(p, d, self._connections),
+            (b"parley-results", self._connections.name.encode()),
             (b"parley-id", self.caller.unique.encode()),
             (b"parley-created", self._created),
+            (b"parley-spent", b"%d" % (1000 * self._spent())),
         ]
         if given:
             headers.append((b"parley-given", b"%d" % len(given)))
@@ -251,10 +266,11 @@ class Passage:
             headers.append((b"is-recompute", b"true"))
         body = (given, *self._body) if given else self._body
         self._busy = (p, d) if chosen.separate else (p,)
-        soon = asyncio.get_running_loop().time() + self.options.first_token_timeout
-        self._timer.reschedule(min(self._due, soon))
+        if self._soon == inf:
+            self._soon = asyncio.get_running_loop().time() + self.options.first_token_timeout
+        self._wait_for_first()
         try:
-            upstream = self._links.upstream(p)
+            upstream = self._connections.upstream(p)
             answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._began_to_ask)
             self._timer.reschedule(self._due)
         except Unreachable:
@@ -262,9 +278,14 @@ class Passage:
             self._choice.table.fault(p, words.NO_CONNECTION)
             raise Failed(500, words.NO_CONNECTION, p) from None
         except Broken as broken:
-            if self._done.done():  # D is lost, and P was not waited for
+            if self._done.done():  # P was not waited for: D is lost, or has answered
                 await self._done
-            raise Failed(500, words.UNREAD if broken.begun else words.P_FAILED, p) from None
+                return None
+            text = words.P_FAILED if broken.left else words.UNASKED if broken.unsent else words.UNREAD
+            raise Failed(500, text, p) from None
+        if self._early is None:
+            await self._done
+            return None
         if answer.status != 200:
             self._busy = ()
             raise _refused(chosen, answer)
@@ -312,6 +333,8 @@ class Passage:
             self._early_size += len(frame.payload)
             if self._early_size > EARLY:
                 self._fail(Failed(500, words.D_FAILED, self._chosen.d))
+            elif frame.kind == "lastData" and any(each.kind == "head" for each in self._early):
+                self._overtake()
             return
         if self._done.done():
             return
@@ -340,6 +363,13 @@ class Passage:
         elif kind == "retry":
             self._busy = ()
             self._fail(Recompute(frame.payload))
+
+    def _overtake(self) -> None:
+        """D has sent an answer in one piece, which has nothing of P's: it goes out, whatever becomes of P."""
+        self._stream = False
+        self._flush()
+        if self._asking is not None:
+            self._asking.give_up("The answer is complete.")
 
     def lost(self, reason: str) -> None:
         """D's results are."""
@@ -404,13 +434,14 @@ def _refused(chosen: Chosen, answer: Response) -> Failed:
     if any(name == LOST for name, _ in answer.headers):
         chosen.p.loaded = False  # until its status says that there is another engine
         return Failed(answer.status, words.P_FAILED, chosen.p)
-    return Failed(answer.status, words.P_FAILED, chosen.p, answer=answer, final=answer.status not in (429, 503))
+    text = words.LATE_END if answer.status == 408 else words.P_FAILED
+    return Failed(answer.status, text, chosen.p, answer=answer, final=answer.status not in (429, 503))
 
 
-def _target(p: Instance, d: Instance, links: Links) -> list[tuple[bytes, bytes]]:
+def _target(p: Instance, d: Instance, connections: Connections) -> list[tuple[bytes, bytes]]:
     """Where P finds D."""
     if p is d and p.extended:
         return [(b"d-target", b"self")]
-    target = d.peer or links.upstream(d).host
+    target = d.peer or connections.upstream(d).host
     port = target.partition(";")[2]
     return [(b"d-target", target.encode()), *([(b"d-port", port.encode())] if port else [])]

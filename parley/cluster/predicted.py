@@ -78,9 +78,9 @@ def _short(sight: Sight, d: Instance, pair: Pair) -> bool:
     On D it stands in the way of each stream there, and of one more that may come; where it is apart it waits for P and
     is moved. Without measurements of both nothing is called short.
     """
-    line = d.prefill.pace if d.prefill.pace.seen else pair.p.prefill.pace
-    computed = line.predict(sight.asked(d).tokens)
-    queue = line.predict(sight.asked(d).tokens + d.prefill.tokens)
+    trend = d.prefill.pace if d.prefill.pace.seen else pair.p.prefill.pace
+    computed = trend.predict(sight.asked(d).tokens)
+    queue = trend.predict(sight.asked(d).tokens + d.prefill.tokens)
     moved = pair.d.decode.pace.predict(sight.asked(pair.d).tokens)
     if computed is None or queue is None or moved is None:
         return False
@@ -93,14 +93,14 @@ def foresee(sight: Sight, instance: Instance) -> tuple[float | None, float]:
     One that is new is judged by what it says of its speed, or else as if it were like one of the others.
     """
     side, own = instance.prefill, max(1, sight.asked(instance).tokens)
-    line, rate = side.pace, instance.prefill_rate
-    if not line.seen and rate > 0:
+    trend, rate = side.pace, instance.prefill_rate
+    if not trend.seen and rate > 0:
         return (own + side.tokens) / rate, side.tokens / rate
-    if not line.seen:
-        line = next((each.prefill.pace for each in sight.usable if each.prefill.pace.seen), line)
-    if not line.seen:
+    if not trend.seen:
+        trend = next((each.prefill.pace for each in sight.usable if each.prefill.pace.seen), trend)
+    if not trend.seen:
         return None, 0.0
-    a, b = line.fit()
+    a, b = trend.fit()
     return a + b * (own + side.tokens), b * side.tokens
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from parley.cluster import words
 from parley.cluster.caller import Caller, returned
-from parley.cluster.links import Links
+from parley.cluster.connections import Connections
 from parley.cluster.table import Instance
 from parley.cluster.upstream import Broken, Connection, Response, Unreachable
 
@@ -56,10 +56,10 @@ class Pipe:
             self.done.set_result(None)
 
 
-async def one(links: Links, caller: Caller, instance: Instance, body: bytes) -> None:
+async def one(connections: Connections, caller: Caller, instance: Instance, body: bytes) -> None:
     """Give the client what one instance answers. Raises ParleyError as long as nothing was sent; after that the
     client's connection is cut."""
-    upstream = links.upstream(instance)
+    upstream = connections.upstream(instance)
     method, headers = caller.scope["method"].encode(), caller.forwarded()
     parts = upstream.request(method, caller.target, headers, (body,) if body else ())
     while True:
@@ -84,27 +84,31 @@ async def one(links: Links, caller: Caller, instance: Instance, body: bytes) -> 
                 connection.abort()
 
 
-async def every(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
+async def every(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> None:
     """Have all instances do it, and give the client the answer of the first that refused, or else of the first. Raises
     ParleyError."""
-    told = await _asked(links, caller, instances, body)
+    told = await _asked(connections, caller, instances, body)
     if len(told) < len(instances):
         raise words.refusal(500, words.UNSENT)
     caller.whole(*next((each for each in told if each.status >= 400), told[0]))
 
 
-async def some(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> None:
+async def some(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> None:
     """Have those do it that can: the answer of the first that did, or else of the first. Raises ParleyError."""
-    told = await _asked(links, caller, instances, body)
+    told = await _asked(connections, caller, instances, body)
     caller.whole(*next((each for each in told if each.status < 400), told[0]))
 
 
 async def joined(
-    links: Links, caller: Caller, instances: list[Instance], body: bytes, join: Callable[[Iterable[bytes]], bytes]
+    connections: Connections,
+    caller: Caller,
+    instances: list[Instance],
+    body: bytes,
+    join: Callable[[Iterable[bytes]], bytes],
 ) -> None:
     """Give the client what all instances say, joined to one page; or what the first says if none says it. Raises
     ParleyError."""
-    told = await _asked(links, caller, instances, body)
+    told = await _asked(connections, caller, instances, body)
     pages = [each for each in told if each.status == 200]
     try:
         caller.whole(*(pages[0]._replace(body=join(each.body for each in pages)) if pages else told[0]))
@@ -112,10 +116,12 @@ async def joined(
         raise words.refusal(500, words.UNSENT) from None
 
 
-async def _asked(links: Links, caller: Caller, instances: list[Instance], body: bytes) -> list[Response]:
+async def _asked(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> list[Response]:
     """What those answer that can be asked, one at least. Raises ParleyError."""
     method, headers = caller.scope["method"].encode(), caller.forwarded()
-    asked = (links.upstream(each).ask(method, caller.target, headers, (body,) if body else ()) for each in instances)
+    asked = (
+        connections.upstream(each).ask(method, caller.target, headers, (body,) if body else ()) for each in instances
+    )
     told = await asyncio.gather(*asked, return_exceptions=True)
     answers = [each for each in told if isinstance(each, Response)]
     if not answers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.cluster.pace import ewma
+from parley.cluster.trend import ewma
 from parley.server.metrics import FIRST_TOKEN, PER_TOKEN
 from parley.server.series import Count, Distribution
 

@@ -31,11 +31,12 @@ class Unreachable(Exception):
 
 
 class Broken(Exception):
-    """The connection ended, or what came was no HTTP, before the answer was complete. ``begun``: a part had come."""
+    """The connection ended, or what came was no HTTP, before the answer was complete. ``begun``: a part had come;
+    ``unsent``: a part of the request had not gone out; ``left``: nobody here waited any longer."""
 
-    def __init__(self, message: str, *, begun: bool = False):
+    def __init__(self, message: str, *, begun: bool = False, unsent: bool = False, left: bool = False):
         super().__init__(message)
-        self.begun = begun
+        self.begun, self.unsent, self.left = begun, unsent, left
 
 
 class Sink(Protocol):
@@ -68,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._bodiless = self._endless = self._begun = False
         self._paused = False
+        self._unsent = False  # what was written waits for the other side to read
 
     def send(self, parts: Sequence[bytes], sink: Sink, *, bodiless: bool = False) -> None:
         """Write a request whose answer goes to ``sink``. ``bodiless``: that has a head only."""
@@ -83,12 +85,12 @@ class Connection(asyncio.Protocol):
         self._sink = None
         self.transport.abort()
 
-    def fail(self, message: str) -> None:
-        """Close it at once: its answer does not come any more."""
+    def fail(self, message: str, *, left: bool = True) -> None:
+        """Close it at once: its answer does not come any more, or (``left``) is not waited for."""
         sink, self._sink = self._sink, None
         self.transport.abort()
         if sink is not None:
-            sink.end(Broken(message, begun=self._begun))
+            sink.end(Broken(message, begun=self._begun, left=left))
 
     def pause(self, on: bool) -> None:
         """Read no further for now, or again."""
@@ -105,10 +107,16 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.fail("What it answered is no HTTP.")
+            self.fail("What it answered is no HTTP.", left=False)
 
     def eof_received(self) -> None:
         pass
+
+    def pause_writing(self) -> None:
+        self._unsent = True
+
+    def resume_writing(self) -> None:
+        self._unsent = False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._upstream.forget(self)
@@ -116,7 +124,8 @@ class Connection(asyncio.Protocol):
         sink, self._sink = self._sink, None
         if sink is not None:
             whole = self._begun and self._endless and error is None
-            sink.end(None if whole else Broken("The connection ended.", begun=self._begun))
+            ended = Broken("The connection ended.", begun=self._begun, unsent=self._unsent)
+            sink.end(None if whole else ended)
 
     # -- the parser's
 

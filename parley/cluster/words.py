@@ -18,6 +18,7 @@ NEITHER = "Invalid request format: Missing both 'prompt' or 'messages'"
 UNKNOWN = "Invalid request"
 NO_CONNECTION = "Connect to p instance failed"
 UNSENT = "Send message to instance failed"
+UNASKED = "Send messges to p instance failed"  # as it is documented
 UNREAD = "Receive messages from p instance failed"
 P_FAILED = "P instance error"
 D_FAILED = "D instance error"
@@ -26,6 +27,10 @@ LATE = "Request schedule timeout"
 NOBODY = "Scheduler proc req failed"
 LATE_FIRST = "Request first token timeout"
 LATE_END = "Request inference timeout"
+LATE_TOKENS = "Request tokenizer timeout"
+OVERUSED = "Connection request out of limit, max is {}"
+
+TEXT = b"text/plain; charset=utf-8"
 
 KINDS: dict[int, type[ParleyError]] = {
     400: BadRequest,
@@ -50,7 +55,7 @@ def documented(error: ParleyError, dialect: Dialect, strict: bool) -> Answer | N
         return None
     if error.message == MEMORY:
         return Answer(429, MEMORIES.get(dialect.name.partition("-")[0], OTHERWISE))
-    return Answer(error.status, plain(error.message), b"text/plain; charset=utf-8")
+    return Answer(error.status, plain(error.message), TEXT)
 
 
 def plain(text: str) -> bytes:

@@ -21,18 +21,19 @@ from time import perf_counter
 from parley.core.beam import Search, capacity
 from parley.core.blocks import BlockPool, extend, root
 from parley.core.finish import allowance, verdict
-from parley.core.fork import branch
 from parley.core.holds import Holds
 from parley.core.intake import Intake, Prepare, at_once, refusal
 from parley.core.lookup import Lookup, Predicted
+from parley.core.meter import Meter
 from parley.core.pace import Fixed, Pace, Timed
 from parley.core.scheduler import Scheduler
+from parley.core.searches import Searches
 from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Runner, Sampled, Sequence, Status, Step
 from parley.core.share import Share
 from parley.core.shelf import Fetch, Shelf
 from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
-from parley.types import Cost, Finish, Output, Settings, Stats, Work
+from parley.types import Finish, Output, Settings, Stats, Work
 
 log = logging.getLogger("parley.engine")
 
@@ -72,6 +73,8 @@ class Loop:
         self.shelf = Shelf(settings.max_adapters, fetch or at_once(runner), settings.adapters)
         names = settings.model if self._caching else None
         self.holds = Holds(self.pool, self.shelf, names, runner.vocab_size, filled or (lambda id, pages: None))
+        self._meter = Meter()
+        self._searches = Searches(runner, self._meter, self._give, self._leave)
         self.scheduler: Scheduler | Whole
         self.speculation: Speculation | None = None
         self._speculates = False  # for all, or only for works that say what is expected
@@ -94,25 +97,18 @@ class Loop:
                 self.holds.revoke,
                 self.share,
             )
-            self.holds.scheduler = self.scheduler
+            self.holds.scheduler = self._searches.scheduler = self.scheduler
         else:
             self.scheduler = Whole(pace, settings.max_batch, self._admit)
         self.intake = Intake(self.shelf, prepare, self._begin, self._refuse)
         self._emit = emit
         self._pace = pace
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
-        self._searches: dict[str, Search] = {}  # works whose choices are searched for
-        self._broken: list[Search] = []  # of which a sequence could not be admitted
         self._predicted: set[str] = set()  # works that say what is expected of them
         self._outputs: list[Output] = []
         self._changed = False  # something happened that no emit has told of
         self._stuck = False  # whoever is next waits for pages that are held for other instances
         self._arrivals = 0
-        self._steps = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
-        self._last = (0, 0, 0, 0.0)  # tokens, prompts' tokens, rows, seconds of the step
-        self._ended = 0.0  # when it was computed
 
     @property
     def idle(self) -> bool:
@@ -135,12 +131,8 @@ class Loop:
     def cancel(self, id: str, index: int = -1) -> None:
         """Forget one choice of a work, or (-1) all: pages are free at once and no output follows. Unknown: ignored."""
         self.intake.cancel(id, index)
-        search = self._searches.get(id)
-        if search is not None:
-            search.wanted = search.wanted - {index} if index >= 0 else set()
-            if not search.wanted:
-                self._drop(search)
-                self._changed = True
+        if id in self._searches and self._searches.cancel(id, index):
+            self._changed = True
         for sequence in list(self._open.get(id, {}).values()):
             if index < 0 or sequence.index == index:
                 self._close(sequence)
@@ -150,10 +142,8 @@ class Loop:
 
     def conclude(self, id: str, reason: Finish) -> None:
         """A search gives what it has found by now; what goes on ends for this ``reason``. Others: ignored."""
-        search = self._searches.get(id)
-        if search is not None:
-            search.conclude(reason)
-            self._give(search)
+        if id in self._searches:
+            self._searches.conclude(id, reason)
         elif wanted := self.intake.cancel(id):
             self._outputs += [Output(id, index, finish=reason) for index in sorted(wanted)]
         self._changed = True
@@ -173,9 +163,9 @@ class Loop:
         if self.idle:
             return False
         step = self._schedule()
-        self._last = (0, 0, 0, 0.0)
+        self._meter.clear()
         if step.rows:
-            self._steps += 1
+            self._meter.steps += 1
             results = self._run(step)
             if results is None:
                 self.scheduler.abandon(step)
@@ -186,17 +176,15 @@ class Loop:
                 for row, result in zip(step.rows, results, strict=True):
                     self._finish(row, result)
                 if self._searches:
-                    for id in dict.fromkeys(row.sequence.id for row in step.rows if row.sequence.id in self._searches):
-                        self._search(self._searches[id])
-        while self._broken:
-            self._abort(self._broken.pop(), FAILED)
+                    self._searches.advance((row.sequence for row in step.rows), FAILED)
+        self._searches.sweep(FAILED)
         outputs, self._outputs = self._outputs, []
         self._changed = self.holds.changed = False
         self._emit(outputs, self.stats())
         return not self.idle
 
     def stats(self) -> Stats:
-        tokens, prompt, rows, seconds = self._last
+        meter = self._meter
         tried = self.speculation.tried if self.speculation is not None else Tried()
         return Stats(
             running=len(self.scheduler.running),
@@ -206,13 +194,13 @@ class Loop:
             preemptions=self.scheduler.preemptions,
             prefix_queries=self.pool.queries,
             prefix_hits=self.pool.hits,
-            steps=self._steps,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            step_tokens=tokens,
-            step_prompt=prompt,
-            step_rows=rows,
-            step_seconds=seconds,
+            steps=meter.steps,
+            prompt_tokens=meter.prompt_tokens,
+            generated_tokens=meter.generated_tokens,
+            step_tokens=meter.tokens,
+            step_prompt=meter.prompt,
+            step_rows=meter.rows,
+            step_seconds=meter.seconds,
             drafts=tried.rows,
             draft_tokens=tried.tokens,
             draft_accepted=list(tried.accepted),
@@ -268,7 +256,7 @@ class Loop:
             else:
                 self.scheduler.add(sequence)
         if width:
-            self._searches[work.id] = Search(work, list(choices.values()))
+            self._searches.add(Search(work, list(choices.values())))
         elif choices:
             self._open[work.id] = choices
             if work.prediction:
@@ -276,7 +264,7 @@ class Loop:
                 self._guess()
         if work.lease and self._caching and not width:
             self._lease(choices, wanted)
-        self._prompt_tokens += len(work.token_ids)
+        self._meter.prompt_tokens += len(work.token_ids)
         self._changed = True
         for index in set(range(work.n)) - wanted:
             self.cancel(work.id, index)
@@ -295,7 +283,7 @@ class Loop:
         while True:
             preemptions = self.scheduler.preemptions
             step = self.scheduler.schedule()
-            if step.rows or self._broken or not (self.scheduler.running or self.scheduler.waiting):
+            if step.rows or self._searches.doomed or not (self.scheduler.running or self.scheduler.waiting):
                 self._stuck = False
                 return step
             if self.scheduler.preemptions == preemptions and not self.holds.revoke():
@@ -312,13 +300,11 @@ class Loop:
         except Exception:
             log.exception("a step of %d rows failed", len(step.rows))
             return None
-        self._ended = perf_counter()
-        seconds = self._ended - began
-        prompt = sum(row.count for row in step.rows if row.count > 1)
-        self._last = (step.tokens, prompt, len(step.rows), seconds)
+        self._meter.observe(step, began)
+        seconds = self._meter.seconds
         self._pace.observe(seconds)
         self.share.observe(seconds, step.tokens)
-        if self.speculation is not None and (self._speculates or self._predicted) and not prompt:
+        if self.speculation is not None and (self._speculates or self._predicted) and not self._meter.prompt:
             self.speculation.observe(step, seconds)
         return results
 
@@ -327,8 +313,8 @@ class Loop:
         sequence, work = row.sequence, row.sequence.work
         if sequence.status is Status.FINISHED:
             return  # with another beam of its search
-        search = self._searches.get(sequence.id) if work.beam is not None else None
-        drawn = result.tokens if search is None else result.candidates
+        beam = work.beam is not None and sequence.id in self._searches
+        drawn = result.candidates if beam else result.tokens
         missing = (row.sample and not drawn) or (row.pool and result.vector is None)
         if result.error is not None or missing:
             for block in sequence.blocks:
@@ -338,15 +324,15 @@ class Loop:
         if result.prompt_scores:
             sequence.prompt_scores += result.prompt_scores
         if work.costs:
-            sequence.computing += self._last[3]
+            sequence.computing += self._meter.seconds
         if work.lease:
             self.holds.grow(sequence, row.start + row.count)
         if row.start + row.count < len(sequence.tokens):
             return
         if work.lease:
             self.holds.start(sequence)
-        if search is not None:
-            search.report(sequence, list(result.candidates))
+        if beam:
+            self._searches.report(sequence, result.candidates)
             return
         output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
         if len(sequence.tokens) == sequence.prompt_len:  # its first
@@ -357,13 +343,13 @@ class Loop:
             output.vector, finish = result.vector, "stop"
         if row.sample:
             sequence.tokens += result.tokens
-            self._generated_tokens += len(result.tokens)
+            self._meter.generated_tokens += len(result.tokens)
             finish = verdict(sequence)
             output.token_ids = result.tokens
             if work.logprobs >= 0:
                 output.scores = result.scores
             if work.costs:
-                output.costs = self._costs(sequence, len(result.tokens))
+                output.costs = self._meter.costs(sequence, len(result.tokens))
             if finish == "stop" or result.end == "mark":
                 output.stop_id = result.tokens[-1]
             if result.end is not None:
@@ -382,60 +368,23 @@ class Loop:
         self.scheduler.settle(row)
         self.speculation.learn(row, accepted)
 
-    def _costs(self, sequence: Sequence, count: int) -> list[Cost]:
-        """What each of its newest tokens took, their step in equal shares; from here on the next one's time runs."""
-        _, _, rows, _ = self._last
-        waited = max(0.0, self._ended - sequence.since - sequence.computing)
-        cost = Cost(rows, waited / count, sequence.computing / count, count)
-        sequence.since, sequence.computing = self._ended, 0.0
-        return [cost] * count
-
-    def _search(self, search: Search) -> None:
-        """Go on with a search if all of its beams have come as far, or give what it has found."""
-        if not search.ready:
-            return
-        if search.work.costs:
-            costs = [self._costs(beam.sequence, 1) for beam in search.beams]
-            search.costs += costs[0]
-        moves = search.advance()
-        if not search.over:
-            assert isinstance(self.scheduler, Scheduler)
-            try:
-                branch(search, moves, self.scheduler, self.runner)
-            except Exception:
-                log.exception("beams could not fork")
-                self._abort(search, FAILED)
-            return
-        self._give(search)
-
-    def _give(self, search: Search) -> None:
-        """What a search that is over has found."""
-        outputs = search.outputs()
-        self._generated_tokens += sum(len(output.token_ids) for output in outputs)
+    def _give(self, outputs: list[Output]) -> None:
+        """What a search that has ended has for its choices."""
+        self._meter.generated_tokens += sum(len(output.token_ids) for output in outputs)
         self._outputs += outputs
-        self._drop(search)
 
-    def _abort(self, search: Search, reason: str) -> None:
-        """End all choices of a search with an error."""
-        if self._searches.get(search.root.id) is search:
-            for index in sorted(search.wanted):
-                self._outputs.append(Output(search.root.id, index, finish="error", error=reason))
-            self._drop(search)
-
-    def _drop(self, search: Search) -> None:
-        """Take a search out of all books."""
+    def _leave(self, search: Search) -> None:
+        """Take the sequences of a search that has ended out of all books."""
         self.holds.start(search.root)
         for member in search.members:
             self.scheduler.remove(member)
-        del self._searches[search.root.id]
-        self.intake.end(search.root.id)
+        self.intake.end(search.work.id)
 
     def _fail(self, sequence: Sequence, reason: str) -> None:
-        search = self._searches.get(sequence.id)
-        if search is not None:
-            self._abort(search, reason)
-            return
-        self._end(sequence, Output(sequence.id, sequence.index, finish="error", error=reason))
+        if sequence.id in self._searches:
+            self._searches.fail(sequence.id, reason)
+        else:
+            self._end(sequence, Output(sequence.id, sequence.index, finish="error", error=reason))
 
     def _end(self, sequence: Sequence, output: Output) -> None:
         self._outputs.append(output)
@@ -468,11 +417,10 @@ class Loop:
             self.runner.admit(sequence)
         except Exception:
             log.exception("a sequence could not be admitted")
-            search = self._searches.get(sequence.id)
-            if search is None:
-                self._fail(sequence, FAILED)
+            if sequence.id in self._searches:
+                self._searches.doom(sequence.id)
             else:
-                self._broken.append(search)  # others of its beams may have rows in this step
+                self._fail(sequence, FAILED)
             return False
         self.holds.begin(sequence)
         return True

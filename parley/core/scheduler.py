@@ -50,12 +50,13 @@ from collections.abc import Callable, Collection, Sized
 from math import inf
 from operator import attrgetter
 
-from parley.core.blocks import BlockPool, extend, pages
+from parley.core.blocks import BlockPool, pages
 from parley.core.pace import Pace
 from parley.core.queue import Queue
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
 from parley.core.share import Share
 from parley.core.speculation import Speculation
+from parley.core.tables import Tables
 
 _rank = attrgetter("rank")
 
@@ -87,14 +88,13 @@ class Scheduler:
         self.pace = pace
         self.share = share or Share()
         self.slots = slots
-        self.prefix_cache = prefix_cache
+        self._tables = Tables(pool, prefix_cache)
         self.preemptions = 0
         self.running: list[Sequence] = []  # by rank
         self.waiting = Queue()
         self._turns = 0  # first admissions so far
         self._slots = list(reversed(range(slots)))
         self._filled = False  # the step at hand has a row of a prompt
-        self._copies: list[tuple[int, int]] = []  # of pages, before the next step
         self._admit = admit
         self._release = release
         self._fits = fits
@@ -119,7 +119,7 @@ class Scheduler:
         """The next step. It has rows whenever there are sequences, but for those that wait until pages are given back
         from outside; ``computed`` is advanced as if it had been run."""
         step = Step([])
-        self._let()
+        self._tables.begin()
         self._filled = False
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
         self.share.begin(len(decodes))
@@ -142,38 +142,20 @@ class Scheduler:
                 continue
             if not distance:
                 continue  # a beam that waits for others of its search
-            found = self._find(sequence)
+            found = self._tables.find(sequence)
             count = self._room(sequence, found)
             if count:
-                self._attach(sequence, found)
+                self._tables.attach(sequence, found)
                 if self._reserve(step, sequence, count):
                     self._chunk(step, sequence, count)
         if waiting < inf:
             self._fill(step, inf)
-        if step.rows:
-            step.copies, self._copies = self._copies, []
-        self._keep()
+        self._tables.end(step)
         return step
 
     def fork(self, sequence: Sequence, parent: Sequence) -> None:
-        """Let a running sequence go on from where another has come to; its tokens are set by the caller.
-
-        Whole pages are shared. The last one is copied; if no page is free for that, its tokens are computed again.
-        """
-        self.pool.drop(sequence.blocks)
-        whole, rest = divmod(parent.computed, BLOCK_SIZE)
-        sequence.blocks = parent.blocks[:whole]
-        for block in sequence.blocks:
-            self.pool.share(block)
-        sequence.hashes = list(parent.hashes)
-        sequence.computed = whole * BLOCK_SIZE
-        if rest and self.pool.free:
-            sequence.blocks.append(self.pool.take())
-            self._let()
-            self._copies.append((parent.blocks[whole], sequence.blocks[whole]))
-            self._keep()
-            sequence.computed = parent.computed
-        sequence.reached = max(sequence.reached, sequence.computed)
+        """Let a running sequence go on from where another has come to; its tokens are set by the caller."""
+        self._tables.fork(sequence, parent)
 
     def spawn(self, sequence: Sequence, parent: Sequence) -> None:
         """As ``fork``, for a sequence that does not run: it has a turn, and takes a slot, from a later one if need be.
@@ -205,10 +187,7 @@ class Scheduler:
         """Forget all cached prefixes. ``running``: who runs is put back first; else that forbids it."""
         while running and self.running:
             self.preempt()
-        self._let()
-        done = self.pool.clear()
-        self._keep()
-        return done
+        return self._tables.clear()
 
     def move(self, sequence: Sequence, priority: float) -> None:
         """Give a sequence another priority, and the place that goes with it."""
@@ -235,10 +214,8 @@ class Scheduler:
         certain, sequence.computed = sequence.computed, len(sequence.tokens) - 1
         self.waiting.serve(sequence, 2 * (sequence.computed - certain))  # computed and drawn
         sequence.reached = max(sequence.reached, sequence.computed)
-        self._publish(sequence, certain)
-        surplus = sequence.blocks[pages(sequence.computed) :]
-        del sequence.blocks[pages(sequence.computed) :]
-        self.pool.drop(surplus)
+        self._tables.publish(sequence, certain)
+        self._tables.trim(sequence)
 
     def abandon(self, step: Step) -> None:
         """The step was not computed: nobody may find its pages. Its sequences are to be removed by the caller."""
@@ -247,7 +224,7 @@ class Scheduler:
 
     def check(self, held: Collection[list[int]] = ()) -> None:
         """Conservation of pages and slots, for tests; ``held`` are pages that others hold. Raises AssertionError."""
-        self.pool.check([*held, *self._copies, *(sequence.blocks for sequence in self.running)])
+        self._tables.check([*held, *(sequence.blocks for sequence in self.running)])
         taken = [sequence.slot for sequence in self.running]
         assert sorted(taken + self._slots) == list(range(self.slots)), "slots in use + free slots != all"
         waiting = list(self.waiting)
@@ -257,29 +234,17 @@ class Scheduler:
             ranks = [sequence.rank for sequence in line if sequence.turn >= 0]
             assert ranks == sorted(ranks), "they are not in order"
 
-    def _keep(self) -> None:
-        """Hold pages that are to be copied until the next step: those taken for other instances are written at once."""
-        for pair in self._copies:
-            for block in pair:
-                self.pool.share(block)
-
-    def _let(self) -> None:
-        """Hold them no longer, and forget copies into pages that nobody has."""
-        for pair in self._copies:
-            self.pool.drop(pair)
-        self._copies = [pair for pair in self._copies if not self.pool.idle(pair[1:])]
-
     def _fill(self, step: Step, before: float) -> bool:
         """Admit sequences of better priority than ``before``, in order, each with a row. False: one cannot be."""
         while self.waiting and (sequence := self.waiting.head).priority < before:
             if not self._slots and not self._yields(sequence):
                 return False
-            found = self._find(sequence)
+            found = self._tables.find(sequence)
             count = self._room(sequence, found)
             if not count or not self._fits(sequence, found) or not self._clear(sequence, found, count):
                 return False
             if self._start(sequence):
-                self._attach(sequence, found)
+                self._tables.attach(sequence, found)
                 self._reserve(step, sequence, count)
                 self._chunk(step, sequence, count)
         return True
@@ -336,7 +301,7 @@ class Scheduler:
         self.waiting.pop()
         if not self._place(sequence):
             return False
-        if self.prefix_cache and not sequence.preemptions:
+        if self._tables.prefix_cache and not sequence.preemptions:
             self.pool.queries += len(sequence)
         return True
 
@@ -361,37 +326,7 @@ class Scheduler:
         self._release(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
-        self.pool.drop(sequence.blocks)
-        sequence.blocks.clear()
-        sequence.computed = 0
-
-    def _find(self, sequence: Sequence) -> list[int]:
-        """Pages in the cache that continue what the sequence has computed, in order, if that ends with a page.
-
-        The last token is never covered: its logits are needed. Nor are prompt tokens whose logits are still to be
-        scored (position p scores token p + 1).
-        """
-        if not self.prefix_cache or sequence.computed % BLOCK_SIZE:
-            return []
-        scored = len(sequence.prompt_scores)
-        reach = (scored if 0 < scored < sequence.prompt_len else len(sequence.tokens)) - 1
-        found: list[int] = []
-        for page in range(sequence.computed // BLOCK_SIZE, min(reach // BLOCK_SIZE, len(sequence.hashes))):
-            block = self.pool.find(sequence.hashes[page])
-            if block is None:
-                break
-            found.append(block)
-        return found
-
-    def _attach(self, sequence: Sequence, found: list[int]) -> None:
-        """Let pages of the cache stand for the next tokens."""
-        for block in found:
-            self.pool.share(block)
-        sequence.blocks += found
-        sequence.computed += len(found) * BLOCK_SIZE
-        if not sequence.preemptions:
-            sequence.cached = min(sequence.cached + len(found) * BLOCK_SIZE, sequence.prompt_len)
-            self.pool.hits += len(found) * BLOCK_SIZE
+        self._tables.drop(sequence)
 
     def _reserve(self, step: Step, sequence: Sequence, count: int) -> bool:
         """Pages for ``count`` more tokens, taken from later sequences if need be. False: it was preempted itself.
@@ -402,15 +337,8 @@ class Scheduler:
         while self.pool.free < need:
             if not self._revoke() and self.preempt() is sequence:
                 return False
-        self._take(step, sequence, need)
+        self._tables.take(step, sequence, need)
         return True
-
-    def _take(self, step: Step, sequence: Sequence, count: int) -> None:
-        """So many more pages, which are free."""
-        for _ in range(count):
-            block = self.pool.take()
-            sequence.blocks.append(block)
-            step.fresh.append(block)
 
     def _afford(self, step: Step, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """As many drafts as there is room for behind one token, with pages: one is left for each that runs."""
@@ -418,7 +346,7 @@ class Scheduler:
             return ()
         spare = max(0, self.pool.free - len(self.running))
         drafts = drafts[: (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1]
-        self._take(step, sequence, pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks))
+        self._tables.take(step, sequence, pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks))
         return drafts
 
     def _row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
@@ -436,15 +364,4 @@ class Scheduler:
             sequence.reached = end
         self.waiting.serve(sequence, served)
         if end // BLOCK_SIZE > start // BLOCK_SIZE:
-            step.hashed += self._publish(sequence, start)
-
-    def _publish(self, sequence: Sequence, start: int) -> list[int]:
-        """Make the pages findable that its computed tokens from ``start`` on fill. Gives those that nobody else had."""
-        first, end = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
-        if not self.prefix_cache or first == end:
-            return []
-        extend(sequence.hashes, sequence.root, sequence.tokens, end)
-        fresh = range(first, end)
-        return [
-            sequence.blocks[page] for page in fresh if self.pool.publish(sequence.blocks[page], sequence.hashes[page])
-        ]
+            step.hashed += self._tables.publish(sequence, start)

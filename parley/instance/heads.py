@@ -57,6 +57,7 @@ class Order:
     The rest is there in the extended mode only, where ``client`` is not empty. ``client``: whose connection gets the
     results. ``identity``: 32 hex digits, the same for all attempts; "" for none. ``created``: seconds since the epoch
     that the answer is to carry. ``given``: so many bytes before the body are records of attempts before.
+    ``spent``: seconds since the client asked, from which its limits count.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Order:
     identity: str = ""
     created: int | None = None
     given: int = 0
+    spent: float = 0.0
 
 
 def extended(headers: Mapping[bytes, bytes]) -> bool:
@@ -144,7 +146,7 @@ def target_of(target: str, own: Address, more: bool = False) -> Address | None:
 
 NAMES = frozenset(
     (b"req-id", b"req-type", b"d-target", b"is-recompute", b"parley-results", b"parley-id", b"parley-created",
-     b"parley-given")
+     b"parley-given", b"parley-spent")
 )  # fmt: skip
 
 
@@ -152,6 +154,7 @@ def _extended(order: Order, said: Mapping[bytes, str]) -> Order:
     """The order with what parley's own coordinator says. Raises Refused."""
     client, identity = said[b"parley-results"], said.get(b"parley-id", "")
     created, given = said.get(b"parley-created"), said.get(b"parley-given", "0")
+    spent = said.get(b"parley-spent", "0")
     if not CLIENT.fullmatch(client):
         raise Refused(400, "The header parley-results must be 1 to 64 letters, digits, _ or -.")
     if identity and not IDENTITY.fullmatch(identity):
@@ -160,10 +163,13 @@ def _extended(order: Order, said: Mapping[bytes, str]) -> Order:
         raise Refused(400, "The header parley-created must be a number of seconds.")
     if not NUMBER.fullmatch(given):
         raise Refused(400, "The header parley-given must be a number of bytes.")
+    if not NUMBER.fullmatch(spent):
+        raise Refused(400, "The header parley-spent must be a number of milliseconds.")
     return replace(
         order,
         client=client,
         identity=identity,
         created=None if created is None else int(created),
         given=int(given),
+        spent=int(spent) / 1000,
     )

@@ -85,6 +85,7 @@ class Member:
         """Do what a coordinator orders. Raises ParleyError, ClientGone, heads.Refused."""
         exchange.identify(order.identity or exchange.unique)
         exchange.created = int(time.time()) if order.created is None else order.created
+        exchange.arrived -= order.spent
         handover.strip(exchange.headers)
         body = await exchange.peek()
         past, prompt = handover.split(exchange.before) if order.given else None, None

@@ -49,6 +49,7 @@ class Prefill(Leg):
     ):
         self.label = order.id
         self.past = past
+        self.spent = order.spent
         self._prompt = prompt  # where the body does not say it
         self._member = member
         self._exchange = exchange

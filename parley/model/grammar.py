@@ -1,10 +1,11 @@
 """What a sequence's grammar lets come next: a mask over the vocabulary for each token, made beside the network's work.
 
-A ``Form`` is one sequence's place in its grammar. As soon as a token is drawn it moves on, and a thread begins the mask
-of the next one; the network has a whole step to run before that is needed. llguidance does the work, in Rust and
-without the interpreter's lock. On few cores what is done beside the network is taken from it: a *lazy* form can be
-asked about single tokens, which takes a microsecond, and has a mask made only when that is wanted. The API process has
-checked the grammar (``text/grammar.py``) and how much it takes, so what fails here fails one choice.
+A ``Form`` is one sequence's place in its grammar. As soon as a token is drawn it moves on; once all of a step have, a
+thread begins the masks of the next ones, and the network has a whole step to run before these are needed. llguidance
+does the work, in Rust and without the interpreter's lock. On few cores what is done beside the network is taken from
+it: a *lazy* form can be asked about single tokens, which takes a microsecond, and has a mask made only when that is
+wanted. The API process has checked the grammar (``text/grammar.py``) and how much it takes, so what fails here fails
+one choice.
 
 Knows sequences and the vocabulary's spelling; nothing of logits but which of them are struck out.
 """
@@ -183,6 +184,7 @@ class Form:
 
     def ready(self) -> str | None:
         """Wait for the mask of the next token: why there is none, None if it is there."""
+        self.prepare(beside=False)
         if self._making is not None:
             making, self._making = self._making, None
             try:
@@ -204,6 +206,12 @@ class Form:
         if token in self._grammars.ends and token not in self._stops:
             return False
         return self._matcher is not None and self._matcher.validate_tokens([token]) == 1
+
+    def prepare(self, *, beside: bool = True) -> None:
+        """Begin the mask that is due, unless it may turn out not to be needed. Threads that begin while others of the
+        step still move on would only be in their way."""
+        if self.due and not self._lazy:
+            self.want(beside=beside)
 
     def want(self, *, beside: bool = True) -> None:
         """Have the mask made that is due: by a thread, if there is something else to do meanwhile, or by ``ready``."""
@@ -247,7 +255,7 @@ class Form:
         return self._end(token) if matcher.consume_token(token) and matcher.is_stopped() else None
 
     def append(self, token: int) -> None:
-        """Move on by a token that was drawn, and begin the next mask."""
+        """Move on by a token that was drawn: a mask is due."""
         self._forced = self._bits = self.few = None
         self.due = False
         if self._thought is not None:
@@ -262,8 +270,6 @@ class Form:
             self.end = self._end(token)
         elif self._forced is None:
             self.due = True
-            if not self._lazy:
-                self.want()
 
     def _end(self, token: int) -> End:
         return "mark" if token in self._grammars.ends else "form"

@@ -165,6 +165,9 @@ class Sampler:
                 plan.edit.append(chosen[row])
             if plan.form is not None:
                 plan.form.append(chosen[row])
+        for plan in plans:
+            if plan.form is not None:
+                plan.form.prepare()
         return list(zip(chosen, scores, strict=True))
 
     def search(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> list[list[Candidate]]:
@@ -205,6 +208,7 @@ class Sampler:
                 plan.edit.append(sequence.tokens[-1])
             if plan.form is not None:
                 plan.form.append(sequence.tokens[-1])
+                plan.form.prepare()
 
     def stateful(self, slot: int) -> bool:
         """Whether what is drawn for the slot depends on the tokens drawn before, beside seed, position and logits."""

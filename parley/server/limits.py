@@ -25,6 +25,7 @@ from parley.server.options import ServerOptions
 LINGER = 2.0  # seconds for a client to stop sending a body that was refused
 
 REFUSED = "parley.refused"  # scope: an error that the head itself earned
+NUMBER = "parley.number"  # scope: which request of its connection it is, from 1 on
 
 
 class Deadline:
@@ -84,6 +85,7 @@ class Protocol(HttpToolsProtocol):
         self._in_head = True
         self._in_message = self._began = False
         self._head_bytes = 0
+        self._number = 0  # of requests
         self._deadline = Deadline(self.loop)
         self._watchers: set[Callable[[], None]] = set()  # to be told when the connection is lost
 
@@ -138,6 +140,8 @@ class Protocol(HttpToolsProtocol):
         scope["raw_path"] = url.path
         scope["path"] = unquote(url.path.decode("ascii"))
         scope["query_string"] = url.query or b""
+        self._number += 1
+        scope[NUMBER] = self._number  # type: ignore[literal-required]
         refused = self._judge()
         if refused is not None:
             scope[REFUSED] = refused  # type: ignore[literal-required]

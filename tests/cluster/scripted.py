@@ -73,6 +73,8 @@ class Scripted:
         self.before: Callable[[Asked], Awaitable[Any]] | None = None  # what P does first; bytes are its raw answer
         self.decode: Callable[[Scripted, str, list[bytes], int], Awaitable[None]] | None = None
         self.lines: list[asyncio.StreamWriter] = []
+        self.hangs_up = False  # as soon as it has seen the head of a request
+        self.writers: list[asyncio.StreamWriter] = []
         self.sent: deque[bytes] = deque()
         self.first = 0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -106,6 +108,7 @@ class Scripted:
         task = asyncio.current_task()
         assert task is not None
         self.tasks.add(task)
+        self.writers.append(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -115,6 +118,8 @@ class Scripted:
                     if line:
                         name, _, value = line.partition(": ")
                         headers[name.lower()] = value
+                if self.hangs_up:
+                    return
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 asked = Asked(method, target, headers, body)
                 if target.startswith("/dresult?") or target == "/dresult":

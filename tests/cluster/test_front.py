@@ -145,6 +145,37 @@ async def test_one_connection_too_many_is_closed(cluster):
         each.close()
 
 
+async def test_a_connection_that_was_used_too_often_is_closed_by_a_strict_one(cluster):
+    strict, loose = await cluster(Scripted(script=CHAT), max_requests=3, strict=True), await cluster(Scripted())
+    one = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"a"}'
+    reader, writer = await strict.send(one * 4)
+    for _ in range(3):
+        assert (await told(reader)).body == b"".join(CHAT.parts)
+    last = await told(reader)
+    assert (last.status, last.body) == (429, b"Connection request out of limit, max is 3\r\n")
+    assert last.headers["content-type"] == TEXT and last.headers["connection"] == "close"
+    assert await reader.read() == b""
+    writer.close()
+    assert (await strict.post("/generate", b'{"prompt":"a"}')).status == 200
+    reader, writer = await loose.send(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
+    assert {(await told(reader)).status for _ in range(10)} == {200}
+    writer.close()
+
+
+async def test_tokens_that_do_not_come_in_time(cluster):
+    slow = Scripted()
+    running = await cluster(slow, tokenizer_timeout=0.05)
+
+    async def wait(asked: Asked) -> None:
+        await asyncio.sleep(5)
+
+    slow.before = wait
+    answer = await running.post("/mindie/v1/tokenizer", b'{"inputs":"a"}')
+    assert (answer.status, answer.body) == (408, b"Request tokenizer timeout\r\n")
+    answer = await running.post("/tokenize", b'{"prompt":"a"}')
+    assert answer.status == 408 and json.loads(answer.body)["error"]["message"] == "Request tokenizer timeout"
+
+
 # -- HTTP
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from typing import Any
@@ -269,6 +270,72 @@ async def test_a_request_whose_p_dies_goes_to_another(cluster):
     assert after.body == BODY
 
 
+FAILED = [
+    ("unread", b"Receive messages from p instance failed\r\n"),
+    ("unsent", b"Send messges to p instance failed\r\n"),
+    ("no HTTP", b"Receive messages from p instance failed\r\n"),
+    ("half of it", b"Receive messages from p instance failed\r\n"),
+    ("hanging", b"P instance error\r\n"),
+]
+
+
+@pytest.mark.parametrize(("how", "text"), FAILED)
+async def test_how_p_failed_is_told_in_the_documented_words(cluster, how, text):
+    p = Scripted("prefill")
+    running = await cluster(p, Scripted("decode"), max_retry=0, heartbeat=60)
+    table, body = running.coordinator.table, BODY
+
+    async def answer(asked: Asked) -> bytes:
+        match how:
+            case "no HTTP":
+                return b"ICY 200 OK\r\n\r\n"
+            case "half of it":
+                p.before = answer_and_die
+                return await answer_and_die(asked)
+            case "hanging":
+                table.instances[1].lost = True
+                table.tell(table.instances[1], "lost")
+                await asyncio.sleep(5)
+        raise ConnectionError
+
+    async def answer_and_die(asked: Asked) -> bytes:
+        writer = p.writers[-1]
+        writer.write(raw(200, b"{}" * 10)[:-5])
+        await writer.drain()
+        raise ConnectionError
+
+    p.before = answer
+    if how == "unsent":
+        p.before, p.hangs_up, body = None, True, b" " * (8 << 20)
+    told = await running.post("/mindie/generate", body)
+    assert (told.status, told.body) == (500, text)
+
+
+async def test_an_answer_in_one_piece_needs_no_more_of_p(cluster):
+    """D has sent all of it; that P hangs, or dies, or says what it likes, is of no concern."""
+    p, d = Scripted("prefill"), Scripted("decode")
+    running = await cluster(p, d, heartbeat=60)
+
+    async def hang(asked: Asked) -> None:
+        d.begin(asked.headers["req-id"], WHOLE.parts, 1, WHOLE)
+        await asyncio.sleep(60)
+
+    async def die(asked: Asked) -> None:
+        d.begin(asked.headers["req-id"], WHOLE.parts, 1, WHOLE)
+        raise ConnectionError
+
+    async def late(asked: Asked) -> bytes:
+        d.begin(asked.headers["req-id"], WHOLE.parts, 1, WHOLE)
+        return raw(500, b"no")
+
+    for p.before in (hang, die, late, hang):
+        answer = await running.post(body=BODY)
+        if p.before is hang:
+            assert (answer.status, answer.body) == (200, b'{"whole":true}')
+            assert answer.headers["content-length"] == "14" and answer.headers["x-own"] == "1"
+    assert running.coordinator.choice.open == 0
+
+
 async def test_a_p_that_is_not_there_is_passed_over(cluster):
     gone, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
     running = await cluster(gone, other, Scripted("decode"), heartbeat=60)
@@ -528,6 +595,64 @@ async def test_times_that_run_out(cluster):
     p.script = WHOLE
     told = await running.post("/mindie/generate", BODY)
     assert (told.status, told.body) == (408, words.plain(words.LATE_END))
+
+
+async def test_time_is_that_of_all_attempts_together(cluster):
+    """What went by in one that failed is told to the next, and the first token is due when it was."""
+    p, d = Scripted("prefill", script=LONG), Scripted("decode")
+    running = await cluster(p, d, first_token_timeout=0.5)
+
+    async def fail(asked: Asked) -> None:
+        await asyncio.sleep(0.2)
+        raise ConnectionError
+
+    p.before = d.before = fail
+    told = await running.post("/mindie/generate", BODY)
+    assert (told.status, told.body) == (408, words.plain(words.LATE_FIRST))
+    spent = sorted(int(asked.headers["parley-spent"]) for asked in (*p.asked, *d.asked))
+    assert len(spent) > 1 and all(after >= before + 199 for before, after in itertools.pairwise(spent)), spent
+
+
+async def test_a_stream_that_has_begun_does_not_wait_for_a_first_token(cluster):
+    p, dying = Scripted("prefill", script=LONG), Scripted("decode")
+    running = await cluster(p, dying, first_token_timeout=0.2)
+
+    async def late(asked: Asked) -> None:
+        await asyncio.sleep(0.4)
+
+    async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
+        d.decode = None
+        d.part(id, parts, past)
+        await asyncio.sleep(0.05)
+        p.before = dying.before = late
+        d.put([frames.error(id, "lost")])
+
+    dying.decode = die
+    assert (await running.post(body=BODY)).body == b"".join(LONG.parts)
+
+
+async def test_a_wish_to_begin_anew_is_never_refused_for_the_sake_of_others(cluster):
+    """Who has a part of its answer is not judged again by how soon its first token would come."""
+    p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True)
+    running = await cluster(p, d, slo_ttft=1.0)
+    choice, tried = running.coordinator.choice, list[int]()
+    admit = choice._admit
+
+    def refuse(wanted: Any, pair: Any) -> None:
+        tried.append(wanted.attempt)
+        if len(tried) > 1:
+            raise choice._refused(429, words.TOO_MANY)
+        admit(wanted, pair)
+
+    choice._admit = refuse
+
+    async def wish(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
+        d.decode = None
+        d.put([frames.retry(id, b'{"messages":"1,2,3"}')])
+
+    d.decode = wish
+    answer = await running.post(body=BODY)
+    assert answer.status == 200 and answer.whole and tried == [0]
 
 
 def test_records_are_lists_of_outputs():

@@ -21,10 +21,9 @@ def test_a_search_that_is_concluded_is_one_of_that_length(penalty):
         bench.loop.add(work)
         for _ in range(steps):
             bench.step()
-        search = bench.loop._searches.get("w")
-        if search is None:
+        if "w" not in bench.loop._searches:
             break  # it has ended by itself
-        length = search.beams[0].sequence.generated
+        length = bench.loop._searches["w"].beams[0].sequence.generated
         lengths.add(length)
         if steps % 2:
             bench.loop.scheduler.preempt()  # a beam without pages has its tokens

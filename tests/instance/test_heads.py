@@ -118,7 +118,13 @@ def test_what_parleys_own_coordinator_may_say() -> None:
     wanted = Order("12345", Address("fd00::2", 7), False, False, "c1", "0" * 32, 1700000000, 17)
     assert order(said) == wanted
     assert str(wanted.target) == "[fd00::2];7" and str(OWN) == "10.0.0.1;1121"
-    for bad in ({"parley-id": "A" * 32}, {"parley-created": "-1"}, {"parley-given": "x"}, {"parley-results": "a b"}):
+    for bad in (
+        {"parley-id": "A" * 32},
+        {"parley-created": "-1"},
+        {"parley-given": "x"},
+        {"parley-spent": "-1"},
+        {"parley-results": "a b"},
+    ):
         status, body = refusal(said | bad)
         assert status == 400 and next(iter(bad)) in body["error"]
     assert refusal(said, secret="s")[0] == refusal(said | {"parley-secret": "t"}, secret="s")[0] == 401
@@ -126,7 +132,8 @@ def test_what_parleys_own_coordinator_may_say() -> None:
     assert refusal(GOOD, secret="s")[0] == 401 and order(GOOD | {"parley-secret": "s"}, secret="s").client == ""
 
 
-@given(st.dictionaries(st.sampled_from([*OURS, "is-recompute", "parley-id", "parley-created", "parley-given"]),
+@given(st.dictionaries(st.sampled_from([*OURS, "is-recompute", "parley-id", "parley-created", "parley-given",
+                                        "parley-spent"]),
                        st.text(st.characters(max_codepoint=255), max_size=20)))  # fmt: skip
 def test_any_headers_are_read_or_refused(said: dict[str, str]) -> None:
     for name in ("none", "prefill", "decode", "flex", "mixed"):

@@ -109,7 +109,7 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: s
     if lost == "its engine":
         decoding.engine.crash()
     else:
-        feed = many.coordinator.links.feed(many.coordinator.table.instances[2])
+        feed = many.coordinator.connections.feed(many.coordinator.table.instances[2])
         many.coordinator.table.fault(many.coordinator.table.instances[2])
         feed.fail("It is gone.")
     for answer in await asyncio.gather(*calls):

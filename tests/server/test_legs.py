@@ -259,6 +259,20 @@ async def test_time_goes_on_where_the_request_does(alike) -> None:
     await pair.idle()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_the_time_of_attempts_before_counts(alike, resumed: bool) -> None:
+    """Limits are the client's, for all attempts together; what was computed elsewhere is no excuse."""
+    _, pair = await alike(reply=long)
+    path, body = "/v1/chat/completions", json.dumps(CHAT | {"stream": True, "max_tokens": 50}).encode()
+    whole = await pair.ask(path, body, UNIQUE, HEADERS | {"x-request-timeout": "60", "parley-spent": "20"})
+    assert whole.status == 200 and whole.body.endswith(b"[DONE]\n\n")
+    past = [record for _, record in whole.parts[:3]] if resumed else None
+    late = HEADERS | {"x-request-timeout": "60", "parley-spent": "60001"}
+    given = await pair.ask(path, body, UNIQUE, late, past=past)
+    assert given.status == 408 and b"within the time" in given.body
+    await pair.idle()
+
+
 async def test_a_client_that_does_not_read_stops_its_own_stream_only(alike) -> None:
     _, pair = await alike(reply=long)
     first = asyncio.create_task(asked(pair, stream=True, max_tokens=50))

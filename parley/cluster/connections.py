@@ -25,7 +25,7 @@ SOON = 10.0  # seconds that an instance may take to answer a command
 JSON = [(b"content-type", b"application/json")]
 
 
-class Links:
+class Connections:
     """``context``: for instances behind https. ``secret``: the header that shows an instance who speaks to it; never
     part of what is said for a client, but of orders."""
 

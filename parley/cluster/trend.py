@@ -6,7 +6,7 @@ KEEP = 0.97  # of the weight of what was seen, for each further observation
 SPREAD = 0.05  # sizes must differ by so much of their mean before a slope is read from them
 
 
-class Line:
+class Trend:
     """y = a + b·x with a, b ≥ 0, by least squares over observations of which older ones weigh less.
 
     Where all sizes were alike, y is taken to be proportional to x, or the same for all if it is ``flat``.
