@@ -70,6 +70,8 @@ class Decode(Leg):
         self.past = [*past, *handover.split(given)]
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens, attempt)
+        if self.outlet.exact and self.generation.model.refusal() is not None:
+            self.outlet.lose()  # what has ended meanwhile is this instance, not the request
 
     def submitted(self, streams: list[Stream]) -> None:
         self._starting = set(self._keys)

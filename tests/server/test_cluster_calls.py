@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from certificates import authority, certificate
 from coordinated import Cluster
 from served import Served
 from test_triton_grpc import BROKEN, Calls, final, refused, said
 from test_triton_grpc import request as unseeded
 
+from parley.cluster import calls
 from parley.cluster import rpc as before
+from parley.cluster.config import Tls
 from parley.server import rpc as alone
+from parley.server.tls import BadTls
 from parley.types import Work
 
 KEY = "sk-right-key-0123456789"
@@ -39,9 +45,9 @@ class Both:
     async def same(self, made: Any, *, metadata: Any = ()) -> Any:
         """The answer to a call, or how it is refused."""
         answers = []
-        for calls in (self.many, self.one):
+        for side in (self.many, self.one):
             try:
-                answers.append(await calls.send("ModelInfer", made.SerializeToString(), 20, metadata))
+                answers.append(await side.send("ModelInfer", made.SerializeToString(), 20, metadata))
             except grpc.aio.AioRpcError as error:
                 answers.append((error.code(), error.details()))
         assert answers[0] == answers[1]
@@ -50,24 +56,25 @@ class Both:
 
 @pytest.fixture
 async def both(cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Both]]]:
-    """Start a cluster of these roles, and a server with the same options."""
+    """Start a cluster of these roles, and a server with the same options; ``told``: the coordinator's port."""
     ending: list[Callable[[], Awaitable[Any]]] = []
 
-    async def calls(served: Served, port: Any, address: str) -> Calls:
+    async def reach(served: Served, port: Any, address: str) -> Calls:
         made = Calls(served, port, address)
         ending.extend((made.channel.close, lambda: port.stop(0)))
         return made
 
-    async def begin(*roles: str, **options: Any) -> Both:
+    async def begin(*roles: str, told: dict[str, Any] | None = None, **options: Any) -> Both:
         options = {"reply": reply} | options
         many, one = await cluster(*roles, **options), await serve(**options)
-        port = before.Port(many.coordinator.table, many.coordinator.front, many.coordinator.options)
+        coordinator = many.coordinator
+        port = before.Port(coordinator.table, coordinator.front, replace(coordinator.options, **(told or {})))
         other = alone.Port(one.service)
         address = (await other.start([("127.0.0.1", 0)]))[0]
         return Both(
             many,
-            await calls(many.front, port, await port.start("127.0.0.1", 0)),
-            await calls(one, other, address),
+            await reach(many.front, port, await port.start("127.0.0.1", 0)),
+            await reach(one, other, address),
         )
 
     yield begin
@@ -75,9 +82,9 @@ async def both(cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Both]]]:
         await end()
 
 
-async def streamed(calls: Calls, *asked: Any, metadata: Any = ()) -> list[Any]:
+async def streamed(side: Calls, *asked: Any, metadata: Any = ()) -> list[Any]:
     """All answers to the requests of a stream."""
-    stream = calls.stream(metadata=metadata)
+    stream = side.stream(metadata=metadata)
     for each in asked:
         await stream.write(each.SerializeToString())
     await stream.done_writing()
@@ -123,7 +130,7 @@ async def test_many_requests_of_a_stream_are_separated_and_told_apart(both) -> N
     assert folded(many) == folded(one) and len(folded(many)) == 21
     first = next(place for place, answer in enumerate(many) if final(answer) and not answer.error_message)
     assert len({answer.infer_response.id for answer in many[:first]}) > 3, "they came one after another"
-    assert each.cluster.coordinator.choice.tally.choices.counts["separate"] == 20
+    assert each.cluster.coordinator.choice.tally.choices.counts["separate"] == 21
     await each.cluster.idle()
 
 
@@ -135,8 +142,9 @@ async def test_a_stream_whose_instance_ends_goes_on_as_it_would_have(both, lost:
     running = [asyncio.create_task(streamed(each.many, *asked)), asyncio.create_task(streamed(each.many, *asked))]
     made = request("a 3", id="3", seed=3).SerializeToString()
     whole = asyncio.ensure_future(each.many.send("ModelInfer", made))
-    victim = each.cluster.instances[0 if lost == "p" else 2]
-    await victim.until(lambda: bool(victim.engine.stats.running))
+    candidates = each.cluster.instances[:2] if lost == "p" else each.cluster.instances[2:]
+    await each.cluster.front.until(lambda: any(served.engine.in_flight for served in candidates))
+    victim = next(served for served in candidates if served.engine.in_flight)
     if lost == "d":
         await asyncio.sleep(0.1)
     victim.engine.crash()
@@ -149,8 +157,8 @@ async def test_a_stream_whose_instance_ends_goes_on_as_it_would_have(both, lost:
 
 async def test_the_first_error_ends_a_stream_that_wants_it_so(both) -> None:
     each = await both("prefill", "decode", tick=0.01)
-    for calls in (each.many, each.one):
-        stream = calls.stream(metadata=(("triton_grpc_error", "true"),))
+    for side in (each.many, each.one):
+        stream = side.stream(metadata=(("triton_grpc_error", "true"),))
         await stream.write(request(id="long", stream=True).SerializeToString())
         assert not (await stream.read()).error_message
         await stream.write(request(id="x", model="other").SerializeToString())
@@ -164,9 +172,9 @@ async def test_the_first_error_ends_a_stream_that_wants_it_so(both) -> None:
 
 async def test_what_is_no_message(both) -> None:
     each = await both("prefill", "decode")
-    for calls in (each.many, each.one):
-        assert await refused(calls.send("ModelInfer", BROKEN)) == ("INTERNAL", "The message could not be read.")
-        stream = calls.stream()
+    for side in (each.many, each.one):
+        assert await refused(side.send("ModelInfer", BROKEN)) == ("INTERNAL", "The message could not be read.")
+        stream = side.stream()
         await stream.write(BROKEN)
         assert await refused(stream.read()) == ("INTERNAL", "The message could not be read.")
 
@@ -207,11 +215,9 @@ async def test_statistics_are_sums(both) -> None:
     for name in ("", "tiny"):
         counts = (await each.many.call("ModelStatistics", name=name)).model_stats[0]
         assert counts.inference_count == counts.inference_stats.success.count == 12
-    expected = [await refused(calls.call("ModelStatistics", name="other")) for calls in (each.many, each.one)]
+    expected = [await refused(side.call("ModelStatistics", name="other")) for side in (each.many, each.one)]
     assert expected[0] == expected[1]
-    expected = [
-        await refused(calls.call("ModelStatistics", name="tiny", version="2")) for calls in (each.many, each.one)
-    ]
+    expected = [await refused(side.call("ModelStatistics", name="tiny", version="2")) for side in (each.many, each.one)]
     assert expected[0] == expected[1]
 
 
@@ -220,3 +226,56 @@ async def test_a_message_over_the_limit(both) -> None:
     each.many.channel = grpc.aio.insecure_channel(each.many.address)
     assert (await refused(each.many.infer(text="a" * (33 << 20))))[0] == "RESOURCE_EXHAUSTED"
     await each.many.channel.close()
+
+
+def long(work: Work, index: int) -> list[int]:
+    return [70 + k % 90 for k in range(800)]
+
+
+async def test_a_client_that_does_not_read_is_cut(both) -> None:
+    each = await both("prefill", "decode", reply=long, told={"http_timeout_seconds": 0.3})
+    narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # so that little is on its way
+    async with grpc.aio.insecure_channel(each.many.address, options=narrow) as each.many.channel:
+        stream = each.many.stream()
+        for _ in range(12):
+            await stream.write(request(stream=True, max_tokens=800).SerializeToString())
+        await each.cluster.front.until(lambda: bool(each.cluster.coordinator.front.open))
+        await each.cluster.idle()
+
+
+async def test_a_client_that_reads_late_gets_all(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "HOLD", 256)  # bytes, that hardly ever nothing waits
+    each = await both("prefill", "decode", reply=long)
+    asked = [request("a b c", id=f"{number}", stream=True, max_tokens=200) for number in range(4)]
+    stream = each.many.stream()
+    for made in asked:
+        await stream.write(made.SerializeToString())
+    await stream.done_writing()
+    await each.cluster.front.until(lambda: bool(each.cluster.coordinator.front.open))
+    await asyncio.sleep(0.1)
+    answers = folded([answer async for answer in stream])
+    assert answers == folded(await streamed(each.one, *asked))
+    await each.cluster.idle()
+
+
+async def test_clients_may_be_encrypted_and_known(both, tmp_path: Path) -> None:
+    authority(tmp_path, "ca")
+    for name in ("server", "client"):
+        certificate(tmp_path, name, "ca")
+    pem = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    place = {name: str(tmp_path / file) for name, file in
+             (("certificate", "server.pem"), ("key", "server.key"), ("clients", "ca.pem"))}  # fmt: skip
+    each = await both("prefill", "decode", told={"tls": Tls(**place)})
+    known = grpc.ssl_channel_credentials(pem["ca.pem"], pem["client.key"], pem["client.pem"])
+    for credentials in (known, grpc.ssl_channel_credentials(pem["ca.pem"]), None):
+        if credentials is None:
+            each.many.channel = grpc.aio.insecure_channel(each.many.address)
+        else:
+            each.many.channel = grpc.aio.secure_channel(each.many.address, credentials)
+        if credentials is known:
+            assert (await each.same(request())).outputs
+        else:
+            assert (await refused(each.many.infer()))[0] == "UNAVAILABLE"
+        await each.many.channel.close()
+    with pytest.raises(BadTls, match="password"):
+        before.encryption(Tls(**place, password=str(tmp_path / "word")))
