@@ -1,6 +1,6 @@
 """Part of ``make bench``: how fast KV pages get from one process to another, beside what the machine allows.
 
-Pages of the 0.5B shape (24 layers, keys and values of 4 KiB a page each), whole hand-overs from the moment that the
+Pages of the 0.5B shape (24 layers, 8 KiB of keys and values a page in each), whole hand-overs from the moment that the
 taker accepts to its last confirmed page, over shared memory and over TCP on this host, with pages that lie in order
 and with pages in random order on both sides. Beside them, turn by turn: one memcpy of as many bytes, and a plain socket
 that sends them from one buffer into another. Medians; a ratio says more than a rate. The table goes to ``.peers/kv.md``
@@ -10,6 +10,7 @@ for ``report.py``.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import mmap
 import os
 import random
@@ -26,21 +27,22 @@ from parley.kv.peer import Peer
 from parley.kv.taker import Taker
 from parley.types import Arena, Region
 
-LAYERS, SIZE = 24, 4096
+LAYERS, SIZE = 24, 8192
 PAGES = 1024  # 192 MiB
 TURNS = 7
 NAMES = {"order": "pages in order", "random": "pages in random order"}
 
 
 def arena() -> tuple[Arena, mmap.mmap]:
-    """Pages as an engine has them: those of a layer's keys, then of its values, side by side."""
-    fd = os.memfd_create("pages")
-    size = 2 * LAYERS * PAGES * SIZE
+    """Pages as an engine has them: those of one layer side by side, then those of the next."""
+    fd = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
+    size = LAYERS * PAGES * SIZE
     os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     view = mmap.mmap(fd, size)
     for at in range(0, size, mmap.PAGESIZE):
         view[at] = 1  # real memory
-    return Arena(os.getpid(), fd, PAGES, [Region(i * PAGES * SIZE, SIZE, SIZE) for i in range(2 * LAYERS)], ""), view
+    return Arena(os.getpid(), fd, PAGES, [Region(i * PAGES * SIZE, SIZE, SIZE) for i in range(LAYERS)], ""), view
 
 
 def pages(order: str, seed: int) -> list[int]:

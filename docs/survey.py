@@ -17,7 +17,8 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from parley.dialects.dialect import Answer, Card, Dialect, Endpoint, Facts, Head, Route, Share
+from parley.dialects.dialect import Answer, Dialect, Head, Route
+from parley.dialects.facts import Card, Endpoint, Facts, Share
 from parley.dialects.fields import Fields
 from parley.errors import ParleyError, Unsupported
 

@@ -33,9 +33,9 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 
 # Options of the engine, which one of several models may have for itself.
 OWN = (
-    "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-dtype", "max-batch", "step-ms", "step-tokens",
-    "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora", "max-loras",
-    "max-lora-rank", "tool-parser", "reasoning-parser",
+    "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-staging", "kv-dtype", "max-batch", "step-ms",
+    "step-tokens", "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora",
+    "max-loras", "max-lora-rank", "tool-parser", "reasoning-parser",
 )  # fmt: skip
 
 SERVE: list[Option] = [
@@ -114,6 +114,15 @@ SERVE: list[Option] = [
         "Memory for the KV cache of a model.",
         section="engine",
         unset="a share of what is free",
+        variable=True,
+    ),
+    Option(
+        "kv-staging",
+        size(1),
+        "Memory of the host through which KV pages pass to and from other instances, in roles other than mixed. On the "
+        "CPU they need none; with it they take that way all the same.",
+        section="engine",
+        unset="with an accelerator an eighth of what is free, at most as much as the KV cache",
         variable=True,
     ),
     Option(
@@ -360,6 +369,22 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "peer-lease",
+        duration(1, 3600),
+        "Silence after which an instance that pages come from or go to is taken for dead; the shorter one of both.",
+        30.0,
+        section="cluster",
+        variable=True,
+    ),
+    Option(
+        "peer-checksum",
+        switch(),
+        "Compare checksums of pages that were handed over; one side's wish is enough.",
+        False,
+        section="cluster",
+        variable=True,
+    ),
+    Option(
         "p-percentage",
         integer(0, 100),
         "Which part of a flex instance is for prefill: of its engine's time while answers go on, and of its places.",
@@ -455,6 +480,7 @@ def settings(config: Mapping[str, Any], folder: str) -> Settings:
         max_model_len=config["max-model-len"],
         kv_memory=config["kv-memory"],
         kv_dtype=config["kv-dtype"],
+        staging=config["kv-staging"],
         max_batch=config["max-batch"],
         step_ms=config["step-ms"],
         step_tokens=config["step-tokens"],

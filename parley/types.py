@@ -343,6 +343,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     ``adapter``: the name of one that is computed with; empty: none is.
     ``given``: for each choice, tokens of its output that were drawn elsewhere; empty: there are none. They count as
     drawn here, and outputs go on behind them. One that has come to its end with them is to be cancelled by the caller.
+    ``begun``: elsewhere, where its prompt was counted. It is not here, nor is what of it is found in the prefix cache.
     ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
     ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. It is to be released when there are
     outputs of all choices, if not before: others wait for that. Not without the prefix cache, and not of a search.
@@ -371,6 +372,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     beam: Beam | None = None
     adapter: str = ""
     given: list[list[int]] = []
+    begun: bool = False
     lease: bool = False
     group: str = ""
     prediction: list[int] = []
@@ -468,7 +470,8 @@ class Region(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Arena(msgspec.Struct, frozen=True):
-    """The KV cache as memory that other processes of the same user can open, at ``/proc/{pid}/fd/{fd}``.
+    """The KV cache, or where its pages are staged, as memory that other processes of the same user can open, at
+    ``/proc/{pid}/fd/{fd}``.
 
     Of ``pages`` pages each lies in all ``regions``. ``layout``: a fingerprint of all that decides what the bytes of a
     page are for given tokens; a page's bytes mean the same in every arena with the same one.
@@ -533,6 +536,7 @@ class Settings(msgspec.Struct, kw_only=True):
     max_adapters: int = 8  # that are in memory at once
     max_rank: int = 256  # of an adapter
     shared: bool = False  # pages of the KV cache lie where other processes can open them
+    staging: int | None = None  # bytes of host memory in which they do if not in the cache; None: see model.memory
     costs: str = ""  # file of a cost model, by which steps take their time and compute nothing
 
     @property

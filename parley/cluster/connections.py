@@ -26,11 +26,13 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class Connections:
-    """``context``: for instances behind https. ``secret``: the header that shows an instance who speaks to it; never
+    """``seat``: says where the coordinator is; what one that was there before left behind at instances is nobody's.
+    ``context``: for instances behind https. ``secret``: the header that shows an instance who speaks to it; never
     part of what is said for a client, but of orders."""
 
-    def __init__(self, table: Table, options: Options, context: ssl.SSLContext | None = None):
+    def __init__(self, table: Table, options: Options, seat: str, context: ssl.SSLContext | None = None):
         self.name = draw().hex()  # under which instances keep results for this coordinator
+        self._seat = seat
         self._table = table
         self._context = context
         self.secret = [(b"parley-secret", options.secret.encode())] if options.secret else []
@@ -122,6 +124,7 @@ class Connections:
             feed = Feed(
                 self.upstream(instance),
                 self.name,
+                self._seat,
                 lambda connected: self._attached(instance, connected),
                 lambda id: self.halt(instance, id),
                 self.secret,

@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,11 +24,11 @@ from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
 from parley.cluster.connections import Connections
 from parley.cluster.controller import Controller
-from parley.cluster.desk import Asked
 from parley.cluster.front import Front, application
 from parley.cluster.health import Health
 from parley.cluster.management import Management
 from parley.cluster.metrics import Metrics
+from parley.cluster.plane import Asked
 from parley.cluster.status import Status
 from parley.cluster.table import Table
 from parley.server import banner, logs, tls
@@ -63,7 +64,7 @@ class Coordinator:
         self.options = options
         self.table = Table(options)
         self.choice = Choice(self.table)
-        self.connections = Connections(self.table, options, towards(options.tls))
+        self.connections = Connections(self.table, options, seat(*sockets["predict"]), towards(options.tls))
         self.health = Health(self.table, self.connections.ask)
         self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
@@ -211,6 +212,11 @@ def ports(options: Options) -> Sequence[tuple[str, str, int]]:
     )
     made = [(name, host or options.host, port) for name, host, port in others if port is not None]
     return [("predict", options.host, options.predict_port), *made]
+
+
+def seat(host: str, sock: socket.socket) -> str:
+    """What a coordinator that is started again has in common with the one before, and with no other: where it is."""
+    return sha256(f"{socket.gethostname()} {host} {sock.getsockname()[1]}".encode()).hexdigest()[:32]
 
 
 def port_options(options: Options, host: str) -> ServerOptions:

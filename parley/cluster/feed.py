@@ -36,13 +36,14 @@ class Taker(Protocol):
 
 
 class Feed:
-    """``client``: the coordinator's name. ``attached`` is told whether results can be received; ``stray`` of the id of
-    a request that sends results and that nobody knows."""
+    """``client``: the coordinator's name; ``seat``: where it is. ``attached`` is told whether results can be received;
+    ``stray`` of the id of a request that sends results and that nobody knows."""
 
     def __init__(
         self,
         upstream: Upstream,
         client: str,
+        seat: str,
         attached: Callable[[bool], None],
         stray: Callable[[str], None] = lambda id: None,
         headers: Headers = (),
@@ -51,11 +52,11 @@ class Feed:
         self.connected = False
         self.replaced = False  # another coordinator has taken the place that a plain instance has for one
         self.bytes = 0
-        self._upstream, self._client, self._headers = upstream, client, headers
+        self._upstream, self._client, self._seat, self._headers = upstream, client, seat, headers
         self._attached, self._stray = attached, stray
-        self._takers: dict[str, Taker] = {}
+        self._takers: dict[bytes, Taker] = {}
         self._up = asyncio.Event()  # as ``connected``
-        self._strangers: OrderedDict[str, None] = OrderedDict()
+        self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
         self._number = 0  # frames of this epoch that were read over earlier connections
         self._heard = 0.0
@@ -75,11 +76,11 @@ class Feed:
 
     def open(self, id: str, taker: Taker) -> None:
         """Have ``taker`` get the frames of a request."""
-        self._takers[id] = taker
+        self._takers[id.encode()] = taker
 
     def close(self, id: str) -> None:
         """Nobody waits for them any more."""
-        self._takers.pop(id, None)
+        self._takers.pop(id.encode(), None)
 
     async def run(self) -> None:
         """Keep the connection up until cancelled."""
@@ -113,7 +114,7 @@ class Feed:
     async def _live(self) -> str:
         """One connection, from its beginning to its end: why that came. Raises Unreachable."""
         loop = asyncio.get_running_loop()
-        target = b"/dresult?client=%b" % self._client.encode()
+        target = b"/dresult?client=%b&seat=%b" % (self._client.encode(), self._seat.encode())
         self._number += self._reader.number
         self._reader = Reader()
         if self._epoch:
@@ -211,8 +212,8 @@ class Feed:
 
     def _unknown(self, frame: Frame) -> None:
         """A request goes on that nobody waits for."""
-        if frame.kind in ("data", "record") and frame.id not in self._strangers:
+        if frame.kind == "data" and frame.id not in self._strangers:
             self._strangers[frame.id] = None
             if len(self._strangers) > STRANGERS:
                 self._strangers.popitem(last=False)
-            self._stray(frame.id)
+            self._stray(frame.id.decode("latin-1"))

@@ -23,7 +23,8 @@ from parley.cluster.caller import HELD
 from parley.cluster.calls import FATAL, Cycle, Headers, Line
 from parley.cluster.config import Options, Tls
 from parley.cluster.table import Instance, Table
-from parley.dialects.dialect import Card, Facts, Head
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Facts
 from parley.dialects.triton import control
 from parley.dialects.triton.calls import INFER, SERVICE, STREAM
 from parley.dialects.triton.rpc import infer

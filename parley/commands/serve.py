@@ -59,8 +59,6 @@ def offers(config: Config) -> list[Offer]:
             own.setdefault("lora", [])  # adapters that are given without a model are the first one's
         counts.update(name for name, _ in own.get("lora", config["lora"]))
         made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model)))
-    if config["role"] != "mixed" and any(offer.settings.device != "cpu" for offer in made):
-        raise ConfigError("--role: instances other than mixed ones compute on the CPU, whose pages others can read.")
     called = Counter(name for names, _ in made for name in names)
     if twice := [name for name, count in called.items() if count > 1]:
         raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
@@ -93,6 +91,8 @@ def server_options(config: Config) -> ServerOptions:
         tokenizer_info=config["tokenizer-info"],
         role=config["role"],
         peer_port=config["peer-port"] if config["role"] != "mixed" else None,
+        peer_lease=config["peer-lease"],
+        peer_checksum=config["peer-checksum"],
         p_percentage=config["p-percentage"],
         cluster_secret=secret_of(config),
         peer_tls=peer_tls_of(config),

@@ -65,6 +65,11 @@ class Holds:
         self._landings.land(key, count)
         self.changed = True
 
+    def cut(self, key: str, count: int) -> None:
+        """No more than so many of them are going to have it."""
+        self._landings.cut(key, count)
+        self.changed = True
+
     def free(self, key: str) -> None:
         """They are not held any longer."""
         self._landings.free(key)

@@ -41,8 +41,8 @@ class Taken(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Landing:
-    """``hashes`` of the whole prompt. ``pages`` are to be filled, the first ``landed`` of them are. ``held``: those
-    with content, found or landed, that were not taken away."""
+    """``hashes`` of the prompt, as far as it comes. ``pages`` are to be filled, the first ``landed`` of them are.
+    ``held``: those with content, found or landed, that were not taken away."""
 
     hashes: list[bytes]
     held: list[int]
@@ -117,6 +117,14 @@ class Landings:
                 block = there
             landing.held.append(block)
             landing.landed += 1
+
+    def cut(self, key: str, count: int) -> None:
+        """No more than the first ``count`` of its pages are going to come; nobody writes into the others. Unknown keys
+        are ignored."""
+        landing = self._landings.get(key)
+        if landing is not None and (surplus := landing.pages[max(count, landing.landed) :]):
+            del landing.pages[-len(surplus) :], landing.hashes[-len(surplus) :]
+            self._pool.drop(surplus)
 
     def free(self, key: str) -> None:
         """Hold nothing for it any more. Unknown keys are ignored."""

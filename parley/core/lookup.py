@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from array import array
 
-from parley.core.sequence import Sequence
-from parley.core.speculation import Proposer
+from parley.core.sequence import Proposer, Sequence
 
 TABLE = 1 << 14  # heads of chains
 TRIES = 16  # places looked at

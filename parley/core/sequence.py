@@ -12,12 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from parley.types import Score, Work
-
-if TYPE_CHECKING:
-    from parley.core.speculation import Proposer
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
@@ -167,6 +164,16 @@ class Sampled:
     error: str | None = None
     end: Literal["form", "mark"] | None = None
     candidates: list[Candidate] | tuple[()] = ()
+
+
+class Proposer(Protocol):
+    """Guesses tokens. May be wrong, and gives what it likes: nothing depends on it but speed."""
+
+    def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+        """For each sequence at most so many tokens that may follow its last."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended. Unknown ones are ignored."""
 
 
 class Runner(Protocol):

@@ -21,9 +21,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from math import log as ln
 from time import perf_counter
-from typing import Protocol
 
-from parley.core.sequence import Row, Sequence, Step
+from parley.core.sequence import Proposer, Row, Sequence, Step
 
 log = logging.getLogger("parley.engine")
 
@@ -38,16 +37,6 @@ FREE = 24  # so many rows double a step's time, until it is known
 AHEAD = 4  # rows over which the price of one is taken
 SOONER, LATER = 0.5, 0.1  # weight of a step that took less than known, or more
 SLOW = 2  # times what is known: slower steps were held up by something else
-
-
-class Proposer(Protocol):
-    """Guesses tokens. May be wrong, and gives what it likes: nothing depends on it but speed."""
-
-    def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
-        """For each sequence at most so many tokens that may follow its last."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended. Unknown ones are ignored."""
 
 
 @dataclass(slots=True)

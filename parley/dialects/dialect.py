@@ -1,8 +1,8 @@
 """What a dialect is: a table of routes, how each reads its body and writes its answer, and how errors look.
 
 Everything here is pure: bytes in, neutral data out, and back. Ids and clocks are handed in, so that the same call gives
-the same bytes. The server knows only what this file declares; it never sees an API's field name. A new API is a module
-that builds one ``Dialect``, and a line in the server's table of surfaces.
+the same bytes. The server knows only what this file, ``facts`` and ``wishes`` declare; it never sees an API's field
+name. A new API is a module that builds one ``Dialect``, and a line in the server's table of surfaces.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from parley.errors import ParleyError
-from parley.types import Event, ModelInfo, Prompt, Request, Stats, Usage
+from parley.types import Event, Request, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,179 +124,6 @@ class Whole(Reply):
 
     def fail(self, error: ParleyError) -> bytes:
         raise AssertionError("no stream was asked for")
-
-
-@dataclass(slots=True)
-class Totals:
-    """What was done with a model since its start. Counts are requests; seconds are summed over those that succeeded."""
-
-    succeeded: int = 0
-    failed: int = 0  # by the engine
-    cancelled: int = 0  # the client left
-    rejected: int = 0  # no place was free
-    last: float = 0.0  # when the last one ended, seconds since the epoch
-    whole: float = 0.0  # from arrival to end
-    lost: float = 0.0  # the same, of those that did not succeed
-    prepared: float = 0.0  # reading, rendering, tokenising
-    queued: float = 0.0
-    computed: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A name that the server offers, and the model behind it, whose main name is ``root``.
-
-    ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed,
-    closed; held or prepared after such an ``Order``. ``folder``: where an adapter lies, if the name is one's; ``root``
-    is then the model that it changes.
-    ``totals``: what was done with it, under all its names. ``purpose``: what it is for, as far as that is known:
-    conversations and text, text alone, vectors alone.
-    """
-
-    name: str
-    created: int
-    max_model_len: int | None
-    root: str = ""
-    phase: str = "ready"
-    totals: Totals = field(default_factory=Totals)
-    purpose: Literal["chat", "text", "vectors"] = "chat"
-    folder: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Vitals:
-    """How the main model does at this moment.
-
-    ``phase``: idle, loading, ready, restarting, draining, failed, closed; or held, prepared after such an ``Order``.
-    ``held`` of ``places`` are taken, of which ``batch`` run at once. Times are seconds, means of the last thousand.
-    """
-
-    phase: str = "ready"
-    places: int = 1
-    held: int = 0
-    batch: int = 1
-    stats: Stats = field(default_factory=Stats)
-    info: ModelInfo | None = None
-    first_token: float = 0.0
-    between_tokens: float = 0.0
-
-
-Order = Literal["hold", "prepare", "release"]  # new requests are refused; still so; taken again
-
-
-class Told(NamedTuple):
-    """What is said of a command, and what is to be done for it, if anything."""
-
-    answer: Answer
-    order: Order | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the server knows of itself. ``cards``: every name it serves, the main one first. ``ready``: do all its
-    models take requests?"""
-
-    version: str
-    cards: Sequence[Card]
-    ready: bool
-    vitals: Vitals = Vitals()
-
-
-class Share(msgspec.Struct, frozen=True):
-    """One of an endpoint's models: ``name`` there, the server's ``model``, and how many of 100 requests it answers."""
-
-    name: str
-    model: str
-    percent: int
-
-
-class Endpoint(msgspec.Struct, frozen=True):
-    """A name behind which models share the requests. ``about``: what else its API keeps of it, as JSON can hold it."""
-
-    name: str
-    shares: list[Share]
-    about: dict[str, Any] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An answer, and what is to be done before it is given: an endpoint made or replaced, or one removed by name."""
-
-    answer: Answer
-    put: Endpoint | None = None
-    drop: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenize:
-    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``texts``: or each one's text
-    instead; ``spans``: also the text that was read and which part of it each token is; ``truncate``: only the last so
-    many tokens."""
-
-    model: str
-    prompt: Prompt
-    strings: bool = False
-    texts: bool = False
-    spans: bool = False
-    truncate: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Halt:
-    """The wish to end an open request to the path's model, by its id or the label that its client gave it, and what is
-    answered."""
-
-    label: str
-    done: Answer
-    unknown: Answer
-
-
-@dataclass(frozen=True, slots=True)
-class Adapt:
-    """The wish to have an adapter known by a name, or (``folder`` None) known no longer, and what is answered.
-
-    ``replace``: also where one is known by it. ``model``: which it is for; empty: the main one. ``failed``: the answer
-    to what goes wrong, where that is not the API's usual one.
-    """
-
-    name: str
-    folder: str | None
-    done: Answer
-    replace: bool = False
-    model: str = ""
-    failed: Callable[[ParleyError], Answer] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """``spans``: begin and end of each token in ``text``, in characters; equal where a token is no part of it."""
-
-    ids: list[int]
-    strings: list[str] | None
-    max_model_len: int
-    text: str = ""
-    spans: Sequence[tuple[int, int]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Detokenize:
-    """The wish to see the text of tokens. ``lax``: those that are not in the vocabulary have none."""
-
-    model: str
-    ids: list[int]
-    lax: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """The server in one card: its main model, how many answers it makes or queues at once, its version, and what the
-    model computes with and on."""
-
-    card: Card
-    places: int
-    version: str
-    dtype: str = "bfloat16"
-    device: str = "cpu"
 
 
 Kind = Literal[

@@ -47,13 +47,15 @@ from parley.engine.messages import (
     UnloadAdapter,
     Wiped,
 )
-from parley.types import Settings, Work
+from parley.types import Output, Settings, Stats, Work
 
 if TYPE_CHECKING:
+    from parley.core.holds import Holds
     from parley.core.landing import Taken
     from parley.core.loop import Loop
     from parley.core.sequence import Runner
     from parley.core.shelf import Fetch, Fetched
+    from parley.core.transit import Transit
 
 log = logging.getLogger("parley.engine")
 
@@ -80,6 +82,7 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
         return
     try:
         from parley.core.loop import Loop
+        from parley.core.transit import Transit
         from parley.model.loader import LoadError, load
     except ImportError as error:
         send(Fatal(f"The engine cannot start: {error}. Is the package installed completely?"))
@@ -102,18 +105,25 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
         else:
             preparing.submit(left).add_done_callback(lambda _: inbox.put(done))
 
+    def filled(id: str, pages: list[int]) -> None:
+        send(Filled(id, pages))
+
+    transit = Transit(runner.staging, filled) if runner.staging is not None else None
+
+    def emit(outputs: list[Output], stats: Stats) -> None:
+        if transit is not None:
+            transit.flush()
+        send(Outputs(outputs, stats))
+
     fetch = _beside(runner, reading, inbox)
     loop = Loop(
-        runner,
-        settings,
-        lambda outputs, stats: send(Outputs(outputs, stats)),
-        fetch=fetch,
-        prepare=prepare,
-        filled=lambda id, pages: send(Filled(id, pages)),
+        runner, settings, emit, fetch=fetch, prepare=prepare, filled=filled if transit is None else transit.fill
     )
+    if transit is not None:
+        transit.holds = loop.holds
     send(Ready(info))
     try:
-        serve(loop, inbox, send)
+        serve(loop, transit or loop.holds, inbox, send)
     except Exception as error:
         log.exception("the engine loop failed")
         send(Fatal(f"The engine stopped on an internal error: {type(error).__name__}."))
@@ -145,8 +155,8 @@ def _beside(runner: Runner, thread: ThreadPoolExecutor, inbox: Inbox) -> Fetch:
     return fetch
 
 
-def serve(loop: Loop, inbox: Inbox, send: Send) -> None:
-    """Do what messages say, step by step, until Shutdown."""
+def serve(loop: Loop, holds: Holds | Transit, inbox: Inbox, send: Send) -> None:
+    """Do what messages say, step by step, until Shutdown. ``holds``: the loop's, or what stands before them."""
     while True:
         # New work and cancels come before scheduling; only an idle loop waits for them.
         idle = loop.idle
@@ -167,15 +177,13 @@ def serve(loop: Loop, inbox: Inbox, send: Send) -> None:
                 send(Changed(message.id, "" if known else "There is no adapter of this name."))
             elif isinstance(message, Reserve):
                 answer = partial(_reserved, send, message.id)
-                loop.holds.reserve(
-                    message.key, message.token_ids, message.salt, message.adapter, message.digest, answer
-                )
+                holds.reserve(message.key, message.token_ids, message.salt, message.adapter, message.digest, answer)
             elif isinstance(message, Landed):
-                loop.holds.land(message.key, message.count)
+                holds.land(message.key, message.count)
             elif isinstance(message, Free):
-                loop.holds.free(message.key)
+                holds.free(message.key)
             elif isinstance(message, Release):
-                loop.holds.release(message.id)
+                holds.release(message.id)
             elif isinstance(message, Divide):
                 loop.share.divide(message.percent / 100)
             elif callable(message):

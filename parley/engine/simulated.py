@@ -19,8 +19,7 @@ from typing import Any
 import msgspec
 
 from parley.core.loop import Loop
-from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Sampled, Sequence, Step
-from parley.core.speculation import Proposer
+from parley.core.sequence import BLOCK_SIZE, Adapter, Proposer, Row, Sampled, Sequence, Step
 from parley.engine.host import Inbox, Send, serve
 from parley.engine.messages import Cancel, Conclude, Fatal, Filled, Free, Landed, Outputs, Ready, Release, Submit
 from parley.types import Arena, ModelInfo, Settings, Work
@@ -185,7 +184,7 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
         filled=lambda id, pages: send(Filled(id, pages)),
     )
     send(Ready(_info(costs, loop)))
-    serve(loop, delivered, send)
+    serve(loop, loop.holds, delivered, send)
 
 
 def _info(costs: Costs, loop: Loop) -> ModelInfo:

@@ -44,9 +44,10 @@ class Decode(Leg):
         self._recent: list[Batch] = []  # not recorded yet, which in the plain manner none is
         self._first: Work
         self._keys: dict[int, str] = {}  # of what is reserved, by the number of the work that it is for
+        self._wanted: dict[int, int] = {}  # how many pages of it are to be filled, until all are
         self._starting: set[int] = set()  # works that have not attached to it
         self._landed = 0.0  # when a page has, by the event loop's clock
-        self._accepted = self._returned = False
+        self._accepted = self._returned = self._recalled = False
         self.outlet = Outlet(self._records, bool(begin.client))
         self.outlet.silent = True  # until it is taken
 
@@ -66,12 +67,17 @@ class Decode(Leg):
                 self.outlet.channel.fail(UNFINISHED)
             self.outlet.silent = True  # parley's own coordinator gives the order again
             raise EngineError(UNFINISHED) from None
-        await self._pages()
         self.past = [*past, *handover.split(given)]
+        if self._recalled:
+            self.recall()
+        await self._pages()
+        if self._wanted:
+            self._member.spawn(self._forgo())
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens, attempt)
-        if self.outlet.exact and self.generation.model.refusal() is not None:
-            self.outlet.lose()  # what has ended meanwhile is this instance, not the request
+            work.begun = True
+        if self.generation.model.refusal() is not None:
+            self.lose()  # what has ended meanwhile is this instance, not the request
 
     def submitted(self, streams: list[Stream]) -> None:
         self._starting = set(self._keys)
@@ -83,14 +89,28 @@ class Decode(Leg):
                 self._return()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
-        if not recompute.lost(self.generation.model.engine, outputs):
-            self._recent.append([(number, output) for output in outputs])
-        elif self.outlet.exact:
-            self.outlet.lose()
+        if recompute.lost(self.generation.model.engine, outputs):
+            self.lose()
         else:
-            begin, past = self._begin, [*(self.past or []), *self._recent]
-            origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
-            self.outlet.retry(begin.path, origin, self._first)
+            self._recent.append([(number, output) for output in outputs])
+
+    def lose(self) -> None:
+        if self.outlet.exact:
+            self.outlet.lose()
+        elif self.past is not None:
+            self._give_back()
+
+    def recall(self) -> None:
+        """Have it go on elsewhere, for a coordinator that will get no more from here."""
+        if self.past is not None:
+            self._give_back()
+            self.drop()
+        self._recalled = True
+
+    def _give_back(self) -> None:
+        begin, past = self._begin, [*(self.past or []), *self._recent]
+        origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
+        self.outlet.retry(begin.path, origin, self._first)
 
     def drop(self) -> None:
         self.outlet.depart()
@@ -124,10 +144,14 @@ class Decode(Leg):
             if reserved.error:
                 raise Overloaded(reserved.error)
             wants.append((reserved.skip, reserved.pages))
+            if reserved.pages:
+                self._wanted[number] = len(reserved.pages)
         return wants
 
     def _land(self, part: int, count: int) -> None:
         self._landed = asyncio.get_running_loop().time()
+        if count == self._wanted.get(part):
+            del self._wanted[part]
         self.generation.model.engine.landed(self._keys[part], count)
 
     async def _pages(self) -> None:
@@ -141,6 +165,12 @@ class Decode(Leg):
             except TimeoutError:
                 if clock() - self._landed > PATIENCE:
                     return
+
+    async def _forgo(self) -> None:
+        """Keep no room for pages that do not come, as soon as that is sure: their own request may need it to begin."""
+        await self._taker.settled()
+        for number in self._wanted:
+            self.generation.model.engine.free(self._keys[number])
 
     def _return(self) -> None:
         """Reserve nothing any more, once nobody writes into it."""
@@ -165,6 +195,7 @@ async def accept(member: Member, taker: Taker) -> None:
             raise Malformed("This instance does not speak the same APIs.")
         leg = Decode(member, taker, begin)
         leg.outlet.channel = channel = member.node.results.channel(begin.client, begin.id)
+        channel.recall = leg.recall
     except ParleyError as error:
         await taker.refuse(error.message)
         return

@@ -108,6 +108,9 @@ class Node:
             model.engine.divide(self.role.part)
 
     def _left(self, before: Name) -> None:
-        """The role has ended. A plain coordinator gets results from a decode instance only."""
+        """The role has ended. A plain coordinator gets results from a decode instance only: what still runs for it has
+        to go on elsewhere."""
         if before in ("decode", "flex"):
-            self.results.client().close()
+            plain = self.results.client()
+            plain.recall()
+            plain.close()

@@ -15,9 +15,9 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Headers
 from parley.engine.protocol import Stream
-from parley.errors import EngineDied, ParleyError
+from parley.errors import EngineDied, NotReady, ParleyError, Stopping
 from parley.instance import handover, recompute
-from parley.instance.heads import LOST, Order
+from parley.instance.heads import LOST, UNKNOWN, Order
 from parley.instance.outlet import Front
 from parley.kv.giver import Giver, Refused
 from parley.kv.transport import LinkError
@@ -75,10 +75,12 @@ class Prefill(Leg):
         self.front.stream = request.stream
         if self._order.here:
             self.front.channel = self._member.node.results.channel(self._order.client, self._order.id)
+            self.front.channel.recall = self.recall
         recompute.restore(works, self._prompt, self.generation.model.info.max_model_len)
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
             handover.resume(work, tokens[number], attempt)
+            work.begun = self.past is not None
         self._first = works[0]
         if self._order.here or request.pooling is not None:
             if self.front.exact:
@@ -113,19 +115,35 @@ class Prefill(Leg):
                 output.finish = None
             if self.past:
                 output.cached_tokens = 0  # what is cached now are the tokens of attempts before
-        exchange = self._exchange
         if self._order.here and recompute.lost(self.generation.model.engine, outputs):
-            if self.front.exact:
-                self.front.lose()
-                return
-            past = [*(self.past or []), *self._recent]
-            assert exchange.created is not None
-            origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
-            self.front.retry(exchange.scope["path"], origin, self._first)
+            self.lose()
         elif self._cut or self.front.exact or self._order.here:
             for output in outputs:
                 output.id = ""
             self._recent.append([(number, output) for output in outputs])
+
+    def lose(self) -> None:
+        if not self._order.here or not self.front.answered:
+            return  # the order's own answer says it
+        if self.front.exact:
+            self.front.lose()
+        else:
+            self._give_back()
+
+    def recall(self) -> None:
+        """Have it go on elsewhere, for a coordinator that will get no more from here."""
+        if self.front.answered:
+            self._give_back()
+            self.drop()
+        else:
+            self.generation.abort(NotReady(UNKNOWN))
+
+    def _give_back(self) -> None:
+        exchange = self._exchange
+        assert exchange.created is not None
+        past = [*(self.past or []), *self._recent]
+        origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
+        self.front.retry(exchange.scope["path"], origin, self._first)
 
     def moved(self) -> None:
         self.front.moved()
@@ -169,7 +187,7 @@ class Prefill(Leg):
         return Answer(503, msgspec.json.encode(told))
 
     def remarks(self, error: ParleyError) -> Headers:
-        return ((LOST, b"engine"),) if self.front.exact and isinstance(error, EngineDied) else ()
+        return ((LOST, b"engine"),) if self.front.exact and isinstance(error, EngineDied | Stopping) else ()
 
     def _records(self) -> list[Batch]:
         recent, self._recent = self._recent, []

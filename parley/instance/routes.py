@@ -79,7 +79,10 @@ async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
         raise Invalid("'from' must be the number of a frame.", field="from")
     _impatient(exchange)
     epoch = query.get("epoch", "")
-    serving = node.results.serve(client, Out(exchange), epoch, None if number is None else int(number))
+    seat = query.get("seat", "")
+    if seat and not (client and heads.CLIENT.fullmatch(seat)):
+        raise Invalid("'seat' must be 1 to 64 letters, digits, _ or -, and comes with 'client'.", field="seat")
+    serving = node.results.serve(client, Out(exchange), epoch, None if number is None else int(number), seat)
     await exchange.while_connected(serving)
     await exchange.write(b"", STREAM, last=True)
 

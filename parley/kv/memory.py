@@ -28,7 +28,7 @@ class Memory:
         self.sizes = [region.size for region in arena.regions]
         self.page_bytes = sum(self.sizes)
         self.fd = -1
-        self._map: mmap.mmap | None = None
+        self.map: mmap.mmap | None = None
         self.view = memoryview(b"")
         if not arena.regions:
             return
@@ -40,17 +40,17 @@ class Memory:
         if extent(arena) > size:
             os.close(self.fd)
             raise BadArena(f"The KV pages of process {arena.pid} have {size} bytes, not {extent(arena)}.")
-        self._map = mmap.mmap(self.fd, size)
-        self.view = memoryview(self._map)
+        self.map = mmap.mmap(self.fd, size)
+        self.view = memoryview(self.map)
 
     def close(self) -> None:
         """Let go of it; a view that somebody still has keeps the mapping until it is gone."""
         self.view.release()
-        if self._map is not None:
+        if self.map is not None:
             os.close(self.fd)
             with suppress(BufferError):
-                self._map.close()
-            self._map = None
+                self.map.close()
+            self.map = None
 
     def holds(self, pages: Sequence[int]) -> bool:
         """Are these page numbers of the arena?"""
@@ -58,13 +58,14 @@ class Memory:
 
     def views(self, pages: Sequence[int]) -> list[memoryview]:
         """The bytes of these pages, region by region, in order."""
-        view, runs = self.view, list(_runs(pages))
+        cuts: dict[tuple[int, int], list[slice]] = {}  # of regions alike
         found: list[memoryview] = []
-        for start, stride, size in ((region.offset, region.stride, region.size) for region in self.arena.regions):
-            if stride == size:
-                found += [view[(at := start + first * size) : at + count * size] for first, count in runs]
-            else:
-                found += [view[(at := start + page * stride) : at + size] for page in pages]
+        for region in self.arena.regions:
+            stride, size = shape = region.stride, region.size
+            if shape not in cuts:
+                pieces = runs(pages) if stride == size else ((page, 1) for page in zip(pages))
+                cuts[shape] = [slice(at := first * stride, at + count * size) for (first,), count in pieces]
+            found += map(self.view[region.offset :].__getitem__, cuts[shape])
         return found
 
     def checksum(self, pages: Sequence[int]) -> int:
@@ -89,15 +90,16 @@ def rest(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First number and length of each run of consecutive numbers."""
-    first, count = -1, 0
-    for page in pages:
-        if page == first + count:
+def runs(*sides: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """First numbers (of each side) and length of each run of numbers that are consecutive on all sides."""
+    first: tuple[int, ...] = ()
+    count = 0
+    for numbers in zip(*sides, strict=True):
+        if count and all(number == start + count for number, start in zip(numbers, first, strict=True)):
             count += 1
             continue
         if count:
             yield first, count
-        first, count = page, 1
+        first, count = numbers, 1
     if count:
         yield first, count

@@ -4,26 +4,36 @@ The taker opens the arena as /proc/PID/fd/N of the giver's process, which the ke
 numbers mean something else on another host, or in another container, so the giver has a second file with random bytes,
 which it also tells: the taker believes the process number if it finds them there, and the file if it is the same inode.
 
-It reads with ``preadv`` instead of mapping the file: what another process cuts short is then a short read, and not the
-end of this one. The file's pages side by side are one call, whatever the order of the own ones.
+It maps that file, and copies all pieces of a page, or of pages side by side, by one call that lets go of the
+interpreter's lock. To touch a mapping of a file that was cut short is the end of a process, so a file is mapped only if
+it can never shrink: a memfd with a seal that says so, of small pages, as the own one is.
 """
 
 from __future__ import annotations
 
+import fcntl
+import mmap
 import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from parley.kv.memory import Memory, extent, rest
-from parley.kv.transport import Guard, Lost, Transport, Unreachable
+from parley.kv.memory import Memory, extent, runs
+from parley.kv.transport import Lost, Transport, Unreachable
 from parley.types import Arena, Region
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Grid = npt.NDArray[np.uint8]
+    Grids = tuple[Grid, Grid]
+
 NONCE = 32
-MOST = 1024  # pieces of one read (IOV_MAX)
 
 
 class Offer(msgspec.Struct, array_like=True, frozen=True):
@@ -43,8 +53,8 @@ class Shared(Transport):
     def __init__(self, memory: Memory, proof: Proof | None = None):
         self._memory = memory
         self._proof = proof
-        self._theirs: Arena | None = None
-        self._file: _File | None = None
+        self._pages = 0  # of the giver's arena
+        self._grids: list[Grids] = []  # of the giver's arena and the own one; none while it is not open
 
     def offer(self) -> bytes:
         assert self._proof is not None
@@ -59,48 +69,44 @@ class Shared(Transport):
             raise Unreachable(f"the offer cannot be read: {error}") from None
         arena = theirs.arena
         numbers = [arena.pid, arena.fd, arena.pages, theirs.proof, *(n for r in arena.regions for n in _numbers(r))]
-        if min(numbers) < 0 or max(numbers) >= 1 << 48 or len(theirs.nonce) != NONCE:
+        overlap = any(region.stride < region.size for region in arena.regions)
+        if min(numbers) < 0 or max(numbers) >= 1 << 48 or overlap or len(theirs.nonce) != NONCE:
             raise Unreachable("the offer has numbers that cannot be")
         if [region.size for region in arena.regions] != self._memory.sizes:
             raise Unreachable("the offer has pages of other sizes")
         try:
-            proof = _File(arena.pid, theirs.proof)
-            with closing(proof):
-                if os.pread(proof.fd, NONCE, 0) != theirs.nonce:
+            with _opened(arena.pid, theirs.proof) as proof:
+                if os.pread(proof, NONCE, 0) != theirs.nonce:
                     raise Unreachable("the process of that number is another one here")
-            file = _File(arena.pid, arena.fd)
+            with _opened(arena.pid, arena.fd) as file:
+                found = os.fstat(file)
+                if (found.st_dev, found.st_ino) != theirs.place or extent(arena) > found.st_size:
+                    raise Unreachable("the file is another one here")
+                alike = found.st_dev == os.fstat(self._memory.fd).st_dev
+                if not (alike and fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK):
+                    raise Unreachable("the file could be cut short while it is read")
+                source = mmap.mmap(file, extent(arena), prot=mmap.PROT_READ)
+            assert self._memory.map is not None
+            self._grids = _grids((source, arena), (self._memory.map, self._memory.arena))
         except OSError as error:
             raise Unreachable(f"its process's memory cannot be opened: {error.strerror}") from None
-        if file.place != theirs.place or extent(arena) > file.size:
-            file.close()
-            raise Unreachable("the file is another one here")
-        self._theirs, self._file = arena, file
+        self._pages = arena.pages
 
     def send(self, pages: Sequence[int]) -> None:
         """Nothing: they are where they are."""
 
     def fetch(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
-        arena, file = self._theirs, self._file
-        if arena is None or file is None:
+        grids = self._grids  # they stay mapped while they are in use
+        if not grids:
             raise Lost("The giver's memory is not open.")
-        if min(theirs) < 0 or max(theirs) >= arena.pages:
+        if min(theirs) < 0 or max(theirs) >= self._pages:
             raise Lost("The giver named pages outside of its arena.")
-        own, view = self._memory.arena.regions, self._memory.view
-        joined = all(region.stride == region.size for region in (*arena.regions, *own))
-        reads = list(pair(theirs, ours, MOST if joined else 1))
-        with file.use():
-            for source, target in zip(arena.regions, own, strict=True):
-                start, stride, size = target.offset, target.stride, target.size
-                for first, count, places in reads:
-                    offset = source.offset + first * source.stride
-                    views = [view[(at := start + page * stride) : at + run * size] for page, run in places]
-                    done = os.preadv(file.fd, views, offset)
-                    if done < count * size:
-                        _read(file.fd, offset + done, rest(views, done))
+        for (first, own), count in runs(theirs, ours):
+            for source, target in grids:
+                target[:, own : own + count] = source[:, first : first + count]
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._grids = []
 
 
 class Proof:
@@ -115,49 +121,44 @@ class Proof:
         os.close(self.fd)
 
 
-class _File(Guard):
-    """A regular file of another process, open for reading. Raises OSError, Unreachable."""
-
-    def __init__(self, pid: int, fd: int):
-        super().__init__()
-        path = f"/proc/{pid}/fd/{fd}"
-        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe or a device may have effects
-            raise Unreachable("the file is another one here")
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        found = os.fstat(self.fd)
-        self.place, self.size = (found.st_dev, found.st_ino), found.st_size
-
-    def _free(self) -> None:
-        os.close(self.fd)
+@contextmanager
+def _opened(pid: int, fd: int) -> Iterator[int]:
+    """A regular file of another process, for reading. Raises OSError, Unreachable."""
+    path = f"/proc/{pid}/fd/{fd}"
+    if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe or a device may have effects
+        raise Unreachable("the file is another one here")
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
-def pair(theirs: Sequence[int], ours: Sequence[int], most: int) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Pages that one call reads: the first of theirs, how many follow each other, and runs (first, length) of ours.
-
-    ``most``: of such runs; with 1 each page is a call of its own.
-    """
-    first, count = theirs[0], 0
-    places: list[tuple[int, int]] = []
-    for source, target in zip(theirs, ours, strict=True):
-        page, run = places[-1] if places else (target, 0)
-        if count and (source != first + count or most == 1 or (len(places) == most and target != page + run)):
-            yield first, count, places
-            first, count, places, page, run = source, 0, [], target, 0
-        if run and target == page + run:
-            places[-1] = (page, run + 1)
+def _grids(theirs: tuple[mmap.mmap, Arena], ours: tuple[mmap.mmap, Arena]) -> list[Grids]:
+    """Both arenas as arrays [regions, pages, bytes]: one of each for regions that are alike and at equal distances."""
+    groups: list[list[tuple[Region, Region]]] = []
+    for pair in sorted(zip(theirs[1].regions, ours[1].regions, strict=True), key=lambda pair: pair[1].offset):
+        if groups and _joins(pair, groups[-1]):
+            groups[-1].append(pair)
         else:
-            places.append((target, 1))
-        count += 1
-    yield first, count, places
+            groups.append([pair])
+    return [(_grid(*theirs, [a for a, _ in group]), _grid(*ours, [b for _, b in group])) for group in groups]
 
 
-def _read(fd: int, offset: int, places: list[memoryview]) -> None:
-    while places:
-        count = os.preadv(fd, places, offset)
-        if not count:
-            raise Lost("The giver's memory ends before its pages do.")
-        offset += count
-        places = rest(places, count)
+def _joins(pair: tuple[Region, Region], group: list[tuple[Region, Region]]) -> bool:
+    """Is a region, on both sides, as those of a group are, and as far behind its last one as they are apart?"""
+    return all(
+        (one.size, one.stride) == (last.size, last.stride)
+        and (len(group) == 1 or one.offset - last.offset == last.offset - before.offset)
+        for one, last, before in zip(pair, group[-1], group[-2:][0], strict=True)
+    )
+
+
+def _grid(memory: mmap.mmap, arena: Arena, regions: Sequence[Region]) -> Grid:
+    import numpy as np  # not before there are pages: it makes threads, and most servers share none
+
+    first, step = regions[0], regions[-1].offset - regions[-2:][0].offset
+    return np.ndarray((len(regions), arena.pages, first.size), np.uint8, memory, first.offset, (step, first.stride, 1))
 
 
 def _numbers(region: Region) -> tuple[int, int, int]:

@@ -9,30 +9,47 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from parley.kv.memory import Memory, rest
-from parley.kv.transport import Guard, Lost, Pace, Transport
+from parley.kv.transport import Lost, Pace, Transport
 
 PIECES = 256  # of one call: the kernel takes about a socket buffer at a time, and what is left has to be listed again
 
 
-class Channel(Guard):
-    """A blocking socket. Closing it wakes the thread that uses it."""
+class Channel:
+    """A blocking socket that one thread uses and any other may close, which wakes that one.
+
+    Its number is kept while it is in use, or a new file could get it.
+    """
 
     def __init__(self, sock: socket.socket):
-        super().__init__()
         self.socket = sock
+        self._closed = False
+        self._lock = threading.Lock()
 
-    def _free(self) -> None:
-        self.socket.close()
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Raises Lost when it is closed."""
+        try:
+            with self._lock:
+                if self._closed:
+                    raise Lost("The link was closed.")
+                yield
+        finally:
+            if self._closed:  # by now, or meanwhile, when its number could not be given back
+                self.close()
 
     def close(self) -> None:
+        self._closed = True
         with suppress(OSError):
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # the socket itself, also where there is TLS
-        super().close()
+        if self._lock.acquire(blocking=False):
+            self.socket.close()
+            self._lock.release()
 
 
 class Stream(Transport):

@@ -13,11 +13,9 @@ every byte through one more buffer. A page only counts when the giver says, afte
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 BATCH = 16 << 20  # bytes of pages of one send and fetch, about; one page at least
 FLOOR = 64 << 10  # bytes that have to move within a lease
@@ -76,38 +74,3 @@ class Pace:
             self._moved, self._since = 0, now
         elif now - self._since > self._lease:
             raise Lost("The other side takes or gives pages too slowly.")
-
-
-class Guard:
-    """A file or socket that one thread uses and any other may close: its number is kept while it is in use."""
-
-    def __init__(self) -> None:
-        self._closed = False
-        self._freed = False
-        self._lock = threading.Lock()
-
-    def _free(self) -> None:
-        """Give the number back. Is called once."""
-        raise NotImplementedError
-
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Raises Lost when it is closed."""
-        try:
-            with self._lock:
-                if self._closed:
-                    raise Lost("The link was closed.")
-                yield
-        finally:
-            if self._closed:  # by now, or meanwhile, when it could not be freed
-                self.close()
-
-    def close(self) -> None:
-        self._closed = True
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._freed:
-                    self._freed = True
-                    self._free()
-            finally:
-                self._lock.release()

@@ -34,7 +34,7 @@ class Place:
 
 
 class Draft:
-    """``core.speculation.Proposer`` over a network and its pages, for sequences of up to ``max_model_len`` tokens."""
+    """``core.sequence.Proposer`` over a network and its pages, for sequences of up to ``max_model_len`` tokens."""
 
     def __init__(self, network: Network, kv: PagedKV, *, max_model_len: int):
         self.network = network

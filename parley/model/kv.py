@@ -18,6 +18,8 @@ from parley.types import Region
 
 ALIGN = 4096  # bytes at whose multiples pages of different formats begin
 
+Owners = dict[native.Format, list[int]]  # numbers of the layers of a format
+
 
 class PagedKV:
     """Keys and values of all layers in ``blocks`` pages, for a model of ``dtype``.
@@ -43,25 +45,20 @@ class PagedKV:
         self.int8 = int8
         self.device = torch.device(device)
         self.formats = [native.format(layer, dtype, self.device, int8=int8) for layer in layers]
-        owners: dict[native.Format, list[int]] = defaultdict(list)
+        self.owners: Owners = defaultdict(list)
         for i, format in enumerate(self.formats):
-            owners[format].append(i)
+            self.owners[format].append(i)
         self.file = -1
-        self.regions = _regions(owners, blocks + 1)
-        whole: torch.Tensor | None = None
+        self.regions = regions(self.owners, blocks + 1)
         if shared:
             whole, self.file = memory.shared(max(each.offset + (blocks + 1) * each.stride for each in self.regions))
-        self._arenas: list[torch.Tensor] = []  # [layers of one format, pages, ...]: one clear serves them all
+            arenas = carve(whole, self.owners, self.regions, blocks + 1)
+        else:
+            shapes = [(format, (len(numbers), blocks + 1, *format.shape)) for format, numbers in self.owners.items()]
+            arenas = [torch.empty(shape, dtype=format.dtype, device=self.device) for format, shape in shapes]
+        self.arenas = arenas  # [layers of one format, pages, ...], by owners: one clear serves them all
         pools: dict[int, native.Pool] = {}
-        for format, numbers in owners.items():
-            shape = (len(numbers), blocks + 1, *format.shape)
-            if whole is None:
-                arena = torch.empty(shape, dtype=format.dtype, device=self.device)
-            else:
-                first = self.regions[numbers[0]].offset
-                size = len(numbers) * (blocks + 1) * format.page_bytes
-                arena = whole[first : first + size].view(format.dtype).view(shape)
-            self._arenas.append(arena)
+        for (format, numbers), arena in zip(self.owners.items(), arenas, strict=True):
             pools.update((i, native.Pool(pages, format)) for i, pages in zip(numbers, arena.unbind(0), strict=True))
         self._pools = [pools[i] for i in range(len(layers))]
         self._batch: Batch | None = None
@@ -82,7 +79,7 @@ class PagedKV:
 
     def clear(self, pages: list[int]) -> None:
         """Zero pages that change hands: what another request left there (a NaN, say) must not reach the next one."""
-        for arena in self._arenas if pages else ():
+        for arena in self.arenas if pages else ():
             if self.device.type == "cpu":  # where index_fill_ takes eight times as long
                 for page in pages:
                     arena[:, page].zero_()
@@ -92,7 +89,7 @@ class PagedKV:
     def copy(self, copies: list[tuple[int, int]]) -> None:
         """Copy pages (from, to), one after the other: a page may be written by one and read by a later one."""
         for source, target in copies:
-            for arena in self._arenas:
+            for arena in self.arenas:
                 arena[:, target].copy_(arena[:, source])
 
     def wipe(self, slots: torch.Tensor) -> None:
@@ -148,13 +145,22 @@ class PagedKV:
             self._batch, self._plans, self._places = batch, {}, {}
 
 
-def _regions(owners: dict[native.Format, list[int]], pages: int) -> list[Region]:
+def carve(whole: torch.Tensor, owners: Owners, places: list[Region], pages: int) -> list[torch.Tensor]:
+    """The ``regions`` of some bytes as tensors [layers of one format, pages, ...], by owners."""
+    arenas: list[torch.Tensor] = []
+    for format, numbers in owners.items():
+        first, size = places[numbers[0]].offset, len(numbers) * pages * format.page_bytes
+        arenas.append(whole[first : first + size].view(format.dtype).view(len(numbers), pages, *format.shape))
+    return arenas
+
+
+def regions(owners: Owners, pages: int) -> list[Region]:
     """Where each layer's pages lie, if they all lie behind one another: by format, then by layer."""
-    regions: dict[int, Region] = {}
+    found: dict[int, Region] = {}
     offset = 0
     for format, numbers in owners.items():
         size = format.page_bytes
         for place, number in enumerate(numbers):
-            regions[number] = Region(offset + place * pages * size, size, size)
+            found[number] = Region(offset + place * pages * size, size, size)
         offset = -(-(offset + len(numbers) * pages * size) // ALIGN) * ALIGN
-    return [regions[number] for number in range(len(regions))]
+    return [found[number] for number in range(len(found))]

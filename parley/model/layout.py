@@ -2,6 +2,7 @@
 
 Instances that exchange pages compare these lines, and tell a person which part differs. So all that has a say is named:
 the weights by their content, how they and the pages are stored, and what computes, for bits may differ between kernels.
+On an accelerator they also differ between batches, so that any two of them are alike.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def fingerprint(
         "weights": f"{quantization or 'none'} {str(pages.dtype).removeprefix('torch.')}",
         "pages": f"{BLOCK_SIZE} {'int8' if pages.int8 else 'plain'} {_short(*map(repr, pages.formats))}",
         "runs": "fused" if lowered else f"transformers {length}",
-        "kernels": native.identity() or "torch",
+        "kernels": native.identity() or "torch" if pages.device.type == "cpu" else pages.device.type,
         "torch": torch.__version__,
     }
     return ";".join(f"{name}={value}" for name, value in parts.items())

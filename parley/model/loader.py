@@ -22,7 +22,7 @@ from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.layout import fingerprint
 from parley.model.lowering import EMBEDDING, PROBE, TOLERANCE, deviation, lower
-from parley.model.memory import free, guarded, room
+from parley.model.memory import free, guarded, places, room
 from parley.model.network import Network
 from parley.model.packs import Packs, find
 from parley.model.pooling import Recipe, read_recipe
@@ -30,6 +30,7 @@ from parley.model.quantisation import Quantisation
 from parley.model.reader import Reader
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
+from parley.model.staging import Staging
 from parley.text.tokenizer import BadTokenizer, Tokenizer
 from parley.types import Arena, ModelInfo, Settings
 
@@ -138,8 +139,12 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         length = blocks * BLOCK_SIZE
         log.info("The context is reduced to %d tokens, which is what the KV cache holds.", length)
     with guarded("a KV cache of this size"):
-        shared = settings.shared and device.type == "cpu"
-        pages = PagedKV(network.layers, blocks, dtype, device, int8=int8, shared=shared)
+        apart = settings.shared and (device.type != "cpu" or settings.staging is not None)
+        pages = PagedKV(network.layers, blocks, dtype, device, int8=int8, shared=settings.shared and not apart)
+        staging = None
+        if apart:
+            each = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
+            staging = Staging(pages, min(blocks, places(each, settings)))
         recipe = _recipe(folder)
         grammars = Grammars(folder, network.vocab_size)
         draft = None
@@ -156,11 +161,12 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
             highest=settings.max_rank,
             grammars=grammars,
             proposer=draft,
+            staging=staging,
         )
         progress("warming up", 0.96)
         runner.warm()
     method = quantisation.method or quantisation.wanted
-    arena = _arena(folder, pages, method, lowered, length) if shared else None
+    arena = _arena(folder, pages, staging, method, lowered, length) if settings.shared else None
     progress("ready", 1.0)
     return runner, ModelInfo(
         architecture=_architecture(config),
@@ -181,14 +187,17 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
     )
 
 
-def _arena(folder: Path, pages: PagedKV, quantization: str, lowered: bool, length: int) -> Arena:
-    """How other processes find the pages, and what is in them."""
+def _arena(
+    folder: Path, pages: PagedKV, staging: Staging | None, quantization: str, lowered: bool, length: int
+) -> Arena:
+    """How other processes find the pages, or where they are staged, and what is in them."""
     files = Checkpoint(folder).files
     try:
         layout = fingerprint(folder, files, pages, quantization=quantization, lowered=lowered, length=length)
     except OSError as error:
         raise LoadError(f"The model's files cannot be read: {error.strerror}.") from None
-    return Arena(os.getpid(), pages.file, pages.blocks, pages.regions, layout)
+    seen = staging or pages
+    return Arena(os.getpid(), seen.file, seen.blocks, seen.regions, layout)
 
 
 def _network(

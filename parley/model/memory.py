@@ -17,6 +17,7 @@ from parley.model.checkpoint import LoadError
 from parley.types import Settings
 
 SHARE = 0.4  # of the memory that is free once the weights are there, for the KV cache
+STAGED = 8  # an eighth of the host's free memory is as much as is used for staging pages of an accelerator's cache
 
 
 @contextmanager
@@ -43,6 +44,15 @@ def room(page: int, device: torch.device, length: int, settings: Settings) -> in
     if blocks < 1:
         raise LoadError(f"Only {left >> 20} MiB of memory are free, too little for a KV cache.")
     return blocks
+
+
+def places(page: int, settings: Settings) -> int:
+    """In how many places of so many bytes pages are staged."""
+    if settings.staging is None:
+        return max(1, free(torch.device("cpu")) // STAGED // page)
+    if settings.staging < page:
+        raise LoadError(f"kv_staging is {settings.staging} bytes, but one page of the KV cache takes {page}.")
+    return settings.staging // page
 
 
 def free(device: torch.device) -> int:

@@ -10,8 +10,7 @@ from typing import NoReturn
 
 import torch
 
-from parley.core.sequence import Sampled, Sequence, Step
-from parley.core.speculation import Proposer
+from parley.core.sequence import Proposer, Sampled, Sequence, Step
 from parley.model.checkpoint import LoadError
 from parley.model.encoder import Encoder, Texts
 from parley.model.pooling import Recipe
@@ -27,6 +26,7 @@ class Reader:
     blocks = 0
     generates = False
     proposer: Proposer | None = None
+    staging = None
 
     def __init__(self, encoder: Encoder, recipe: Recipe, *, max_model_len: int):
         self.encoder = encoder

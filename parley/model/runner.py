@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE, Row, Sampled, Sequence, Step
-from parley.core.speculation import Proposer
+from parley.core.sequence import BLOCK_SIZE, Proposer, Row, Sampled, Sequence, Step
 from parley.model import lora
 from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
@@ -23,6 +22,7 @@ from parley.model.network import Batch, Network
 from parley.model.pooling import Recipe
 from parley.model.sampler import Sampler
 from parley.model.score import score
+from parley.model.staging import Staging
 from parley.model.verify import BROKEN, Trial, verify
 from parley.native.layout import Span
 from parley.types import Score, Work
@@ -36,7 +36,8 @@ class Runner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
     ``recipe``: how vectors are made, of the last token alone; None: they are not. ``grammars`` as in ``Sampler``.
-    ``proposer``: who guesses tokens. ``highest``: rank of adapters.
+    ``proposer``: who guesses tokens. ``highest``: rank of adapters. ``staging``: where other processes see pages, if
+    not in the cache itself.
     """
 
     generates = True
@@ -52,6 +53,7 @@ class Runner:
         grammars: Grammars | None = None,
         proposer: Proposer | None = None,
         highest: int = lora.HIGHEST,
+        staging: Staging | None = None,
     ):
         assert recipe is None or recipe.last, "pages keep no hidden states"
         self.network = network
@@ -64,6 +66,7 @@ class Runner:
         self.vocab_size = network.vocab_size
         self.device = pages.device
         self.highest = highest
+        self.staging = staging
         self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
     @torch.inference_mode()

@@ -4,11 +4,13 @@ What is loaded is copied and laid out piece by piece, large pieces that stay bet
 that leaves holes of a quarter of the model. And large pages are asked for, because weights are read from end to end at
 every step, and the address of each page costs a look-up.
 
-Pages that other processes read and write lie in a file without a name, which lives as long as somebody has it open.
+Pages that other processes read and write lie in a file without a name, which lives as long as somebody has it open. It
+is sealed: as its size can never change, whoever maps it can never find a part of the mapping gone.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from contextlib import suppress
@@ -37,9 +39,10 @@ def shared(size: int) -> tuple[torch.Tensor, int]:
     it is written. Raises OSError, also where there is no such file (Linux only)."""
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memory that processes can share without a name")
-    file = os.memfd_create("parley-pages", os.MFD_CLOEXEC)
+    file = os.memfd_create("parley-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8), file
     except (OSError, ValueError):
         os.close(file)

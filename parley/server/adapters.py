@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from parley.dialects.dialect import Adapt
+from parley.dialects.wishes import Adapt
 from parley.errors import Invalid, NotFound, ParleyError, excerpt
 from parley.server.model import Model
 from parley.server.service import Service

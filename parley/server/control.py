@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from parley.dialects.dialect import Order, Route, Told
+from parley.dialects.dialect import Route
+from parley.dialects.wishes import Order, Told
 from parley.errors import Forbidden
 from parley.server.life import head
 from parley.server.model import off_loop

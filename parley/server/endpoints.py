@@ -16,7 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Change, Endpoint, Share
+from parley.dialects.dialect import Answer
+from parley.dialects.facts import Endpoint, Share
+from parley.dialects.wishes import Change
 from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
 
 

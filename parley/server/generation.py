@@ -1,48 +1,28 @@
 """One request between its admission and its last event: works in the engine, outputs as events, nothing left behind.
 
-A request may have several prompts; each is a work of its own, and their events come as one series. Whatever happens,
-``close`` cancels what still runs and gives the places back. What goes to the engine is made in ``works``. Knows no HTTP
-and no API.
+A request may have several prompts; each is a work of its own (``branch``), and their events come as one series.
+Whatever happens, ``close`` cancels what still runs and gives the places back. What goes to the engine is made in
+``works``. Knows no HTTP and no API.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 
 from parley.dialects.dialect import Timings
-from parley.engine.protocol import Stream
-from parley.errors import EngineDied, EngineError, Expired, InUse, ParleyError, excerpt
+from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
+from parley.server.branch import Branch
 from parley.server.clock import Clock
 from parley.server.leg import Leg
 from parley.server.model import Model, off_loop
-from parley.server.ranking import Ranking
 from parley.server.tally import Tally
-from parley.server.vector import Pooled
 from parley.server.works import check_adapter, works
-from parley.text import Choice, Prepared, Stops, scored
-from parley.types import Accepted, Done, Event, Output, Reason, Request, Score, Scored, Text, Usage, Work
+from parley.text import Stops
+from parley.types import Done, Event, Output, Reason, Request, Usage
 
 UNANSWERED = "The engine ended this request without an answer."
-
-
-@dataclass(eq=False)
-class Branch:
-    """One prompt of a request, in the engine's hands. Outputs are held until the scores that precede them are there.
-
-    ``ranking``: of its choices only the best are given.
-    """
-
-    number: int
-    prepared: Prepared
-    stream: Stream
-    choices: list[Choice] | list[Pooled]
-    scores_due: bool
-    ranking: Ranking | None = None
-    held: list[Output] = field(default_factory=list)
 
 
 class Generation:
@@ -106,7 +86,10 @@ class Generation:
         model.require()  # it may have changed while a long prompt was read
         check_adapter(model, request)
         for number, (prepared, work) in enumerate(made):
-            self._submit(number, prepared, work, stops)
+            branch = Branch(number, request, prepared, work, model, stops, self._tally, self._clock, self._end)
+            self._branches.append(branch)
+            self.usage.prompt_tokens += len(work.token_ids)
+            self._fresh += branch.accepted(work)
         if self._leg is not None:
             self._leg.submitted([branch.stream for branch in self._branches])
         begun = self._leg is not None and self._leg.past is not None
@@ -216,19 +199,19 @@ class Generation:
         for branch in self._branches:
             branch.stream.cancel()
 
+    def lose(self, error: ParleyError) -> None:
+        """End it because the server ends: where others may go on with it, they are told; else as ``abort``."""
+        if self._leg is not None:
+            self._leg.lose()
+        self.abort(error)
+
     def stop(self, reason: Reason = "cancel") -> None:
         """End it from outside as if it had been finished: what comes next are the last events of every choice."""
         self._stopped = reason
         if self._request.pooling is not None:
             return  # a vector is there whole, or not at all
         for branch in self._branches:
-            if self._request.beam is not None:
-                branch.stream.conclude("cancel" if reason == "cancel" else "length")
-                continue  # what was found by now comes with the engine's next step
-            branch.stream.cancel()
-            for index, choice in enumerate(branch.choices):
-                assert isinstance(choice, Choice)
-                self._fresh += self._give(branch, index, choice.close(reason))
+            self._fresh += branch.stop(reason)
 
     def _expire(self, error: Expired) -> None:
         if self._request.partial:
@@ -253,30 +236,11 @@ class Generation:
             branch.stream.cancel()
         self._model.free(self._request.places, self._tenant)
         self._model.open.pop(self, None)
-        given = [branch.ranking.best if branch.ranking else branch.choices for branch in self._branches]
-        delivered = [choice.usage.completion_tokens for choices in given for choice in choices]
+        delivered = [choice.usage.completion_tokens for branch in self._branches for choice in branch.given]
         onward = self._leg is not None and self._leg.left
         self._tally.close(delivered, self._left, failed=self._error is not None, onward=onward)
         if self._leg is not None:
             self._leg.close()
-
-    def _submit(self, number: int, prepared: Prepared, work: Work, stops: Stops | None) -> None:
-        """Hand a prompt's work to the engine."""
-        request, tokenizer = self._request, self._model.language.tokenizer
-        first = number * request.n
-        drafted = [
-            Choice(request, first + k, tokenizer, prepared, stops, details=request.want.ids)
-            for k in range(request.made)
-        ]
-        choices = drafted if request.pooling is None else [Pooled(number, len(work.token_ids))]
-        due = request.want.prompt_logprobs is not None
-        ranking = Ranking(drafted, first, request.n) if request.best_of is not None else None
-        self._branches.append(Branch(number, prepared, self._model.engine.submit(work), choices, due, ranking))
-        self.usage.prompt_tokens += len(work.token_ids)
-        text = tokenizer.decode(work.token_ids, False) if request.want.text else None
-        self._fresh.append(Accepted(number, work.token_ids, work.seed, text))
-        if request.want.echo and not due:
-            self._fresh.append(self._scored(self._branches[-1], None))
 
     async def _pump(self, branch: Branch) -> None:
         while outputs := await branch.stream.next():
@@ -284,58 +248,20 @@ class Generation:
         self._queue.put_nowait((branch, []))
 
     def _take(self, branch: Branch, outputs: list[Output]) -> list[Event]:
+        branch.count(outputs)
         if self._leg is not None:
             self._leg.took(branch.number, outputs)
         return self._render(branch, outputs)
 
     def _render(self, branch: Branch, outputs: list[Output]) -> list[Event]:
-        events: list[Event] = []
-        if branch.scores_due:
-            outputs = branch.held + outputs
-            scores = next((output.prompt_scores for output in outputs if output.prompt_scores is not None), None)
-            ended = any(output.finish == "error" or (output.finish and not output.index) for output in outputs)
-            if scores is None and not ended:
-                branch.held = outputs
-                return events
-            branch.scores_due, branch.held = False, []
-            if scores is not None:
-                events.append(self._scored(branch, scores))
-        now = time.perf_counter()
-        if self._clock is not None:
-            self._clock.seen()
-        first = branch.number * self._request.made
-        for output in outputs:
-            if output.finish == "error":
-                self._error = self._failure(output)
-                raise self._error
-            if output.token_ids or output.vector is not None:
-                self._tally.tokens(first + output.index, len(output.token_ids), now, output.waited)
-            if output.preemptions:
-                self._tally.preempt(first + output.index, output.preemptions)
-            choice = branch.choices[output.index]
-            made = choice.push(output)
-            if made and isinstance(made[-1], Done) and output.finish is None:
-                branch.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
-            events += self._give(branch, output.index, made)
-        return events
+        try:
+            return branch.render(outputs)
+        except EngineError as error:
+            self._error = error
+            raise
 
-    def _give(self, branch: Branch, index: int, made: list[Event]) -> list[Event]:
-        """What is given of the events of a choice, now that they are there."""
-        given = made if branch.ranking is None else branch.ranking.add(index, made)
-        for event in given:
-            if isinstance(event, Done):
-                self._end(event, branch)
-        return given
-
-    def _scored(self, branch: Branch, scores: list[Score | None] | None) -> Scored:
-        want, tokenizer, ids = self._request.want, self._model.language.tokenizer, branch.prepared.token_ids
-        event = scored(tokenizer, branch.number, ids, scores, want.prompt_logprobs or 0)
-        if want.echo:
-            prompt = self._request.prompts[branch.number]
-            event.text = prompt.text if isinstance(prompt, Text) else tokenizer.decode(ids, want.skip_special)
-        return event
-
-    def _end(self, done: Done, branch: Branch) -> None:
+    def _end(self, branch: Branch, done: Done) -> None:
+        """A choice has its last event."""
         self._left -= 1
         self.usage.completion_tokens += done.usage.completion_tokens
         self.usage.reasoning_tokens += done.usage.reasoning_tokens
@@ -344,7 +270,3 @@ class Generation:
         if done.index % self._request.n == 0:  # the engine's first choice; the others find its prompt in the cache
             self.usage.cached_tokens += branch.choices[0].usage.cached_tokens
         self._tally.end(done.reason)
-
-    def _failure(self, output: Output) -> ParleyError:
-        message = output.error or "The engine failed this request."
-        return EngineError(message) if self._model.engine.state == "ready" else EngineDied(message)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import msgspec
 
 from parley import __version__, hub
-from parley.dialects.dialect import Card, Head, Vitals
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Vitals
 from parley.engine.fake import FAKE, FakeEngine
 from parley.engine.local import LocalEngine
 from parley.engine.messages import Progress
@@ -301,7 +302,7 @@ class Model:
         if await self.settle(seconds):
             return
         for generation in list(self.open):
-            generation.abort(Stopping(f"{why} This answer could not be finished.", retry_after=5))
+            generation.lose(Stopping(f"{why} This answer could not be finished.", retry_after=5))
         await self.settle(GRACE)
 
     async def settle(self, seconds: float) -> bool:

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from parley import __version__
-from parley.dialects.dialect import About, Adapt, Answer, Card, Detokenize, Halt, Kind, Route, Tokenize, Tokenized
+from parley.dialects.dialect import Answer, Kind, Route
+from parley.dialects.facts import About, Card
+from parley.dialects.wishes import Adapt, Detokenize, Halt, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.instance import routes
 from parley.server import adapters, control, page

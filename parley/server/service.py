@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from parley import __version__
-from parley.dialects.dialect import Facts
+from parley.dialects.facts import Facts
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.instance.node import Node
 from parley.server.endpoints import Endpoints

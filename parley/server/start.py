@@ -103,8 +103,14 @@ def places(options: ServerOptions) -> list[Place]:
 
 def peer(options: ServerOptions) -> Peer:
     """What other instances are reached by. Raises BadTls."""
-    tls, secret = options.peer_tls, options.cluster_secret.encode()
-    return Peer(secret=secret, lets=context(tls), shows=calling(tls)) if tls is not None else Peer(secret=secret)
+    tls = options.peer_tls
+    return Peer(
+        secret=options.cluster_secret.encode(),
+        lets=context(tls) if tls is not None else None,
+        shows=calling(tls) if tls is not None else None,
+        lease=options.peer_lease,
+        checksum=options.peer_checksum,
+    )
 
 
 class Instance:

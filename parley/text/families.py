@@ -197,6 +197,21 @@ CALLS = (
         (("<minimax:tool_call>",),),
     ),
     Calls(
+        "minicpm5",
+        (
+            Form(
+                "tags",
+                each=('<function name="',),
+                head=('">',),
+                key=('<param name="', '">'),
+                value=("", "</param>"),
+                verbatim=("<![CDATA[", "]]>"),
+                after=("</function>",),
+            ),
+        ),
+        (('<function name="', '<param name="'),),
+    ),
+    Calls(
         "step3",
         (
             _invokes(
@@ -368,6 +383,7 @@ THOUGHTS = (
     Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
     Thoughts("solar_open2", ("<|think:start|>", "<|think:end|>"), (("<|think:start|>",),)),
     Thoughts("hy_v3_opensource", ("<think:opensource>", "</think:opensource>"), (("<think:opensource>",),)),
+    Thoughts("minimax_m3", ("<mm:think>", "</mm:think>"), (("<mm:think>",), ("</mm:think>",))),
     Thoughts("deepseek_r1", THINK, (), begun=True),
     Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
     Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),
@@ -379,7 +395,7 @@ THOUGHTS = (
         (("<think>",), ("</think>",)),
         aliases=(
             "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47", "holo2", "hy_v3", "kimi_k2",
-            "mimo", "minimax_m2", "nemotron_v3", "olmo3", "poolside_v1", "step3", "step3p5", "think",
+            "mimo", "minicpm5", "minimax_m2", "nemotron_v3", "olmo3", "poolside_v1", "step3", "step3p5", "think",
         ),
     ),
 )  # fmt: skip

@@ -12,18 +12,46 @@ from hypothesis import strategies as st
 from ledger import VOCAB, Bench, alone, histories, require
 
 from parley.core.beam import capacity
+from parley.core.holds import Holds
 from parley.core.landing import Taken
 from parley.core.sequence import BLOCK_SIZE
-from parley.types import Beam, Output, Work
+from parley.core.transit import Transit
+from parley.types import Beam, Output, Stats, Work
 
 COMMON = [(7 * i + 3) % VOCAB for i in range(200)]
 
 
-class Exchange(Bench):
-    """A bench whose pages others read and fill. What is read is checked at every step until it is released."""
+class Host:
+    """Memory in which pages of a runner are staged."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, pages: list[list[int | None]], blocks: int):
+        self.blocks = blocks
+        self.places: list[list[int | None]] = [[] for _ in range(blocks)]
+        self._pages = pages
+
+    def store(self, pairs: list[tuple[int, int]]) -> None:
+        for page, place in pairs:
+            self.places[place] = list(self._pages[page])
+
+    def load(self, pairs: list[tuple[int, int]]) -> None:
+        for page, place in pairs:
+            self._pages[page] = list(self.places[place])
+
+
+class Exchange(Bench):
+    """A bench whose pages others read and fill, or ``staged`` places for them. What is read is checked at every step
+    until it is released."""
+
+    def __init__(self, *, staged: int | None, **options) -> None:
+        self.transit: Transit | None = None
         super().__init__(**options)
+        self.holds: Holds | Transit = self.loop.holds
+        self.memory = self.runner.pages  # that others see
+        if staged is not None:
+            host = Host(self.runner.pages, staged)
+            self.memory = host.places
+            self.holds = self.transit = Transit(host, self.tell)
+            self.transit.holds = self.loop.holds
         self.works: dict[str, Work] = {}
         self.read: dict[str, list[int]] = {}  # pages by lease
         self.taken: dict[str, Taken] = {}  # by reservation
@@ -36,7 +64,15 @@ class Exchange(Bench):
         self.loop.add(work)
 
     def filled(self, id: str, pages: list[int]) -> None:
+        (self.transit.fill if self.transit is not None else self.tell)(id, pages)
+
+    def tell(self, id: str, pages: list[int]) -> None:
         self.read[id] += pages
+
+    def _receive(self, outputs: list[Output], stats: Stats) -> None:
+        if self.transit is not None:
+            self.transit.flush()
+        super()._receive(outputs, stats)
 
     def step(self) -> bool:
         more = super().step()
@@ -46,6 +82,8 @@ class Exchange(Bench):
 
     def check(self) -> None:
         self.loop.check()
+        if self.transit is not None:
+            self.transit.check()
 
     def _first(self) -> None:
         """Whoever it is may have to wait for others."""
@@ -57,19 +95,21 @@ class Exchange(Bench):
         past = histories(work.salt, tokens)
         for number, page in enumerate(self.read[id]):
             span = slice(number * BLOCK_SIZE, (number + 1) * BLOCK_SIZE)
-            require(self.runner.pages[page] == past[span], "a page that is read does not hold what it is read for")
+            require(self.memory[page] == past[span], "a page that is read does not hold what it is read for")
 
     def release(self, id: str) -> None:
         self.look(id)
         del self.read[id]
-        self.loop.holds.release(id)
+        self.holds.release(id)
 
     def reserve(self, key: str, tokens: list[int], salt: str = "") -> Taken:
-        self.loop.holds.reserve(key, tokens, salt, "", "", lambda taken: self.taken.__setitem__(key, taken))
+        self.holds.reserve(key, tokens, salt, "", "", lambda taken: self.taken.__setitem__(key, taken))
         taken = self.taken[key]
         if taken.error:
             return self.taken.pop(key)
-        assert len(taken.pages) + taken.skip == len(tokens) // BLOCK_SIZE
+        whole = len(taken.pages) + taken.skip == len(tokens) // BLOCK_SIZE
+        assert whole or (self.transit is not None and len(taken.pages) <= len(self.memory))
+        event(f"whole: {whole}")
         self.landed[key] = 0
         return taken
 
@@ -79,13 +119,13 @@ class Exchange(Bench):
         past = histories(salt, tokens)
         for number in range(self.landed[key], min(count, len(taken.pages))):
             first = (taken.skip + number) * BLOCK_SIZE
-            self.runner.pages[taken.pages[number]] = list(past[first : first + BLOCK_SIZE])
+            self.memory[taken.pages[number]] = list(past[first : first + BLOCK_SIZE])
         self.landed[key] = max(self.landed[key], min(count, len(taken.pages)))
-        self.loop.holds.land(key, count)
+        self.holds.land(key, count)
 
     def free(self, key: str) -> None:
         del self.taken[key], self.landed[key]
-        self.loop.holds.free(key)
+        self.holds.free(key)
 
 
 class World:
@@ -96,6 +136,7 @@ class World:
         pick = self.random.choice
         self.blocks = pick([6, 7, 8, 9, 12, 30])
         self.bench = Exchange(
+            staged=pick([None, None, 0, 1, 2, 5, 30]),
             blocks=self.blocks,
             slots=pick([1, 2, 4, 8]),
             budgets=tuple(pick([1, 5, 16, 23, 32, 64, 500]) for _ in range(3)),
@@ -117,6 +158,7 @@ class World:
         self.queue = list(self.works)
         self.waiting: dict[str, Work] = {}  # works whose pages are on their way, by reservation
         self.reserved: dict[str, Work] = {}
+        self.stalled: set[str] = set()  # of them, those whose work has begun before all had come
         self.cancelled: set[tuple[str, int]] = set()
 
     def work(self, number: int) -> Work:
@@ -160,7 +202,7 @@ class World:
 
     def play(self) -> None:
         actions = [self.arrive, self.arrive, self.step, self.step, self.land, self.cancel, self.settle, self.preempt]
-        actions += [self.lose, self.leave] + [self.fail] * self.failures
+        actions += [self.lose, self.leave, self.stall] + [self.fail] * self.failures
         for _ in range(60):
             self.random.choice(actions)()
             self.bench.check()
@@ -207,13 +249,21 @@ class World:
             self.bench.free(key)
             self.bench.add(self.waiting.pop(key))
 
+    def stall(self) -> None:
+        """The rest takes too long: the work begins, and may have to wait until it is known that no more comes."""
+        if self.waiting:
+            key = self.random.choice(list(self.waiting))
+            self.stalled.add(key)
+            self.bench.add(self.waiting.pop(key))
+            event("stalled")
+
     def settle(self) -> None:
         """The other side has read a prompt, or this one begun with what has come."""
         for id in list(self.bench.read):
             if self.over(id):
                 self.bench.release(id)
         for key in list(self.reserved):
-            if key not in self.waiting and self.told(key):
+            if key not in self.waiting and (key in self.stalled or self.told(key)):
                 del self.reserved[key]
                 self.bench.free(key)
 

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from parley.dialects.dialect import Card, Facts, Head, Route
+from parley.dialects.dialect import Head, Route
+from parley.dialects.facts import Card, Facts
 from parley.dialects.fields import decode
 from parley.dialects.tgi import STRICT, document
 from parley.errors import Unsupported

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from parley.dialects.databricks import DIALECT, STRICT, endpoints
-from parley.dialects.dialect import Card, Change, Endpoint, Facts, Head, Share
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Endpoint, Facts, Share
+from parley.dialects.wishes import Change
 from parley.errors import ParleyError
 
 FACTS = Facts("1", [Card("m", 1600000000, 100), Card("org.v2", 1600000000, 100)], True)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head, Tokenized
+from parley.dialects.dialect import Head
 from parley.dialects.mindie import STRICT, control, native, vllm
 from parley.dialects.mindie.rules import Rules
+from parley.dialects.wishes import Tokenized
 from parley.errors import EngineDied, Expired, InUse, NoTokens, ParleyError, UnknownToken
 from parley.types import Accepted, Cost, Delta, Done, Stop, Text, Token, Tokens, Usage
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Card, Head
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card
 from parley.dialects.mindie import STRICT, chat, completions, openai
 from parley.dialects.mindie.rules import Rules
 from parley.errors import ContextLength, EngineError, NoTokens, ParleyError, UnknownModel

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Card, Facts, Head
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Facts
 from parley.dialects.mindie import STRICT, control, tensors, triton
 from parley.dialects.mindie.rules import Rules
 from parley.errors import ParleyError

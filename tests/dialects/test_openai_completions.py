@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Card, Head, Tokenized
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card
 from parley.dialects.openai import completions, tokens
+from parley.dialects.wishes import Tokenized
 from parley.errors import BadRequest, Unsupported
 from parley.types import Accepted, Beam, Chat, Delta, Done, Scored, Text, Token, Tokens, Usage
 

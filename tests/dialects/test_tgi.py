@@ -9,8 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from parley.dialects.dialect import About, Card, Head, Timings, Tokenized
+from parley.dialects.dialect import Head, Timings
+from parley.dialects.facts import About, Card
 from parley.dialects.tgi import DIALECT, OLD, STRICT, generate, parameters, shared, tokens
+from parley.dialects.wishes import Tokenized
 from parley.errors import (
     ContextLength,
     EngineDied,

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, Card, Head, Timings
+from parley.dialects.dialect import Answer, Head, Timings
+from parley.dialects.facts import Card
 from parley.dialects.tgi import STRICT, chat, completions, generate, messages, openai, shared, tokens, vertex
 from parley.errors import BadRequest, EngineError, Overloaded, ParleyError, UnknownModel
 from parley.types import (

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, Card, Facts, Head, Totals
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Card, Facts, Totals
 from parley.dialects.triton import DIALECT, STRICT, control, errors
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import ParleyError

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.dialects.dialect import Card, Facts, Head, Totals
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Facts, Totals
 from parley.dialects.triton import errors, glance
 from parley.dialects.triton import infer as http
 from parley.dialects.triton.model import INPUTS, OUTPUTS

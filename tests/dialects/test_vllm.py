@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, Card, Facts, Head
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Card, Facts
 from parley.dialects.vllm import chat, completions, control, shared
 from parley.errors import (
     BadRequest,

@@ -1,5 +1,6 @@
 """Arenas of random bytes, for tests of hand-overs."""
 
+import fcntl
 import mmap
 import os
 import random
@@ -11,22 +12,25 @@ from parley.types import Arena, Region
 
 @dataclass
 class Pages:
-    """A memfd with regions of pages, as an engine has."""
+    """A memfd with regions of pages, as an engine has; ``sealed``: nobody can cut it short."""
 
     pages: int = 16
     sizes: tuple[int, ...] = (64, 32)
     gap: int = 0  # bytes between the pages of a region
     layout: str = "model=demo;dtype=bfloat16"
     seed: int = 0
+    sealed: bool = True
     fd: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fd = os.memfd_create("pages")
+        self.fd = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
         self.regions, offset = [], 24
         for size in self.sizes:
             self.regions.append(Region(offset, size + self.gap, size))
-            offset += self.pages * (size + self.gap) + 8
+            offset += self.pages * (size + self.gap) + (8, 8, 24)[len(self.regions) % 3]
         os.ftruncate(self.fd, max(offset, 1))
+        if self.sealed:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.bytes = mmap.mmap(self.fd, max(offset, 1))
         if self.seed:
             block = random.Random(self.seed).randbytes(65537)  # of no page's size: all pages differ

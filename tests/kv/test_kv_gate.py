@@ -1,7 +1,6 @@
 """Who is let in, and what anybody else can do: with another secret, with bytes of an earlier link, with garbage."""
 
 import asyncio
-import os
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -281,6 +280,7 @@ async def test_links_that_cannot_be(hello: dict[str, Any], reason: str) -> None:
         lambda a, p, n, i: (a(pages=1 << 30), i, p, n),  # beyond its end
         lambda a, p, n, i: (a(regions=[(0, 64, 64), (1 << 40, 32, 32)]), i, p, n),
         lambda a, p, n, i: (a(regions=[(0, 64, 32), (0, 32, 64)]), i, p, n),  # of other sizes
+        lambda a, p, n, i: (a(regions=[(0, 0, 64), (0, 0, 32)], pages=1 << 47), i, p, n),  # all in one place
         lambda a, p, n, i: "no offer at all",
     ],
 )
@@ -320,18 +320,19 @@ async def test_pages_outside_of_the_givers_arena_are_not_read() -> None:
             assert not any(target.bytes[:])
 
 
-async def test_a_file_that_is_cut_short_loses_the_hand_over_only() -> None:
-    with Pages(seed=1) as source, Pages() as target:
-        async with pair("shared", source, target) as (p, d, takers):
-            giver, taker, question = await begun(p, d, takers)
-            await taker.accept([(0, [1])])
-            await question
-            os.ftruncate(source.fd, 0)
-            giver.filled(0, [3])
-            await taker.settled()
-            with pytest.raises(Lost):
-                await taker.given()
+async def test_a_file_that_could_be_cut_short_is_not_mapped() -> None:
+    """Who reads behind the end of a mapped file dies of it. Pages come over TCP instead."""
+    with Pages(seed=1, sealed=False) as source, Pages() as target:
+        async with taking(target) as (peer, _):
+            other = Peer(secret=SECRET)
+            other.add("demo", source.arena)
+            giver = await other.connect(f"127.0.0.1:{peer.port}", "demo")
+            await giver.begin(b"", 1)
+            giver.filled(0, [3, 4, 5])
             await giver.done()
+            assert giver.transport == "tcp"
+            assert [target.page(page) for page in range(3)] == [source.page(page) for page in (3, 4, 5)]
+            await other.close()
 
 
 async def test_a_connection_for_pages_needs_the_ticket_of_a_link() -> None:

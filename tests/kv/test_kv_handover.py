@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from linked import WAYS, begun, pair
 
 from parley.kv.giver import Giver, Refused
+from parley.kv.memory import runs
 from parley.kv.peer import split
-from parley.kv.shared import pair as reads
 from parley.kv.transport import LinkError, Lost
 
 
@@ -33,7 +33,7 @@ def handovers(draw: st.DrawFn) -> list[tuple[list[int], int, int, list[int]]]:
     return parts
 
 
-shapes = st.lists(st.integers(1, 300), min_size=1, max_size=4).map(tuple)
+shapes = st.lists(st.one_of(st.integers(1, 300), st.just(64)), min_size=1, max_size=7).map(tuple)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -355,15 +355,10 @@ def test_what_is_no_address(address: str) -> None:
         split(address)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=40),
-    st.sampled_from((1, 2, 3, 1024)),
-)
-def test_reads_cover_each_page_once_and_in_order(pages: list[tuple[int, int]], most: int) -> None:
-    theirs, ours = map(list, zip(*pages, strict=True))
-    found: list[tuple[int, int]] = []
-    for first, count, places in reads(theirs, ours, most):
-        own = [page + i for page, run in places for i in range(run)]
-        assert len(own) == count and len(places) <= most
-        found += zip(range(first, first + count), own, strict=True)
-    assert found == pages
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40))
+def test_runs_cover_each_page_once_and_in_order(pages: list[tuple[int, int]]) -> None:
+    theirs, ours = ([pair[side] for pair in pages] for side in range(2))
+    found = list(runs(theirs, ours))
+    assert [(first + i, own + i) for (first, own), count in found for i in range(count)] == pages
+    ends = [(first + count, own + count) for (first, own), count in found]
+    assert all(end != start for end, (start, _) in zip(ends, found[1:], strict=False))  # none could be longer

@@ -1,12 +1,11 @@
 """A prompt computed by one engine and written on by another: bit for bit what one of them gives alone.
 
-Pages are copied here by hand, from one engine's memory into the other's, by the numbers that they tell.
+Pages are copied here as a link's shared memory does, from one engine's into the other's, by the numbers that they tell.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -19,6 +18,8 @@ from serving import serve, start
 
 from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine, Stream
+from parley.kv.memory import Memory
+from parley.kv.shared import Proof, Shared
 from parley.text import Language
 from parley.types import Grammar, ModelInfo, Output, Sampling, Settings, Thinking, Work
 
@@ -95,23 +96,26 @@ def joined(outputs: list[Output], index: int) -> tuple[list[int], list, list]:
 
 
 def copy(source: ModelInfo, target: ModelInfo, pages: list[int], into: list[int]) -> None:
-    """As another process would, by what ``Arena`` says."""
+    """Raises Unreachable where an engine's memory is not as it has to be."""
     assert source.arena is not None and target.arena is not None and source.arena.layout == target.arena.layout
-    ours, theirs = (os.open(f"/proc/{arena.pid}/fd/{arena.fd}", os.O_RDWR) for arena in (source.arena, target.arena))
+    ours, theirs, proof = Memory(source.arena), Memory(target.arena), Proof()
     try:
-        for region, other in zip(source.arena.regions, target.arena.regions, strict=True):
-            for page, place in zip(pages, into, strict=True):
-                data = os.pread(ours, region.size, region.offset + page * region.stride)
-                assert os.pwrite(theirs, data, other.offset + place * other.stride) == region.size == other.size
+        taker = Shared(theirs)
+        taker.reach(Shared(ours, proof).offer())
+        taker.fetch(pages, into)
+        taker.close()
     finally:
-        os.close(ours)
-        os.close(theirs)
+        proof.close()
+        ours.close()
+        theirs.close()
 
 
-async def pair(folder: Path, **settings) -> list[Engine]:
+async def pair(folder: Path, staging: tuple[int | None, int | None] = (None, None), **settings) -> list[Engine]:
     engines: list[Engine] = []
-    for memory in (4 << 20, 3 << 20):
-        options = Settings(model=str(folder), kv_memory=memory, shared=True, threads=1, max_batch=8, **settings)
+    for memory, apart in zip((4 << 20, 3 << 20), staging, strict=True):
+        options = Settings(
+            model=str(folder), kv_memory=memory, shared=True, staging=apart, threads=1, max_batch=8, **settings
+        )
         engines.append(LocalEngine(options))
         await engines[-1].start()
         await engines[-1].ready()
@@ -126,13 +130,22 @@ async def settled(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "kv", "adapted"),
-    [("mistral", "auto", False), ("gemma3", "int8", False), ("llama", "auto", True), ("gpt2", "auto", False)],
+    ("architecture", "kv", "adapted", "staging"),
+    [
+        ("mistral", "auto", False, (None, None)),
+        ("gemma3", "int8", False, (None, None)),
+        ("llama", "auto", True, (None, None)),
+        ("gpt2", "auto", False, (None, None)),
+        ("mistral", "auto", False, (1 << 20, None)),
+        ("gemma3", "int8", False, (1 << 20, 1 << 20)),
+        ("llama", "auto", True, (1 << 20, 1 << 20)),
+        ("gpt2", "auto", False, (None, 1 << 20)),
+    ],
 )
-async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, tmp_path):
+async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, staging, tmp_path):
     folder, length = models.model(architecture), 91
     adapters = {"a": str(write_adapter(tmp_path, folder, 5))} if adapted else {}
-    first, second = await pair(folder, kv_dtype=kv, adapters=adapters)
+    first, second = await pair(folder, staging, kv_dtype=kv, adapters=adapters)
     adapter = "a" if adapted else ""
     try:
         work = Work("alone", prompt(length), 24, EXACT, seed=3, n=2, logprobs=1, salt="s", adapter=adapter)

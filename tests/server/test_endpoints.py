@@ -14,7 +14,9 @@ import msgspec
 import pytest
 from served import request
 
-from parley.dialects.dialect import Answer, Change, Endpoint, Share
+from parley.dialects.dialect import Answer
+from parley.dialects.facts import Endpoint, Share
+from parley.dialects.wishes import Change
 from parley.errors import NotFound, NotReady, ParleyError
 from parley.server import endpoints
 from parley.server.endpoints import BadFile, Endpoints, Kept
@@ -201,7 +203,9 @@ async def test_a_change_that_nobody_waits_for_is_whole(tmp_path, monkeypatch):
 
 WRITER = """
 import asyncio, sys
-from parley.dialects.dialect import Answer, Change, Endpoint, Share
+from parley.dialects.dialect import Answer
+from parley.dialects.facts import Endpoint, Share
+from parley.dialects.wishes import Change
 from parley.server.endpoints import Endpoints
 
 async def main():

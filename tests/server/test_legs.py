@@ -13,6 +13,7 @@ import pytest
 from answers import same
 from asked import body, routes
 from pair import CLIENT, HEADERS, UNIQUE, Given, Line, Pair, compare, single
+from served import Connection, request
 
 from parley.instance import decode
 from parley.instance.prefill import Prefill
@@ -170,6 +171,9 @@ async def test_a_request_is_counted_once(alike) -> None:
     assert numbers(b"vllm:request_success_total") == [0, 4]  # choices
     assert numbers(b"vllm:time_to_first_token_seconds_count") == [2, 0]
     assert numbers(b"vllm:request_prompt_tokens_count") == [2, 0]
+    prompts, _ = numbers(b"vllm:request_prompt_tokens_sum")
+    assert numbers(b"vllm:prompt_tokens_by_source_total") == [prompts, prompts]  # the scripted engine finds nothing
+    assert numbers(b"vllm:external_prefix_cache_queries_total") == [0, prompts]
     assert numbers(b"vllm:e2e_request_latency_seconds_count") == [0, 2]
 
 
@@ -282,6 +286,48 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_only(alike) -> N
     assert other.body.endswith(b"[DONE]\n\n") and not first.done()
     pair.members[1].node.results.pause(CLIENT, "r1", False)
     assert (await first).body == other.body
+    await pair.idle()
+
+
+@pytest.mark.parametrize("here", [False, True])
+async def test_who_comes_in_a_coordinators_place_ends_what_it_left(alike, here: bool) -> None:
+    """At once, where it is the same one started again; not where it is another, or the first has just lost its line."""
+    _, pair = await alike(reply=long, tick=0.01, here=here)
+    served, member = (pair.prefill if here else pair.decode), pair.members[0 if here else 1]
+
+    async def line(client: str, seat: str) -> Connection:
+        connection = await served.connect()
+        await connection.send(request("GET", f"/dresult?client={client}&seat={seat}"))
+        assert (await connection.head())[0] == 200
+        await served.until(lambda: client in member.node.results.clients)
+        return connection
+
+    async def leave(connection: Connection, client: str) -> None:
+        connection.close()
+        await served.until(lambda: not member.node.results.clients[client].connected)
+
+    def running(client: str) -> bool:
+        return bool(known := member.node.results.clients.get(client)) and bool(known.channels)
+
+    first = await line("a", "here")
+    orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
+    body = json.dumps(CHAT | {"stream": True, "max_tokens": 1000}).encode()
+    assert (await pair.prefill.call("POST", "/v1/chat/completions", body, HEADERS | orders)).status == 200
+    served.engine.gate.clear()
+    assert running("a")
+    others = [await line("b", "here"), await line("c", "there")]
+    assert running("a")  # it still has its connection
+    await leave(first, "a")
+    first = await line("a", "here")
+    assert running("a")
+    await leave(first, "a")
+    others.append(await line("d", "there"))
+    assert running("a")
+    others.append(await line("e", "here"))
+    assert not running("a")
+    served.engine.gate.set()
+    for each in (first, *others):
+        each.close()
     await pair.idle()
 
 

@@ -10,7 +10,8 @@ import pytest
 from served import INFO, Answer
 
 from parley.dialects import mindie
-from parley.dialects.dialect import Card, Facts, Head, Vitals
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Facts, Vitals
 from parley.dialects.mindie import upkeep
 from parley.dialects.mindie.rules import Rules
 from parley.server.surfaces import ALONE, alone, table, universal

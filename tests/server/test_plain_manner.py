@@ -13,6 +13,7 @@ from answers import same
 from pair import join
 from served import Connection, Served, request
 
+from parley.instance import role
 from parley.instance.frames import Frame, Reader
 from parley.instance.recompute import ORIGIN
 from parley.instance.role import Address
@@ -166,6 +167,35 @@ async def test_a_request_goes_on_where_an_engine_was_lost(
     if not exact:
         assert len(again.pop(ORIGIN)) > 10
     told = await coordinator.begin(path, again, made.places[1], **{"is-recompute": "true"})
+    rest, last = await coordinator.finish(told)
+    assert same(alike(text + rest), alike(one.body)), (text, rest, one.body)
+    assert last is not None and last.kind == "lastData"
+    for served in (made.prefill, made.decodes[1]):
+        await served.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_goes_on_elsewhere_where_it_outlasts_a_role(
+    cluster, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(role, "DRAIN", 0.05)
+    made = await cluster(tick=0.02, peer_port=0)
+    body, coordinator = ASKED | {"stream": stream, "max_tokens": 60}, made.coordinator
+    one = await made.one.call("POST", CHAT, body, {"req-id": "77"})
+    told = await coordinator.begin(CHAT, body, made.places[0])
+    text = told.get("output", "").encode()
+    if stream:
+        text += (await coordinator.frame()).payload
+    else:
+        await made.decodes[0].until(lambda: made.decodes[0].engine.stats.running > 0)
+    local = {"server_ip": "10.0.0.1", "device": []}
+    assert (await made.decodes[0].post("/v1/role/prefill", {"local": local, "peers": [local]})).status == 200
+    while (frame := await coordinator.frame()).kind == "data":
+        text += frame.payload
+    assert frame.kind == "retry" and frame.id == "77"
+    await made.decodes[0].until(lambda: made.decodes[0].service.node.role.name == "prefill")
+    await made.decodes[0].idle()
+    told = await coordinator.begin(CHAT, json.loads(frame.payload), made.places[1], **{"is-recompute": "true"})
     rest, last = await coordinator.finish(told)
     assert same(alike(text + rest), alike(one.body)), (text, rest, one.body)
     assert last is not None and last.kind == "lastData"

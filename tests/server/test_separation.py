@@ -22,12 +22,14 @@ from system.features import ASKED
 from system.features import body as wished
 
 import parley
+from parley.instance.prefill import Prefill
 from parley.types import Settings
 
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
 COUNT = 2200 if NIGHTLY else 24
 CHAT = "/v1/chat/completions"
+PAGE = 48 << 10  # bytes of the built-in model
 
 
 def wish(rng: random.Random) -> tuple[str, bytes]:
@@ -112,4 +114,62 @@ async def test_many_at_once_in_few_pages(alike) -> None:
     for asked, got in zip(bodies, given, strict=True):
         assert same(uncached(got), uncached((await single(one, CHAT, asked)).body)), (asked, got)
     assert refused
+    await pair.idle()
+    # Prompts are counted where they begin; beside that, what others found or made of them.
+    here, there, alone = (each.engine.stats for each in (pair.prefill, pair.decode, one))
+    assert there.prompt_tokens == there.prefix_queries == there.prefix_hits == 0
+    moved, repeated = (each.total for each in (pair.decode.model.metrics.moved, pair.decode.model.metrics.repeated))
+    assert moved + repeated <= alone.prompt_tokens <= here.prompt_tokens and 0 < repeated < moved
+
+
+@pytest.mark.parametrize("places", [(40, 40), (3, 40), (40, 2)])
+async def test_pages_pass_through_memory_of_the_host(alike, places: tuple[int, int]) -> None:
+    """As where the cache is an accelerator's: several at once, one of them stopped, with too few places and enough."""
+    sides = iter([*places, 0])  # the last is of the single server
+
+    def settings() -> Settings:
+        staging = next(sides) * PAGE or None
+        return Settings(model=str(BUILT_IN), shared=True, staging=staging, threads=1, kv_memory=40 * PAGE, max_batch=8)
+
+    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
+    assert [served.engine.info.arena.pages for served in (pair.prefill, pair.decode)] == list(places)
+    landed: dict[str, int] = {}
+    land = pair.decode.engine.landed
+    pair.decode.engine.landed = lambda key, count: (landed.__setitem__(key, count), land(key, count))
+    rng = random.Random("staging")
+
+    def asked(number: int) -> bytes:
+        question = f"{number}: " + "What is the weather in Paris? " * rng.randint(1, 9)
+        told = {"messages": [{"role": "user", "content": question}], "model": "tiny", "stream": True}
+        return json.dumps(told | {"max_tokens": 24, "temperature": 0.8, "seed": number, "n": 1 + number % 2}).encode()
+
+    bodies = [asked(number) for number in range(9)]
+
+    async def insist(body: bytes, stop: int = 1 << 30) -> bytes:
+        while (given := await pair.ask(CHAT, body, UNIQUE, HEADERS, stop=stop)).status == 503:
+            await asyncio.sleep(0.02)
+        return given.body
+
+    stopped, *given = await asyncio.gather(insist(bodies[0], 4), *map(insist, bodies[1:]))
+    assert (await single(one, CHAT, bodies[0])).body.startswith(stopped)
+    for each, got in zip(bodies[1:], given, strict=True):
+        assert same(got, (await single(one, CHAT, each)).body), (each, got)
+    assert max(landed.values()) <= min(places)
+    assert sum(landed.values()) > 20 if min(places) == 40 else landed
+    await pair.idle()
+
+
+async def test_pages_that_are_lost_leave_their_room_to_the_request(alike, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes most of the other's cache: what was kept for them would be missing for ever."""
+
+    def settings() -> Settings:
+        return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=20 * PAGE, max_batch=8)
+
+    one, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
+    monkeypatch.setattr(Prefill, "_filled", lambda self, number, pages: None)
+    monkeypatch.setattr(Prefill, "_settle", lambda self, giver: asyncio.sleep(0, (giver.close(), self._release())))
+    asked = {"model": "tiny", "max_tokens": 20, "stream": True, "seed": 4, "temperature": 0.8, "min_tokens": 20}
+    body = json.dumps(asked | {"messages": [{"role": "user", "content": "What is the weather? " * 40}]}).encode()
+    given = await pair.ask(CHAT, body, UNIQUE, HEADERS)
+    assert same(given.body, (await single(one, CHAT, body)).body)
     await pair.idle()

@@ -196,6 +196,23 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             [F, F],
         )
     ],
+    "minicpm5": [
+        (
+            'So.\n<function name="f"><param name="s">a</param><param name="n">3</param></function>\n'
+            '<function name="f"></function>',
+            "So.",
+            [("f", '{"s": "a", "n": 3}'), ("f", "{}")],
+        ),
+        (
+            '<function name="f"><param name="s"><![CDATA[ <b>a</param> "]]></param>\n'
+            '<param name="l"><![CDATA[["</param>"]]]></param></function>',
+            "",
+            [("f", '{"s": " <b>a</param> \\"", "l": ["</param>"]}')],
+        ),
+        ('<function name="f"><param name="s"><![CDATA[a', "", [("f", '{"s": "a')]),
+        ('<function name="f"><param name="s"><![CD</param></function>', "", [("f", '{"s": "<![CD"}')]),
+        ('<function name="">', '<function name="">', []),
+    ],
     "minimax": [
         (
             '<tool_calls>\n{"name": "f", "arguments": {"s": "a"}}\n{"name": "f", "arguments": {"s": "a"}}\n'
@@ -438,6 +455,11 @@ REASONED = [
     ("openai_gptoss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
      ("hm", "Yes")),
     ("openai_gptoss", "<|channel|>analysis<|message|>hm", ("hm", "")),
+    ("minimax_m3", "<mm:think>hm</mm:think>Yes", ("hm", "Yes")),
+    ("minimax_m3", "</mm:think>Yes", ("", "Yes")),
+    ("minimax_m3", "\n</mm:thinking", ("", "\n</mm:thinking")),
+    ("qwen3", "</think>\n\nYes</think>", ("", "Yes</think>")),
+    ("deepseek_r1", "</think>Yes", ("", "Yes")),
 ]  # fmt: skip
 
 
@@ -495,6 +517,7 @@ SIGNS = [
     ("<tool_call:opensource>name<tool_sep:opensource><arg_key:opensource><think:opensource>", "hy_v3_opensource",
      "hy_v3_opensource"),
     ("<|think:start|><|tool_call:start|>name\n<|tool_arg:start|>", "solar_open2", "solar_open2"),
+    ("'<function name=\"' ~ name ~ '\">' '<param name=\"' <think>", "minicpm5", "qwen3"),
     ("plain", "none", "none"),
 ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from parley.dialects.databricks.shared import SYSTEM
-from parley.dialects.dialect import Share
+from parley.dialects.facts import Share
 from parley.dialects.fields import Fields
 from parley.dialects.openai.shared import MAX_TOKENS
 from parley.errors import Unsupported

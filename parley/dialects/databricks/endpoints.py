@@ -15,8 +15,10 @@ import msgspec
 
 from parley.dialects.databricks import config
 from parley.dialects.databricks.shared import SYSTEM, Words, encode
-from parley.dialects.dialect import Answer, Card, Change, Endpoint, Facts, Head, Share
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Card, Endpoint, Facts, Share
 from parley.dialects.fields import Fields, decode
+from parley.dialects.wishes import Change
 from parley.errors import Conflict, Forbidden, NotFound, UnknownModel, Unsupported
 
 WORDS = Words("Endpoint", config.CODE)

@@ -16,6 +16,7 @@ from parley.dialects.mindie.answers import common
 from parley.dialects.mindie.openai import Choice, OpenAIReply, frame
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, encode
+from parley.dialects.openai import tools
 from parley.dialects.openai.shared import number
 from parley.types import Delta, Done, Event, Request, Token, Usage, Want
 
@@ -129,7 +130,7 @@ class ChatReply(OpenAIReply):
                     choice = self._choices[index]
                     choice.take(event.tokens)
                     if event.call is not None:
-                        _extend(choice.calls, event)
+                        tools.extend(choice.calls, event.call)
                     elif part != "tool":
                         (choice.content if part == "content" else choice.reasoning).append(text)
                 case Done():
@@ -168,15 +169,3 @@ def _grown(texts: list[str], text: str) -> str:
     """A text behind those so far, which are kept in one piece."""
     texts[:] = ["".join((*texts, text))]
     return texts[0]
-
-
-def _extend(calls: list[dict[str, Any]], event: Delta) -> None:
-    """Put a piece of a call to the calls so far."""
-    piece = event.call
-    assert piece is not None
-    while len(calls) <= piece.index:
-        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    call = calls[piece.index]
-    call["id"] = piece.id or call["id"]
-    call["function"]["name"] = piece.name or call["function"]["name"]
-    call["function"]["arguments"] += piece.arguments

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import Answer, Facts, Head, Tokenize, Tokenized
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Facts
 from parley.dialects.fields import decode
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import Words, encode, size
 from parley.dialects.mindie.upkeep import known
+from parley.dialects.wishes import Tokenize, Tokenized
 from parley.types import Text
 
 SERVER = "MindIE Server"

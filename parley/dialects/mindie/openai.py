@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Card, Head
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Card
 from parley.dialects.fields import Fields
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.answers import MindieReply, microseconds, milliseconds

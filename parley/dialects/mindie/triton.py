@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parley.dialects.dialect import Answer, Halt, Head
+from parley.dialects.dialect import Answer, Head
 from parley.dialects.fields import Fields, decode
 from parley.dialects.mindie import constraints, inputs, parameters
 from parley.dialects.mindie.answers import Piece, Single, common, microseconds, milliseconds
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, Words, answer, encode, name
+from parley.dialects.wishes import Halt
 from parley.types import Request, Stop, Text, Usage, Want
 
 ID = re.compile(r"[a-zA-Z0-9_-]{1,256}")

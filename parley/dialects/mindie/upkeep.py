@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Adapt, Answer, Facts, Head, Order, Told
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Facts
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import encode
+from parley.dialects.wishes import Adapt, Order, Told
 from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
 
 LONGEST = 600  # seconds that a client may have health tried

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from parley.dialects import parameters
 from parley.dialects.dialect import Head, Reply
 from parley.dialects.fields import Fields, decode
-from parley.dialects.openai import extras, shared
+from parley.dialects.openai import extras, shared, tools
 from parley.dialects.openai.messages import conversation, prediction
 from parley.dialects.openai.shared import RULES, Rules
 from parley.errors import ParleyError
@@ -215,7 +215,7 @@ class ChatReply(Reply):
                     choice = self._choices[index]
                     choice.tokens += event.tokens
                     if event.call is not None:
-                        _extend(choice.calls, event.call)
+                        tools.extend(choice.calls, event.call)
                     elif part != "tool":
                         (choice.content if part == "content" else choice.reasoning).append(text)
                 case Done():
@@ -299,16 +299,6 @@ class ChatReply(Reply):
             "logprob": shared.number(token.logprob),
             "bytes": list(token.raw),
         }
-
-
-def _extend(calls: list[dict[str, Any]], piece: CallDelta) -> None:
-    """Put a piece of a call to the calls so far."""
-    while len(calls) <= piece.index:
-        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-    call = calls[piece.index]
-    call["id"] = piece.id or call["id"]
-    call["function"]["name"] = piece.name or call["function"]["name"]
-    call["function"]["arguments"] += piece.arguments
 
 
 def _max_tokens(body: Fields) -> int | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import Card, Detokenize, Tokenize, Tokenized
+from parley.dialects.facts import Card
 from parley.dialects.fields import WORDS, Fields, Words, decode
 from parley.dialects.openai import shared
 from parley.dialects.openai.messages import conversation
 from parley.dialects.openai.shared import RULES, Rules
+from parley.dialects.wishes import Detokenize, Tokenize, Tokenized
 from parley.types import Chat, Prompt, Text
 
 

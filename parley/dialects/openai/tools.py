@@ -1,4 +1,4 @@
-"""Tools as OpenAI's API describes them: which the model is shown, which it may call, and whether it has to.
+"""Tools as OpenAI's API describes them: which the model is shown, which it may call, whether it has to, and its calls.
 
 Read here once for all APIs that have this form: ``tools`` and ``tool_choice``, and their deprecated twins ``functions``
 and ``function_call``. Knows nothing of how a model writes a call.
@@ -13,6 +13,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import shared, strict
 from parley.dialects.openai.shared import Rules
 from parley.errors import Unsupported, excerpt
+from parley.types import CallDelta
 
 MAX_TOOLS = 128
 Tool = dict[str, Any]
@@ -43,6 +44,16 @@ def read(body: Fields, rules: Rules) -> Wish:
     if wish.choice == "none" and not rules.shown:
         return Wish(legacy=wish.legacy)
     return wish
+
+
+def extend(calls: list[dict[str, Any]], piece: CallDelta) -> None:
+    """Put a piece of a call to the calls of an answer in one piece."""
+    while len(calls) <= piece.index:
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call = calls[piece.index]
+    call["id"] = piece.id or call["id"]
+    call["function"]["name"] = piece.name or call["function"]["name"]
+    call["function"]["arguments"] += piece.arguments
 
 
 def _tool(tool: Fields, rules: Rules) -> Tool:

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Facts, Head
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Facts
 
 FILE = Path(__file__).with_name("openapi.json")
 TOP = "<!doctype html><meta charset=utf-8><title>Text Generation Inference</title><h1>Text Generation Inference</h1>"

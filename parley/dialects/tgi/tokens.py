@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from parley.dialects.dialect import About, Card, Tokenize, Tokenized
+from parley.dialects.facts import About, Card
 from parley.dialects.fields import decode
 from parley.dialects.tgi import messages, shared
 from parley.dialects.tgi.shared import SPOKEN, WORDS, Rules
+from parley.dialects.wishes import Tokenize, Tokenized
 from parley.errors import Invalid
 from parley.types import Text
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from parley.dialects.dialect import Answer, Card, Facts, Head, Totals
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Card, Facts, Totals
 from parley.dialects.triton import model, versions
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import body as told

@@ -7,12 +7,14 @@ from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
-from parley.dialects.dialect import Adapt, Answer, Card, Detokenize, Facts, Head, Reply, Tokenize
+from parley.dialects.dialect import Answer, Head, Reply
+from parley.dialects.facts import Card, Facts
 from parley.dialects.fields import decode
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, embeddings, requests, shared
 from parley.dialects.vllm.shared import UNUSABLE
 from parley.dialects.vllm.words import FALSE, TRUE, WORDS
+from parley.dialects.wishes import Adapt, Detokenize, Tokenize
 from parley.errors import Invalid, NotFound, ParleyError
 
 NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)

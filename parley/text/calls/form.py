@@ -20,7 +20,8 @@ class Form:
     - "object": a JSON object with a name and arguments, under ``keys`` where a model is made to write it
     - "named": the name, its id behind the mark ``id`` if a model writes one, the marks ``head``, and arguments as JSON
     - "tags": the name, the marks ``head``, and arguments, each a name between the marks ``key`` and a value between the
-      marks ``value``; ``typed``: a mark says whether the value is text
+      marks ``value``; ``typed``: a mark says whether the value is text; ``verbatim``: marks that a model may put around
+      a value in which the mark behind it occurs
     - "python": ``name(key=value, …)``
     - "loose": ``name{key:value,…}``, text between the marks ``quote``
     - "keyed": a JSON object with the name as its only key and the arguments as its value
@@ -42,6 +43,7 @@ class Form:
     key: tuple[str, str] = ("", "")
     value: tuple[str, str] = ("", "")
     typed: bool = False
+    verbatim: tuple[str, str] = ("", "")
     quote: str = ""
     known: bool = False
     bare: bool = False
@@ -58,6 +60,7 @@ class Form:
             *self.head,
             *self.key,
             *self.value,
+            *self.verbatim,
             self.quote,
             *self.after,
             *self.close,

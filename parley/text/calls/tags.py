@@ -42,10 +42,14 @@ def call(scan: Scan) -> Wait:
         scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         count += 1
         kinds = scan.tools.kinds(name, key)
+        end = after
+        if form.verbatim[0] and (yield from scan.stands(form.verbatim[0])):
+            scan.at += len(form.verbatim[0])
+            end = form.verbatim[1] + after
         if typed or (typed is None and kinds == {"string"}):
-            yield from marked(scan, after, form.value[0].endswith("\n"))
+            yield from marked(scan, end, form.value[0].endswith("\n"))
         else:
-            scan.say(_value((yield from _whole(scan, after)), kinds))
+            scan.say(_value((yield from _whole(scan, end)), kinds))
     scan.say("}" if count else "{}")
 
 

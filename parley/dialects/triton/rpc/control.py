@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Facts, Head
+from parley.dialects.dialect import Answer, Head
+from parley.dialects.facts import Facts
 from parley.dialects.triton import control
 from parley.dialects.triton.rpc.messages import HEALTH, Message, filled, told, values
 from parley.errors import NotFound
