@@ -369,6 +369,22 @@ SERVE: list[Option] = [
         variable=True,
     ),
     Option(
+        "peer-lease",
+        duration(1, 3600),
+        "Silence after which an instance that pages come from or go to is taken for dead; the shorter one of both.",
+        30.0,
+        section="cluster",
+        variable=True,
+    ),
+    Option(
+        "peer-checksum",
+        switch(),
+        "Compare checksums of pages that were handed over; one side's wish is enough.",
+        False,
+        section="cluster",
+        variable=True,
+    ),
+    Option(
         "p-percentage",
         integer(0, 100),
         "Which part of a flex instance is for prefill: of its engine's time while answers go on, and of its places.",

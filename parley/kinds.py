@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 
@@ -23,7 +24,7 @@ class Kind:
 
 def text(metavar: str = "TEXT") -> Kind:
     def read(raw: Any) -> str:
-        if not isinstance(raw, str) or not raw:
+        if not isinstance(raw, str) or not raw or "\0" in raw:  # which no system takes in a name
             raise ValueError("text")
         return raw
 
@@ -194,16 +195,17 @@ def size(low: int = 0) -> Kind:
     return Kind("SIZE", read, show_size)
 
 
-def duration() -> Kind:
+def duration(low: float = 0.0, high: float = inf) -> Kind:
     """Seconds: a number, or one with ms, s, m or h."""
+    within = f" from {low:g}s to {high:g}s" if high < inf else ""
 
     def read(raw: Any) -> float:
         match = (
             QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
         )
         unit = DURATIONS.get(match[2].lower()) if match else None
-        if match is None or unit is None:
-            raise ValueError("a duration, such as 30, 1.5s, 500ms, 2m or 1h")
+        if match is None or unit is None or not low <= float(match[1]) * unit <= high:
+            raise ValueError(f"a duration{within}, such as 30, 1.5s, 500ms, 2m or 1h")
         return float(match[1]) * unit
 
     return Kind("TIME", read, lambda value: f"{value:g}s")

@@ -343,6 +343,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     ``adapter``: the name of one that is computed with; empty: none is.
     ``given``: for each choice, tokens of its output that were drawn elsewhere; empty: there are none. They count as
     drawn here, and outputs go on behind them. One that has come to its end with them is to be cancelled by the caller.
+    ``begun``: elsewhere, where its prompt was counted. It is not here, nor is what of it is found in the prefix cache.
     ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
     ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. It is to be released when there are
     outputs of all choices, if not before: others wait for that. Not without the prefix cache, and not of a search.
@@ -371,6 +372,7 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     beam: Beam | None = None
     adapter: str = ""
     given: list[list[int]] = []
+    begun: bool = False
     lease: bool = False
     group: str = ""
     prediction: list[int] = []

@@ -24,11 +24,11 @@ from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
 from parley.cluster.connections import Connections
 from parley.cluster.controller import Controller
-from parley.cluster.desk import Asked
 from parley.cluster.front import Front, application
 from parley.cluster.health import Health
 from parley.cluster.management import Management
 from parley.cluster.metrics import Metrics
+from parley.cluster.plane import Asked
 from parley.cluster.status import Status
 from parley.cluster.table import Table
 from parley.server import banner, logs, tls
@@ -142,7 +142,7 @@ class Coordinator:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
         from parley.cluster import rpc  # needs packages that nothing else needs
 
-        self._rpc = rpc.Port(self.table, self.options.body_limit)
+        self._rpc = rpc.Port(self.table, self.front, self.options)
         return [f"  {'gRPC':<10} {await self._rpc.start(self.options.host, self.options.grpc_port)}"]
 
     async def _serve(self) -> None:

@@ -26,7 +26,7 @@ AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
 STRANGERS = 4096  # ids whose frames nobody wants that are remembered
 
 
-class Taker(Protocol):
+class Receiver(Protocol):
     """Who waits for the frames of a request."""
 
     def take(self, frame: Frame) -> None: ...
@@ -54,9 +54,9 @@ class Feed:
         self.bytes = 0
         self._upstream, self._client, self._seat, self._headers = upstream, client, seat, headers
         self._attached, self._stray = attached, stray
-        self._takers: dict[str, Taker] = {}
+        self._receivers: dict[bytes, Receiver] = {}
         self._up = asyncio.Event()  # as ``connected``
-        self._strangers: OrderedDict[str, None] = OrderedDict()
+        self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
         self._number = 0  # frames of this epoch that were read over earlier connections
         self._heard = 0.0
@@ -74,13 +74,13 @@ class Feed:
                     await self._up.wait()
         return self.connected
 
-    def open(self, id: str, taker: Taker) -> None:
-        """Have ``taker`` get the frames of a request."""
-        self._takers[id] = taker
+    def open(self, id: str, receiver: Receiver) -> None:
+        """Have ``receiver`` get the frames of a request."""
+        self._receivers[id.encode()] = receiver
 
     def close(self, id: str) -> None:
         """Nobody waits for them any more."""
-        self._takers.pop(id, None)
+        self._receivers.pop(id.encode(), None)
 
     async def run(self) -> None:
         """Keep the connection up until cancelled."""
@@ -96,7 +96,7 @@ class Feed:
                     if error.refused:
                         since = 0.0  # it is not there, and another in its place would know nothing
                 failures += 1
-                if self._takers and (not self.exact or time.monotonic() - since > RESUME):
+                if self._receivers and (not self.exact or time.monotonic() - since > RESUME):
                     self.fail(reason)
                 if failures > 1 or not self.exact:
                     self._attached(False)
@@ -107,9 +107,9 @@ class Feed:
 
     def fail(self, reason: str) -> None:
         """All requests are lost here."""
-        takers, self._takers = self._takers, {}
-        for taker in takers.values():
-            taker.lost(reason)
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.lost(reason)
 
     async def _live(self) -> str:
         """One connection, from its beginning to its end: why that came. Raises Unreachable."""
@@ -188,11 +188,11 @@ class Feed:
         self._give(self._reader.flush())
 
     def _give(self, frames: list[Frame]) -> None:
-        takers = self._takers
+        receivers = self._receivers
         for frame in frames:
-            taker = takers.get(frame.id)
-            if taker is not None:
-                taker.take(frame)
+            receiver = receivers.get(frame.id)
+            if receiver is not None:
+                receiver.take(frame)
             elif frame.id:
                 self._unknown(frame)
             elif frame.kind == "epoch":
@@ -212,8 +212,8 @@ class Feed:
 
     def _unknown(self, frame: Frame) -> None:
         """A request goes on that nobody waits for."""
-        if frame.kind in ("data", "record") and frame.id not in self._strangers:
+        if frame.kind == "data" and frame.id not in self._strangers:
             self._strangers[frame.id] = None
             if len(self._strangers) > STRANGERS:
                 self._strangers.popitem(last=False)
-            self._stray(frame.id)
+            self._stray(frame.id.decode("latin-1"))

@@ -91,6 +91,8 @@ def server_options(config: Config) -> ServerOptions:
         tokenizer_info=config["tokenizer-info"],
         role=config["role"],
         peer_port=config["peer-port"] if config["role"] != "mixed" else None,
+        peer_lease=config["peer-lease"],
+        peer_checksum=config["peer-checksum"],
         p_percentage=config["p-percentage"],
         cluster_secret=secret_of(config),
         peer_tls=peer_tls_of(config),

@@ -264,7 +264,7 @@ class Loop:
                 self._guess()
         if work.lease and self._caching and not width:
             self._lease(choices, wanted)
-        self._meter.prompt_tokens += len(work.token_ids)
+        self._meter.prompt_tokens += 0 if work.begun else len(work.token_ids)
         self._changed = True
         for index in set(range(work.n)) - wanted:
             self.cancel(work.id, index)

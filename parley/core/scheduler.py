@@ -301,7 +301,7 @@ class Scheduler:
         self.waiting.pop()
         if not self._place(sequence):
             return False
-        if self._tables.prefix_cache and not sequence.preemptions:
+        if self._tables.prefix_cache and not sequence.preemptions and not sequence.work.begun:
             self.pool.queries += len(sequence)
         return True
 

@@ -65,7 +65,7 @@ class Tables:
         sequence.computed += len(found) * BLOCK_SIZE
         if not sequence.preemptions:
             sequence.cached = min(sequence.cached + len(found) * BLOCK_SIZE, sequence.prompt_len)
-            self.pool.hits += len(found) * BLOCK_SIZE
+            self.pool.hits += 0 if sequence.work.begun else len(found) * BLOCK_SIZE
 
     def take(self, step: Step, sequence: Sequence, count: int) -> None:
         """So many more pages, which are free."""

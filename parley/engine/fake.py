@@ -237,7 +237,7 @@ class FakeEngine(Engine):
         else:
             finish = "stop"
         self._counts.generated_tokens += len(ids)
-        if first:
+        if first and choice.index == 0 and not work.begun:
             self._counts.prompt_tokens += len(work.token_ids)
         scored = first and choice.index == 0 and work.prompt_logprobs >= 0 and not any(work.given[:1])
         return Output(

@@ -75,6 +75,9 @@ class Decode(Leg):
             self._member.spawn(self._forgo())
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens, attempt)
+            work.begun = True
+        if self.generation.model.refusal() is not None:
+            self.lose()  # what has ended meanwhile is this instance, not the request
 
     def submitted(self, streams: list[Stream]) -> None:
         self._starting = set(self._keys)
@@ -86,11 +89,15 @@ class Decode(Leg):
                 self._return()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
-        if not recompute.lost(self.generation.model.engine, outputs):
-            self._recent.append([(number, output) for output in outputs])
-        elif self.outlet.exact:
-            self.outlet.lose()
+        if recompute.lost(self.generation.model.engine, outputs):
+            self.lose()
         else:
+            self._recent.append([(number, output) for output in outputs])
+
+    def lose(self) -> None:
+        if self.outlet.exact:
+            self.outlet.lose()
+        elif self.past is not None:
             self._give_back()
 
     def recall(self) -> None:

@@ -1,7 +1,7 @@
 """Where an answer goes whose client is behind a coordinator: it has the face of a connection's cycle.
 
-``Outlet`` writes to a request's channel. ``Front`` stands before the connection by which an order came: what the answer
-has until it is given out of hand, or all of it, is put into the order's own answer. Knows no generations.
+``Outlet`` writes to a request's channel. ``Opening`` stands before the connection by which an order came: what the
+answer has until it is given out of hand, or all of it, is put into the order's own answer. Knows no generations.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
+from parley.instance.channel import Channel, Gone
 from parley.instance.handover import record
 from parley.instance.heads import Order
 from parley.instance.recompute import Origin, write
-from parley.instance.results import Channel, Gone
 from parley.server.cycle import Cycle
 from parley.server.leg import Batch
 from parley.server.respond import ClientGone
@@ -96,14 +96,14 @@ class Outlet:
         if not self.response_started:
             self._head = status, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
-    def part(self, data: bytes, *, last: bool = False) -> None:
+    def part(self, data: bytes, *, last: bool = False) -> bool:
         if self.silent or self.channel is None:
-            return
+            return not self.blocked
         behind = b"" if last or not self.exact else record(self._recent())
-        self.channel.write(data, last=last, record=behind, head=None if self.response_started else self._head)
+        return self.channel.write(data, last=last, record=behind, head=None if self.response_started else self._head)
 
 
-class Front(Outlet):
+class Opening(Outlet):
     """``answer`` is called when the answer goes on elsewhere or over the channel; if it ends before, that answers too.
 
     ``ready``: may it go over the channel from now on?
@@ -163,15 +163,15 @@ class Front(Outlet):
         else:
             super().start(status, headers)
 
-    def part(self, data: bytes, *, last: bool = False) -> None:
+    def part(self, data: bytes, *, last: bool = False) -> bool:
         if self._refusing:
-            self._cycle.part(data, last=last)
-        elif self.answered:
-            super().part(data, last=last)
-        else:
-            self._output.append(data)
-            if last or self._ready():
-                self.answer(last=last)
+            return self._cycle.part(data, last=last)
+        if self.answered:
+            return super().part(data, last=last)
+        self._output.append(data)
+        if last or self._ready():
+            self.answer(last=last)
+        return not self.blocked
 
     def moved(self) -> None:
         """The answer has got on."""

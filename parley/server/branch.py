@@ -56,6 +56,7 @@ class Branch:
         self._ranking = Ranking(drafted, first, request.n) if request.best_of is not None else None
         self._due = request.want.prompt_logprobs is not None  # scores that come before all else
         self._held: list[Output] = []
+        self._length = len(work.token_ids)  # of the prompt, until it has been counted how much of it was found
         self.stream = self._engine.submit(work)
 
     def accepted(self, work: Work) -> list[Event]:
@@ -71,6 +72,12 @@ class Branch:
     def given(self) -> list[Choice] | list[Pooled]:
         """The choices that are given: where several are ranked, the best, once they are known."""
         return self._ranking.best if self._ranking else self.choices
+
+    def count(self, outputs: list[Output]) -> None:
+        """Count how much of the prompt was in the prefix cache, which the first outputs tell."""
+        if self._length and outputs and outputs[0].finish != "error":
+            self._tally.found(outputs[0].cached_tokens, self._length)
+            self._length = 0
 
     def render(self, outputs: list[Output]) -> list[Event]:
         """What the outputs make. Raises EngineError, where they say so."""

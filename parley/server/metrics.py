@@ -37,6 +37,8 @@ class Metrics:
         self.rejected = Count("queue_full")  # requests refused because there was no room, by reason
         self.refused = Count("")  # requests that were wrong
         self.cached = Count("")  # prompt tokens found in the prefix cache
+        self.moved = Count("")  # of prompts that others have counted, those whose pages they brought, or that were here
+        self.repeated = Count("")  # and those that were computed once more
         # seconds of a request
         self.first_token = Distribution(vllm=FIRST_TOKEN, mindie=SOON)  # from its arrival
         self.between_tokens = Distribution(vllm=PER_TOKEN, mindie=GAP)  # of a choice

@@ -36,7 +36,7 @@ SCALARS: tuple[tuple[str, str, str, Value], ...] = (
     ("gauge", "num_requests_running", "Sequences in the running batch.", lambda v: v.stats.running),
     ("gauge", "num_requests_waiting", "Sequences that wait for a place.", lambda v: v.stats.waiting),
     ("gauge", "num_requests_swapped", "Always 0: nothing is swapped.", lambda v: 0),
-    ("counter", "prompt_tokens_total", "Prompt tokens.", lambda v: v.stats.prompt_tokens),
+    ("counter", "prompt_tokens_total", "Prompt tokens of requests that began here.", lambda v: v.stats.prompt_tokens),
     ("counter", "generation_tokens_total", "Tokens generated.", lambda v: v.stats.generated_tokens),
     ("gauge", "avg_prompt_throughput_toks_per_s", "Prompt tokens per second, over the last ten seconds.",
      lambda v: v.metrics.prompt_rate.mean),

@@ -36,11 +36,11 @@ def _asleep(view: View) -> list[tuple[str, float]]:
 
 
 def _sources(view: View) -> list[tuple[str, float]]:
-    cached = view.metrics.cached.total
+    cached, repeated = view.metrics.cached.total, view.metrics.repeated.total
     return [
-        ('source="local_compute"', max(0.0, view.stats.prompt_tokens - cached)),
+        ('source="local_compute"', max(0.0, view.stats.prompt_tokens - cached) + repeated),
         ('source="local_cache_hit"', cached),
-        ('source="external_kv_transfer"', 0),
+        ('source="external_kv_transfer"', view.metrics.moved.total),
     ]
 
 
@@ -86,15 +86,18 @@ SCALARS: tuple[tuple[str, str, str, Values], ...] = (
     ("gauge", "engine_sleep_state", "1 at the state that the engine is in.", _asleep),
     ("gauge", "cache_config_info", "What the KV cache is like.", _cache),
     ("gauge", "lora_requests_info", "Adapters of running and waiting requests; the value is the time.", _adapters),
-    ("counter", "prompt_tokens_total", "Prompt tokens.", _one(lambda v: v.stats.prompt_tokens)),
+    ("counter", "prompt_tokens_total", "Prompt tokens of requests that began here.",
+     _one(lambda v: v.stats.prompt_tokens)),
     ("counter", "generation_tokens_total", "Tokens generated.", _one(lambda v: v.stats.generated_tokens)),
     ("counter", "prompt_tokens_cached_total", "Prompt tokens found in the prefix cache.",
      _one(lambda v: v.metrics.cached.total)),
     ("counter", "prompt_tokens_by_source_total", "Prompt tokens by where their keys and values came from.", _sources),
     ("counter", "prefix_cache_queries_total", "Tokens looked up in the prefix cache.", QUERIES),
     ("counter", "prefix_cache_hits_total", "Tokens found in the prefix cache.", HITS),
-    ("counter", "external_prefix_cache_queries_total", "Always 0: there is no cache outside.", _zero),
-    ("counter", "external_prefix_cache_hits_total", "Always 0: there is no cache outside.", _zero),
+    ("counter", "external_prefix_cache_queries_total", "Prompt tokens of requests that another instance began.",
+     _one(lambda v: v.metrics.moved.total + v.metrics.repeated.total)),
+    ("counter", "external_prefix_cache_hits_total", "Of those, the ones that it brought, or that were here.",
+     _one(lambda v: v.metrics.moved.total)),
     ("counter", "mm_cache_queries_total", "Always 0: there are no media.", _zero),
     ("counter", "mm_cache_hits_total", "Always 0: there are no media.", _zero),
     ("counter", "num_preemptions_total", "Sequences preempted.", _one(lambda v: v.stats.preemptions)),

@@ -92,6 +92,8 @@ class ServerOptions:
     # as an instance of a cluster
     role: Role = "mixed"
     peer_port: int | None = None  # where other instances hand requests over; 0: any free port; None: nowhere
+    peer_lease: float = 30.0  # silence after which the other side of a hand-over is dead
+    peer_checksum: bool = False  # compare pages that were handed over
     p_percentage: int = 50  # how much of a flex instance is for prefill
     cluster_secret: str = ""  # that all instances and coordinators of the cluster know
     peer_tls: Tls | None = None  # of what instances hand over, with certificates on both sides

@@ -32,7 +32,7 @@ from parley.server.model import Model, share
 from parley.server.options import Listen, Offer, ServerOptions, Tls
 from parley.server.port import Server, crossed, http, keep_standard_streams, listen, reason, settle
 from parley.server.service import Service
-from parley.server.surfaces import ALONE, OWN, Surface, alone, universal
+from parley.server.surfaces import ALONE, INNER, Surface, alone, universal
 from parley.server.tls import BadTls, calling, context
 from parley.text import BadTokenizer
 
@@ -103,8 +103,14 @@ def places(options: ServerOptions) -> list[Place]:
 
 def peer(options: ServerOptions) -> Peer:
     """What other instances are reached by. Raises BadTls."""
-    tls, secret = options.peer_tls, options.cluster_secret.encode()
-    return Peer(secret=secret, lets=context(tls), shows=calling(tls)) if tls is not None else Peer(secret=secret)
+    tls = options.peer_tls
+    return Peer(
+        secret=options.cluster_secret.encode(),
+        lets=context(tls) if tls is not None else None,
+        shows=calling(tls) if tls is not None else None,
+        lease=options.peer_lease,
+        checksum=options.peer_checksum,
+    )
 
 
 class Instance:
@@ -154,7 +160,7 @@ class Instance:
             (surface.dialect, root + surface.prefix)
             for place, root in zip(self._places, roots, strict=True)
             for surface in place.surfaces
-            if surface is not OWN
+            if surface not in INNER
         ]
         banner.say(banner.opening(self.options, self.offers, roots[0], surfaces, calls))
         serving = asyncio.create_task(self._serve())

@@ -48,6 +48,7 @@ class Tally:
         self._usage = Usage()
         self._skipped = 0  # tokens that came with the one before
         self._elsewhere = False  # what comes has been counted there
+        self._begun = False  # there, and so are its prompts
 
     @property
     def waits(self) -> bool:
@@ -66,7 +67,7 @@ class Tally:
     def submit(self, request: Request, usage: Usage, *, begun: bool = False) -> None:
         """The engine has the request. ``usage`` goes on being added to. ``begun``: elsewhere, and counted there."""
         self._submitted = time.perf_counter()
-        self._usage = usage
+        self._usage, self._begun = usage, begun
         if begun:
             return
         metrics = self._metrics
@@ -75,6 +76,14 @@ class Tally:
         metrics.choices.observe(request.n)
         if request.stop.max_tokens is not None:
             metrics.max_tokens.observe(request.stop.max_tokens)
+
+    def found(self, cached: int, length: int) -> None:
+        """Of a prompt's tokens, so many were in the prefix cache."""
+        if self._begun:
+            self._metrics.moved.add(cached)
+            self._metrics.repeated.add(length - cached)
+        else:
+            self._metrics.cached.add(cached)
 
     def tokens(self, choice: int, count: int, now: float, waited: float) -> None:
         """Some tokens of a choice came; with the first ones, how long it ``waited`` in the engine."""
@@ -129,7 +138,6 @@ class Tally:
             self.note.finish = "error" if failed else "abort"
             metrics.finished.add(left, self.note.finish)
         self._total(now, left > 0, failed)
-        metrics.cached.add(usage.cached_tokens)
         metrics.whole.observe(now - self._arrived)
         metrics.output_length.observe(delivered)
         metrics.skipped.observe(self._skipped)

@@ -130,6 +130,7 @@ PYTHON_LIST = Form("python", open=("[",), between=", ", close=("]",), bare=True)
 LLAMA4 = (PYTHON_LIST, Form("python", open=("<|python_start|>", "["), between=", ", close=("]", "<|python_end|>")))
 MISTRAL_ARGS = Form("named", each=("[TOOL_CALLS]",), id="[CALL_ID]", head=("[ARGS]",))
 MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(open=("[TOOL_CALLS]",)))
+MINIMAX = "]<]minimax[>["  # a token before every tag
 DEEPSEEK_V3 = _deepseek("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
 DEEPSEEK_V31 = _deepseek("", "<｜tool▁sep｜>", (), "")
 TOOL_CALLS = _list("<tool_calls>", "</tool_calls>")
@@ -195,6 +196,22 @@ CALLS = (
         "minimax_m2",
         (_invokes("<minimax:tool_call>\n", "</minimax:tool_call>"),),
         (("<minimax:tool_call>",),),
+    ),
+    Calls(
+        "minimax_m3",
+        (
+            Form(
+                "elements",
+                open=(f"{MINIMAX}<tool_call>\n",),
+                each=(f'{MINIMAX}<invoke name="',),
+                head=('">',),
+                key=(f"{MINIMAX}<", ">"),
+                value=("", f"{MINIMAX}</"),
+                after=(f"{MINIMAX}</invoke>", "\n"),
+                close=(f"{MINIMAX}</tool_call>",),
+            ),
+        ),
+        ((MINIMAX,),),
     ),
     Calls(
         "minicpm5",
@@ -383,6 +400,7 @@ THOUGHTS = (
     Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
     Thoughts("solar_open2", ("<|think:start|>", "<|think:end|>"), (("<|think:start|>",),)),
     Thoughts("hy_v3_opensource", ("<think:opensource>", "</think:opensource>"), (("<think:opensource>",),)),
+    Thoughts("minimax_m3", ("<mm:think>", "</mm:think>"), (("<mm:think>",), ("</mm:think>",))),
     Thoughts("deepseek_r1", THINK, (), begun=True),
     Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
     Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),

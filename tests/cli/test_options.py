@@ -198,6 +198,7 @@ def test_a_kind_reads_what_people_write(kind: Kind, raw, value):
     ("kind", "raws"),
     [
         (size(10), ["", "9", "-1", "4X", "1e9", "0x10", "GB", True, 1.5, None, [], "9" * 400]),
+        (duration(1, 3600), ["0", "999ms", "1.1h"]),
         (duration(), ["", "-1", "1d", "nan", True, None, float("nan"), float("inf"), 1e300]),
         (number(0, 1), ["", "nan", "inf", "2", "-0.1", True, None, [], 10**400]),
         (integer(1, 9), ["", "0", "10", "1.0", 2.0, True, None, "9" * 5000]),
@@ -296,6 +297,9 @@ def test_options_of_a_cluster(tmp_path):
     assert (options().role, options().peer_port) == ("mixed", None)
     made = options("--role", "decode", "--peer-port", "0", "--cluster-secret", "s3")
     assert (made.role, made.peer_port, made.cluster_secret) == ("decode", 0, "s3")
+    assert (made.peer_lease, made.peer_checksum) == (30.0, False)
+    made = options("--peer-lease", "2m", "--peer-checksum")
+    assert (made.peer_lease, made.peer_checksum) == (120.0, True)
     (tmp_path / "secret").write_text("s4\n")
     assert options("--cluster-secret-file", str(tmp_path / "secret")).cluster_secret == "s4"
     for wrong in (

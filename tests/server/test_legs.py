@@ -171,6 +171,9 @@ async def test_a_request_is_counted_once(alike) -> None:
     assert numbers(b"vllm:request_success_total") == [0, 4]  # choices
     assert numbers(b"vllm:time_to_first_token_seconds_count") == [2, 0]
     assert numbers(b"vllm:request_prompt_tokens_count") == [2, 0]
+    prompts, _ = numbers(b"vllm:request_prompt_tokens_sum")
+    assert numbers(b"vllm:prompt_tokens_by_source_total") == [prompts, prompts]  # the scripted engine finds nothing
+    assert numbers(b"vllm:external_prefix_cache_queries_total") == [0, prompts]
     assert numbers(b"vllm:e2e_request_latency_seconds_count") == [0, 2]
 
 

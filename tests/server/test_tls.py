@@ -143,3 +143,21 @@ def test_a_coordinator_shows_instances_a_certificate_whose_key_has_a_password(fi
     assert towards(replace(shown, password=str(files / "password"))) is not None
     with pytest.raises(BadTls, match="cannot be used"):
         towards(replace(shown, password=str(files / "wrong")))
+
+
+async def test_of_two_instances_that_differ_the_shorter_lease_holds_and_the_wish_for_checksums():
+    async def accept(taker: Taker) -> None:
+        await taker.refuse("enough")
+
+    one, other = start.peer(ServerOptions(peer_lease=7.0)), start.peer(ServerOptions(peer_checksum=True))
+    try:
+        for each in (one, other):
+            each.add("tiny", Arena(0, -1, 4, [], "none"))
+            await each.listen("127.0.0.1", 0, accept)
+        for giving, taking in ((one, other), (other, one)):
+            giver = await giving.connect(f"127.0.0.1;{taking.port}", "tiny")
+            assert (giver._link.lease, giver._link.checksum) == (7.0, True)
+            giver.close()
+    finally:
+        await one.close()
+        await other.close()
