@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from serving import serve, start
 
 from parley.engine.local import LocalEngine
-from parley.engine.protocol import Engine, Stream
+from parley.engine.protocol import Engine
+from parley.engine.stream import Stream
 from parley.kv.memory import Memory
 from parley.kv.shared import Proof, Shared
 from parley.text import Language
