@@ -69,9 +69,9 @@ class Coordinator:
         self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
-        management = Management(self.table, self.choice, hosts.get("management", host))
+        self.management = Management(self.table, self.choice, hosts.get("management", host))
         self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
-        status = Status(self.table, self.choice, management, hosts.get("status", host))
+        status = Status(self.table, self.choice, self.management, hosts.get("status", host))
         most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
         served = replace(port_options(options, host), access_log=access_log, connections=most)
         self.front = Front(
@@ -85,7 +85,7 @@ class Coordinator:
         )
         apps: dict[str, ASGIApp] = {
             "predict": application(self.front, served),
-            "management": management.app,
+            "management": self.management.app,
             "metrics": self.metrics.app,
             "status": status.app,
         }
