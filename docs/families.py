@@ -29,6 +29,7 @@ What holds for all of them:
 * What looks like a call and is none stays content, marks and all. Once its name is known a call is announced; what
   comes then is passed on as arguments even if it is broken or cut off.
 * Calls inside reasoning are no calls. Marks inside JSON strings are text.
+* Some models that do not reason begin their answer with the mark that ends reasoning; it is dropped.
 * Arguments that are not JSON (XML, Python, Gemma's notation) become JSON by the types that the tool's schema declares.
 * Calls without any mark of their own (Llama's JSON, Python lists) count only where an answer begins, and only if they
   name a tool of the request.

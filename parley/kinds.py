@@ -24,7 +24,7 @@ class Kind:
 
 def text(metavar: str = "TEXT") -> Kind:
     def read(raw: Any) -> str:
-        if not isinstance(raw, str) or not raw:
+        if not isinstance(raw, str) or not raw or "\0" in raw:  # which no system takes in a name
             raise ValueError("text")
         return raw
 

@@ -37,7 +37,7 @@ class _Refused(msgspec.Struct):
 
 class First(msgspec.Struct, gc=False):
     """P's answer. ``headers`` and ``status`` begin the client's answer; ``exact``: P is parley's, and ``record`` is
-    what stands behind ``output`` (msgpack)."""
+    what stands behind ``output`` (msgpack in base64)."""
 
     stream: bool
     last: bool
@@ -63,7 +63,7 @@ def first(body: bytes) -> First:
         output = (said.output or "").encode()
         if said.encoding == "base64":
             output = binascii.a2b_base64(output, strict_mode=True)
-        record = binascii.a2b_base64(said.records, strict_mode=True) if said.records else b""
+        record = said.records.encode()
     except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
         raise BadAnswer("It is not of the form that was expected.") from error
     exact = said.headers is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from parley.instance.handover import CONNECTION
 from parley.instance.heads import LOST, ORDERS, OWN
 from parley.server.cycle import CYCLE, Cycle
@@ -61,7 +59,6 @@ class Caller(Exchange):
 
     def finish(self, data: bytes = b"") -> None:
         """The last part."""
-        self.written = time.perf_counter()
         self.cycle.part(data, last=True)
         self.complete = True
 

@@ -83,17 +83,21 @@ class Chosen:
 
     def token(self, count: int = 1) -> None:
         """More tokens have come."""
-        if not self._first:
-            self.first()
-        now = self._last = self._choice.table.clock()
+        if not self._second:
+            self._moved()
+        self._last = self._choice.table.clock()
         self.tokens += count
-        if not self._second and self.separate:
+
+    def _moved(self) -> None:
+        """D's first token has come."""
+        self.first()
+        self._second = self._choice.table.clock()
+        if self.separate:
             side = self.d.decode
-            gap = now - self._first
+            gap = self._second - self._first
             self.p.refusals.pop(self.d.id, None)
             side.pace.observe(self._charges[1].demand.tokens, max(0.0, gap - side.cadence))
             self._choice.tally.moved(gap)
-        self._second = self._second or now
 
     def end(self, ok: bool = True) -> None:
         """It is over, well or not."""

@@ -190,6 +190,9 @@ def read(content: Mapping[str, Any], source: str, folder: Path = Path()) -> Opti
     files = {name: str(folder / value) for name, value in _values(Tls, tls, f"{source}: tls").items() if value}
     if ("certificate" in files) != ("key" in files):
         raise ConfigError(f"{source}: tls: certificate and key go together.")
+    for name in ("password", "clients"):  # or ports would be open that seem to be closed
+        if name in files and "certificate" not in files:
+            raise ConfigError(f"{source}: tls: {name} needs certificate and key as well.")
     file = made.get("secret_file")
     made["secret"] = cluster_secret(
         made.get("secret"), folder / file if file else None, f"{source}: secret", f"{source}: secret_file"

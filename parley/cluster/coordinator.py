@@ -24,11 +24,11 @@ from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
 from parley.cluster.connections import Connections
 from parley.cluster.controller import Controller
-from parley.cluster.desk import Asked
 from parley.cluster.front import Front, application
 from parley.cluster.health import Health
 from parley.cluster.management import Management
 from parley.cluster.metrics import Metrics
+from parley.cluster.plane import Asked
 from parley.cluster.status import Status
 from parley.cluster.table import Table
 from parley.server import banner, logs, tls

@@ -55,9 +55,9 @@ class Feed:
         self.bytes = 0
         self._upstream, self._client, self._seat, self._headers = upstream, client, seat, headers
         self._attached, self._stray = attached, stray
-        self._takers: dict[str, Taker] = {}
+        self._takers: dict[bytes, Taker] = {}
         self._up = asyncio.Event()  # as ``connected``
-        self._strangers: OrderedDict[str, None] = OrderedDict()
+        self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
         self._number = 0  # frames of this epoch that were read over earlier connections
         self._heard = 0.0
@@ -77,11 +77,11 @@ class Feed:
 
     def open(self, id: str, taker: Taker) -> None:
         """Have ``taker`` get the frames of a request."""
-        self._takers[id] = taker
+        self._takers[id.encode()] = taker
 
     def close(self, id: str) -> None:
         """Nobody waits for them any more."""
-        self._takers.pop(id, None)
+        self._takers.pop(id.encode(), None)
 
     async def run(self) -> None:
         """Keep the connection up until cancelled."""
@@ -213,8 +213,8 @@ class Feed:
 
     def _unknown(self, frame: Frame) -> None:
         """A request goes on that nobody waits for."""
-        if frame.kind in ("data", "record") and frame.id not in self._strangers:
+        if frame.kind == "data" and frame.id not in self._strangers:
             self._strangers[frame.id] = None
             if len(self._strangers) > STRANGERS:
                 self._strangers.popitem(last=False)
-            self._stray(frame.id)
+            self._stray(frame.id.decode("latin-1"))

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from parley.cluster import said
+from parley.cluster import lenient
 from parley.cluster.table import Instance, News, Table
 
 log = logging.getLogger("parley.cluster")
@@ -58,7 +58,7 @@ class Health:
         wrong = ""
         try:
             status, body = await self._ask(f"{instance.management}/v1/status", timeout=period)
-            told = said.table(body) if status == 200 else None
+            told = lenient.members(body) if status == 200 else None
             if told is not None:
                 self._table.status(instance, told)
                 self._say(instance, "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import urllib.request
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ KEEPER = "keeper"
 HOST, PORT = "127.0.0.1", 8000  # of the coordinator, for clients
 COORDINATOR = "coordinator"
 PERIOD = 1.0  # seconds between two looks
+BATCH = 16  # actors that are made in one look, so that it stays short
+PATIENCE = DRAIN + 15  # seconds in which a process that is to end has ended
 CODES = {"mixed": "U", "prefill": "P", "decode": "D", "flex": "F"}  # of roles, in the refresh interface
 
 log = logging.getLogger("parley.cluster")
@@ -48,6 +51,14 @@ class Seen(NamedTuple):
         return f"http://{host}:{self.ports[port]}"
 
 
+class Leaving(NamedTuple):
+    """An actor whose process is to end: what is there when it has ended, and when that is no longer waited for."""
+
+    actor: Any
+    stopped: Any
+    until: float
+
+
 class Keeper:
     """What the cluster consists of. ``wanted``: how many instances of each group."""
 
@@ -58,6 +69,9 @@ class Keeper:
         self._wanted = {group.name: group.count for group in plan.groups}
         self._seen: dict[str, Seen] = {}
         self._actors: dict[str, Any] = {}
+        self._leaving: dict[str, Leaving] = {}
+        self._asked: dict[str, Any] = {}  # where each is, as far as that was not answered
+        self._born: set[str] = set()  # those that have had a process
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._find()
@@ -87,7 +101,9 @@ class Keeper:
         self._over.set()
         with self._lock:
             self._remove([COORDINATOR] if COORDINATOR in self._actors else [])
+            self._reap(PATIENCE)
             self._remove(list(self._actors))
+            self._reap(PATIENCE)
 
     def _find(self) -> None:
         """The actors of an earlier keeper."""
@@ -97,6 +113,7 @@ class Keeper:
             if each["namespace"] != NAMESPACE or not each["name"].startswith(prefix) or name == KEEPER:
                 continue
             self._actors[name] = ray.get_actor(each["name"], NAMESPACE)
+            self._born.add(name)
         for group in self._groups.values():  # of what was scaled, what there is counts
             there = sum(_group(name) == group.name for name in self._actors)
             self._wanted[group.name] = there or group.count
@@ -108,13 +125,14 @@ class Keeper:
                     if self._over.is_set():
                         return
                     self._adjust()
+                    self._reap()
                 self._observe()
                 self._tell()
             except Exception:
                 log.exception("the keeper failed to look after the cluster")
 
     def _adjust(self) -> None:
-        """Make actors that are missing, and remove the newest of those that are too many."""
+        """Make actors that are missing, some at a time, and remove the newest of those that are too many."""
         if COORDINATOR not in self._actors:
             options = {"host": HOST, "predict_port": PORT, **self._plan.coordinator, "secret": self._secret}
             ports = ["management_port", "metrics_port", "status_port"]
@@ -122,8 +140,8 @@ class Keeper:
             self._add(COORDINATOR, "", ["coordinator"], options, hosts, ports, self._plan.needs)
         for group in self._groups.values():
             names = sorted((name for name in self._actors if _group(name) == group.name), key=_number)
-            for _ in range(len(names), self._wanted[group.name]):
-                name = f"{group.name}-{max(map(_number, self._actors), default=0) + 1}"
+            for _ in range(len(names), min(self._wanted[group.name], len(names) + BATCH)):
+                name = f"{group.name}-{max(map(_number, [*self._actors, *self._leaving]), default=0) + 1}"
                 words = ["serve", "--role", group.role]
                 self._add(name, group.role, words, group.options, ["host"], ["port", "peer-port"], group.needs)
             self._remove(names[self._wanted[group.name] :])
@@ -153,26 +171,42 @@ class Keeper:
         self._seen[name] = Seen(name, _group(name), role, str(needs))
 
     def _remove(self, names: list[str]) -> None:
-        """Let these end, all at once."""
-        leaving = {name: self._actors.pop(name) for name in names}
-        for name in leaving:
+        """Let these end, with what they have begun; until then they are in the list, for that is to be heard of."""
+        until = time.monotonic() + PATIENCE
+        for name in names:
+            actor = self._actors.pop(name)
+            self._leaving[name] = Leaving(actor, actor.stop.remote(), until if name in self._born else 0.0)
+
+    def _reap(self, patience: float = 0.0) -> None:
+        """Have done with those that have ended, or have had the time for it; wait for them so many seconds."""
+        refs = {each.stopped: name for name, each in self._leaving.items() if each.until}
+        ended = ray.wait(list(refs), num_returns=len(refs), timeout=patience)[0] if refs else []
+        over = {refs[ref] for ref in ended} | {
+            name for name, each in self._leaving.items() if time.monotonic() >= each.until
+        }
+        for name in over:
+            ray.kill(self._leaving.pop(name).actor, no_restart=True)
             self._seen.pop(name, None)
-        stopped = [actor.stop.remote() for actor in leaving.values()]
-        if stopped:
-            ray.wait(stopped, num_returns=len(stopped), timeout=DRAIN + 15)
-        for actor in leaving.values():
-            ray.kill(actor, no_restart=True)
+            self._asked.pop(name, None)
+            self._born.discard(name)
 
     def _observe(self) -> None:
-        """Where each actor's process is; of one that Ray is starting again nobody knows."""
+        """Where each actor's process is; of one that Ray is starting, or starting again, nobody knows. It answers when
+        it has started, and is not asked once more before."""
         with self._lock:
-            asked = {actor.where.remote(): name for name, actor in self._actors.items()}
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=PERIOD)
+            for name, actor in self._actors.items():
+                if name not in self._asked:
+                    self._asked[name] = actor.where.remote()
+            asked = {ref: name for name, ref in self._asked.items()}
+        done = ray.wait(list(asked), num_returns=len(asked), timeout=PERIOD)[0] if asked else []
         found = {}
         for each in done:
             with contextlib.suppress(ray.exceptions.RayError):
                 found[asked[each]] = ray.get(each)
         with self._lock:
+            for each in done:
+                self._asked.pop(asked[each], None)
+            self._born |= found.keys() & self._actors.keys()
             for name in self._actors:
                 seen = self._seen.get(name) or self._unseen(name)
                 host, ports, node, pid = found.get(name, ("", {}, "", 0))

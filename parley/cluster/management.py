@@ -13,8 +13,8 @@ from collections import deque
 from typing import Any
 
 from parley.cluster.choice import Choice
-from parley.cluster.desk import Asked, Desk, Reply
-from parley.cluster.said import count
+from parley.cluster.lenient import count
+from parley.cluster.plane import Asked, Plane, Reply
 from parley.cluster.table import Instance, News, Table
 
 log = logging.getLogger("parley.cluster")
@@ -36,7 +36,7 @@ class Management:
         self.master = True
         self.alarms: deque[dict[str, Any]] = deque(maxlen=ALARMS)
         table.watchers.append(self._changed)
-        self.app = Desk(
+        self.app = Plane(
             {
                 ("POST", "/v1/instances/refresh"): self.refresh,
                 ("GET", "/v1/coordinator_info"): self.info,
@@ -65,7 +65,7 @@ class Management:
 
     def refresh(self, asked: Asked) -> Reply:
         """The whole list: those that are not in it go, the others are as it says."""
-        said = asked.table()
+        said = asked.members()
         ids, items = (said.get("ids"), said.get("instances")) if said is not None else (None, None)
         if not isinstance(ids, list) or not isinstance(items, list) or len(ids) > MOST or len(items) > MOST:
             return BAD
@@ -128,7 +128,7 @@ class Management:
         """Give some no more requests, or give them some again."""
         if not self.begun:
             return NOT_YET
-        said = asked.table()
+        said = asked.members()
         ids = said.get("ids") if said is not None else None
         if not isinstance(ids, list) or len(ids) > MOST or not all(count(id) for id in ids):
             return BAD
@@ -150,7 +150,7 @@ class Management:
 
     def query(self, asked: Asked) -> Reply:
         """May the role of one of two be changed, for nothing runs there any more? 0: that of P, 1: that of D."""
-        said = asked.table() or {}
+        said = asked.members() or {}
         p_id, d_id, kind = said.get("p_id"), said.get("d_id"), said.get("role_change_type")
         if not count(p_id) or not count(d_id) or not count(kind) or kind not in (0, 1):
             return Reply.json({"is_end": True}, 400)
@@ -162,7 +162,7 @@ class Management:
     def backup(self, asked: Asked) -> Reply:
         if not self.begun:
             return NOT_YET
-        said = asked.table() or {}
+        said = asked.members() or {}
         master, abnormal = said.get("is_master"), said.get("is_abnormal")
         if not isinstance(master, bool) or not isinstance(abnormal, bool):
             return Reply.json({"update_successfully": False}, 400)
@@ -171,7 +171,7 @@ class Management:
 
     def alarm(self, asked: Asked) -> Reply:
         """Somebody else's: an object whatever is in it, with what it lacks of id, level, source, time and detail."""
-        said = asked.table()
+        said = asked.members()
         if said is None or len(asked.body) > 64 << 10:
             return BAD
         self.alarms.append({"id": "", "level": "", "source": "", "time": time.time(), "detail": ""} | said)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import get_args
 
 from parley.cluster.choice import Choice
-from parley.cluster.desk import Asked, Desk, Reply
-from parley.cluster.gather import gather
+from parley.cluster.exposition import gather
 from parley.cluster.health import Ask, Unanswered
+from parley.cluster.plane import Asked, Plane, Reply
 from parley.cluster.table import Instance, State, Table
 from parley.server.series import Group, header, labels, scalar
 
@@ -48,7 +48,7 @@ class Metrics:
         self._table, self._choice, self._ask = table, choice, ask
         self._gathered, self._when = "", float("-inf")
         self._one = asyncio.Lock()
-        self.app = Desk({("GET", "/metrics"): self.page}, host)
+        self.app = Plane({("GET", "/metrics"): self.page}, host)
 
     async def page(self, asked: Asked) -> Reply:
         return Reply(200, (await self._sums() + self.own()).encode(), CONTENT_TYPE)

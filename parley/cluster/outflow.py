@@ -21,7 +21,7 @@ class Outflow:
 
     def __init__(self, caller: Caller):
         self.hold: Callable[[bool], Coroutine[Any, Any, None]] | None = None
-        self._caller = caller
+        self._caller, self._cycle = caller, caller.cycle
         self._queue: list[bytes] | None = None  # None: all was sent
         self._queued = 0
         self._over = False  # what is queued ends the answer
@@ -39,7 +39,7 @@ class Outflow:
             elif self._queued > HOLD and self.hold is not None and self._held is not self.hold:
                 self._held = self.hold
                 self._telling = asyncio.get_running_loop().create_task(self._held(True))
-        elif not self._caller.part(data):
+        elif not self._cycle.part(data):
             self._queue = []
             self._draining = asyncio.get_running_loop().create_task(self._drain())
 
@@ -69,7 +69,7 @@ class Outflow:
             await self._caller.write(data, "", last=over)
             if over:
                 return
-            if self._queue or self._over or self._caller.cycle.blocked:
+            if self._queue or self._over or self._cycle.blocked:
                 continue
             held, self._held = self._held, None
             if held is None:

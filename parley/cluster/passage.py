@@ -1,10 +1,10 @@
-"""One generating request on its way through the cluster: chosen instances, attempts, and one answer made of two.
+"""One generating request on its way through the cluster: instances are chosen and asked, again if they fail.
 
-    choose -> ask P -> its answer, then D's frames in their order -> end
+    choose -> ask P -> its answer and D's results are spliced -> end
 
-P's answer goes to the client first; what D sends before that waits. An attempt that fails is followed by another, which
-is given what the client has got: so the answer goes on where it broke, with the text that it would have had. Knows the
-wire between coordinator and instances, and no API.
+An attempt that fails is followed by another, which is given what the client has got: so the answer goes on where it
+broke, with the text that it would have had. Knows the wire between coordinator and instances, and no API; how one
+answer is made of theirs is in ``splice``.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ from math import inf
 
 from parley.cluster import answers, relay, words
 from parley.cluster.answers import BadAnswer, First
-from parley.cluster.caller import Caller, returned
+from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice, Chosen, Refused
 from parley.cluster.config import Options
 from parley.cluster.connections import Connections
-from parley.cluster.outflow import Outflow
 from parley.cluster.policy import Wanted
+from parley.cluster.splice import Cut, Recompute, Splice
 from parley.cluster.table import Instance
-from parley.cluster.upstream import LARGEST, Broken, Response, Unreachable, Whole
+from parley.cluster.upstream import Broken, Response, Unreachable, Whole
 from parley.errors import ParleyError
-from parley.instance import handover
-from parley.instance.frames import Frame
 from parley.instance.heads import LOST
 from parley.server.chance import draw
 
-EARLY = 16 << 20  # bytes of D's that wait for P's answer
 PAUSE, LONGEST = 0.05, 2.0  # seconds until the same instance is tried again: doubled each time
 RECOMPUTE = 1.0  # seconds until a recompute that was refused is tried again
 
@@ -53,14 +50,6 @@ class Failed(Exception):
         super().__init__(text)
         self.status, self.text, self.instance = status, text, instance
         self.answer, self.final = answer, final
-
-
-class Recompute(Exception):
-    """D wants the request to begin anew with another body."""
-
-    def __init__(self, body: bytes):
-        super().__init__()
-        self.body = body
 
 
 class Passage:
@@ -94,23 +83,10 @@ class Passage:
         self._due = 0.0
         self._soon = inf  # when the first token is due: known once P was asked
         self._recomputes = 0
-        self._records: list[bytes] = []  # what stands behind what the client has got
-        self._exact = True  # all of that is known
-        self._sent = False  # the client has got a part of its answer, or will
+        self._splice = Splice(caller)
         # of this attempt
         self._id = ""
-        self._chosen: Chosen = None  # type: ignore[assignment]
-        self._stream = False
-        self._status, self._head = 200, answers.WHOLE
         self._busy: Sequence[Instance] = ()  # where the request may be running
-        self._early: list[Frame] | None = None  # frames that wait for P's answer
-        self._early_size = 0
-        self._asking: Whole | None = None  # P's answer, while it is waited for
-        self._pending: list[bytes] = []  # records whose data has not come
-        self._parts: list[bytes] = []  # of an answer in one piece
-        self._size = 0
-        self._done: asyncio.Future[None]
-        self._out = Outflow(caller)
 
     async def run(self) -> None:
         """Answer the client. Raises ParleyError as long as nothing was sent."""
@@ -124,17 +100,17 @@ class Passage:
                 first = self._timer.when() != self._due
                 raise words.refusal(408, words.LATE_FIRST if first else words.LATE_END) from None
         except ParleyError as error:
-            if not self._sent:
+            if not self._splice.sent:
                 raise
             self._break(error)
         finally:
-            await self._out.settle()
+            await self._splice.settle()
 
     def _break(self, error: ParleyError) -> None:
         """End a stream that has begun."""
         last = self._closing(error)
         if last:
-            self._last(last)
+            self._splice.finish(last)
         else:
             self.caller.abort()
 
@@ -142,10 +118,10 @@ class Passage:
 
     async def _once(self) -> bool:
         """One attempt: is the request answered? Raises ParleyError when there is to be no other."""
-        chosen = self._chosen = await self._choose()
+        chosen = await self._choose()
         try:
             if self.attempts and not self._avoid.isdisjoint((chosen.p.id, chosen.d.id)):  # there is no other
-                if self._told is not None and not self._sent and chosen.p.id in self._avoid:
+                if self._told is not None and not self._splice.sent and chosen.p.id in self._avoid:
                     self.caller.whole(*self._told)
                     return True
                 await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
@@ -167,6 +143,7 @@ class Passage:
     async def _failed(self, failure: Failed) -> bool:
         """Prepare for another attempt; or give what P answered. Raises ParleyError."""
         self.attempts += 1
+        splice = self._splice
         if failure.instance is not None:
             self._avoid |= {failure.instance.id}
         answer = self._told = failure.answer
@@ -175,9 +152,9 @@ class Passage:
                 raise words.refusal(500, words.NO_RETRY)
             await asyncio.sleep(RECOMPUTE)
             return False
-        if not (failure.final or self.attempts > self.options.max_retry or (self._sent and not self._exact)):
+        if not (failure.final or self.attempts > self.options.max_retry or (splice.sent and not splice.exact)):
             return False
-        if answer is None or self._sent:
+        if answer is None or splice.sent:
             raise words.refusal(failure.status if failure.status >= 400 else 500, failure.text)
         self.caller.whole(*answer)
         return True
@@ -196,7 +173,7 @@ class Passage:
 
     def _wait_for_first(self) -> None:
         """Time runs out when the first token is due, unless the client has got it."""
-        self._timer.reschedule(self._due if self._sent else min(self._due, self._soon))
+        self._timer.reschedule(self._due if self._splice.sent else min(self._due, self._soon))
 
     def _spent(self) -> float:
         """Seconds since the client asked: its limits are for all attempts together."""
@@ -204,37 +181,36 @@ class Passage:
 
     async def _whole(self, instance: Instance) -> None:
         """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
-        if self._sent:
+        if self._splice.sent:
             raise Failed(500, words.D_FAILED, instance, final=True)
         await relay.one(self._connections, self.caller, instance, b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
-        feed = self._connections.feed(chosen.d)
+        feed, splice = self._connections.feed(chosen.d), self._splice
         if not self._recomputes:  # which keep the id
             self._id = str(int.from_bytes(draw()[:8]))
-        if not self._sent:
-            self._records, self._exact = [], True
-        self._early, self._early_size, self._asking = [], 0, None
-        self._out.hold = None
-        self._pending, self._parts, self._size = [], [], 0
-        self._done = asyncio.get_running_loop().create_future()
+        splice.anew(chosen.token)
         if feed is None or not await feed.ready():
             raise Failed(500, words.D_FAILED, chosen.d)
-        feed.open(self._id, self)
+        feed.open(self._id, splice)
         try:
             first = await self._ask(chosen)
             if first is None:
                 self._busy = ()
                 return
             chosen.first()
-            self._exact = self._exact and first.exact and feed.exact
-            self._out.hold = partial(self._connections.flow, chosen.d, self._id) if self._exact else None
-            if not self._begin(first):
+            if not splice.begin(first, feed.exact, partial(self._connections.flow, chosen.d, self._id)):
                 self._busy = (chosen.d,)
-                self._flush()
-                await self._done
+                await splice.done
             self._busy = ()
+        except Cut as cut:
+            if cut.over:
+                self._busy = ()
+            raise Failed(500, cut.text, chosen.d, final=cut.final) from None
+        except Recompute:
+            self._busy = ()
+            raise
         finally:
             feed.close(self._id)
             self._halt()
@@ -246,9 +222,9 @@ class Passage:
         self._busy = ()
 
     async def _ask(self, chosen: Chosen) -> First | None:
-        """P's answer; None if D has given all of one in one piece before. Raises Failed."""
-        p, d = chosen.p, chosen.d
-        given = handover.join(self._records) if self._sent and self._records else b""
+        """P's answer; None if D has given all of one in one piece before. Raises Failed, Cut, Recompute."""
+        p, d, splice = chosen.p, chosen.d, self._splice
+        given = splice.given()
         headers = [
             *self._headers,
             *self._connections.secret,
@@ -271,20 +247,20 @@ class Passage:
         self._wait_for_first()
         try:
             upstream = self._connections.upstream(p)
-            answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._began_to_ask)
+            answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._asked)
             self._timer.reschedule(self._due)
         except Unreachable:
             self._busy = ()
             self._choice.table.fault(p, words.NO_CONNECTION)
             raise Failed(500, words.NO_CONNECTION, p) from None
         except Broken as broken:
-            if self._done.done():  # P was not waited for: D is lost, or has answered
-                await self._done
+            if splice.done.done():  # P was not waited for: D is lost, or has answered
+                await splice.done
                 return None
             text = words.P_FAILED if broken.left else words.UNASKED if broken.unsent else words.UNREAD
             raise Failed(500, text, p) from None
-        if self._early is None:
-            await self._done
+        if splice.overtaken:
+            await splice.done
             return None
         if answer.status != 200:
             self._busy = ()
@@ -294,136 +270,8 @@ class Passage:
         except BadAnswer:
             raise Failed(500, words.P_FAILED, p) from None
 
-    def _began_to_ask(self, whole: Whole) -> None:
-        self._asking = whole
-
-    # -- the answer
-
-    def _begin(self, first: First) -> bool:
-        """Take P's part of the answer. Was it all?"""
-        self._stream = first.stream
-        if not self.caller.status:
-            self._status, self._head = first.status, returned(first.headers)
-        if first.record:
-            self._records.append(first.record)
-        if not first.stream:
-            if first.last:
-                self.caller.whole(first.status, first.headers, first.output)
-            return first.last
-        output = first.output
-        if self._sent and not first.exact and answers.opening(output):
-            output = b""
-        if first.last:
-            self._last(output if first.exact else answers.closed(output, self.caller.scope["path"]))
-        else:
-            self._put(output)
-        return first.last
-
-    def _flush(self) -> None:
-        """Take what D sent before P's answer."""
-        early, self._early = self._early, None
-        assert early is not None
-        for frame in early:
-            self.take(frame)
-
-    def take(self, frame: Frame) -> None:
-        """A frame of D's."""
-        if self._early is not None:
-            self._early.append(frame)
-            self._early_size += len(frame.payload)
-            if self._early_size > EARLY:
-                self._fail(Failed(500, words.D_FAILED, self._chosen.d))
-            elif frame.kind == "lastData" and any(each.kind == "head" for each in self._early):
-                self._overtake()
-            return
-        if self._done.done():
-            return
-        kind = frame.kind
-        if kind == "data":
-            self._chosen.token()
-            self._commit()
-            if self._stream:
-                self._put(self._mended(frame.payload))
-            else:
-                self._gather(frame.payload)
-        elif kind == "record":
-            self._pending.append(frame.payload)
-        elif kind == "lastData":
-            self._chosen.token()
-            self._commit()
-            self._end(frame.payload)
-        elif kind == "head":
-            try:
-                self._status, self._head = answers.head(frame.payload)
-            except BadAnswer:
-                self._fail(Failed(500, words.D_FAILED, self._chosen.d))
-        elif kind == "error":
-            self._busy = ()
-            self._fail(Failed(500, frame.payload.decode("utf-8", "replace"), self._chosen.d))
-        elif kind == "retry":
-            self._busy = ()
-            self._fail(Recompute(frame.payload))
-
-    def _overtake(self) -> None:
-        """D has sent an answer in one piece, which has nothing of P's: it goes out, whatever becomes of P."""
-        self._stream = False
-        self._flush()
-        if self._asking is not None:
-            self._asking.give_up("The answer is complete.")
-
-    def lost(self, reason: str) -> None:
-        """D's results are."""
-        self._fail(Failed(500, words.D_FAILED, self._chosen.d))
-        if self._asking is not None:
-            self._asking.give_up(reason)  # what P answers is of no use without D
-
-    def _fail(self, error: Exception) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
-            self._done.exception()  # it may be that nobody waits for it yet
-
-    def _commit(self) -> None:
-        """What follows goes to the client, and so counts as given."""
-        if self._pending:
-            self._records += self._pending
-            self._pending = []
-
-    def _mended(self, payload: bytes) -> bytes:
-        return b"" if self._sent and not self._exact and answers.opening(payload) else payload
-
-    def _end(self, payload: bytes) -> None:
-        if self._stream:
-            self._last(payload if self._exact else answers.closed(self._mended(payload), self.caller.scope["path"]))
-        else:
-            self._gather(payload)
-            self._sent = True
-            self.caller.whole(self._status, self._head, b"".join(self._parts))
-        if not self._done.done():
-            self._done.set_result(None)
-
-    def _gather(self, data: bytes) -> None:
-        """A part of an answer in one piece."""
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size > LARGEST:
-            self._fail(Failed(500, words.D_FAILED, self._chosen.d, final=True))
-
-    def _put(self, data: bytes) -> None:
-        """A part of the stream."""
-        if data:
-            self._start()
-            self._out.put(data)
-
-    def _last(self, data: bytes) -> None:
-        """The last part of the stream."""
-        self._start()
-        self._out.finish(data)
-
-    def _start(self) -> None:
-        """A part of the stream follows; its head, if nothing was sent yet."""
-        self._sent = True
-        if not self.caller.status:
-            self.caller.begin(self._status, self._head)
+    def _asked(self, whole: Whole) -> None:
+        self._splice.asking = whole
 
 
 def _refused(chosen: Chosen, answer: Response) -> Failed:

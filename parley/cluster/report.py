@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from parley.cluster.said import count
+from parley.cluster.lenient import count
 from parley.instance.prefix import REPORTED
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from parley.cluster.choice import Choice
-from parley.cluster.desk import Asked, Desk, Reply
 from parley.cluster.management import Management
+from parley.cluster.plane import Asked, Plane, Reply
 from parley.cluster.table import Instance, Table
 
 PAGE = Path(__file__).with_name("page.html")
@@ -23,7 +23,7 @@ class Status:
         page = Reply(200, PAGE.read_bytes(), HTML)
         alive = {("GET", path): lambda _: UP for path in ("/v1/startup", "/v1/health", "/v2/health/live", "/health")}
         ready = {("GET", path): self.ready for path in ("/v1/readiness", "/v2/health/ready", "/health/ready")}
-        self.app = Desk(
+        self.app = Plane(
             {
                 **alive,
                 **ready,

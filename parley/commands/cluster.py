@@ -11,7 +11,8 @@ import time
 from importlib.util import find_spec
 from typing import Any
 
-from parley.kinds import duration, switch, text
+from parley.errors import excerpt
+from parley.kinds import duration, integer, switch, text
 from parley.options import Config, ConfigError, Option
 
 USAGE = """\
@@ -100,14 +101,20 @@ def _scale(config: Config) -> int:
     words = [config["first"] or "", config["second"] or ""]
     name, change = words if words[1] else ("", words[0])
     group, equals, count = change.rpartition("=")
-    if not equals or not count.isdigit():
+    if not equals:
         raise ConfigError("scale needs a group and a number: parley cluster scale [NAME] GROUP=N.")
+    from parley.cluster import plan
+
+    try:
+        number = integer(0, plan.MOST).read(count)
+    except ValueError as wanted:
+        raise ConfigError(f"scale: {excerpt(count)} is not {wanted}.") from None
     from parley.cluster import place
 
     place.connect(config["address"] or "")
-    if refused := place.scale(place.find(name), group, int(count)):
+    if refused := place.scale(place.find(name), group, number):
         raise LookupError(refused)
-    print(f"{group}: {int(count)} wanted; `parley cluster status` shows them come and go")
+    print(f"{group}: {number} wanted; `parley cluster status` shows them come and go")
     return 0
 
 

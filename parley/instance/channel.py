@@ -46,10 +46,10 @@ class Channel:
         """
         exact = self._client.exact
         made = frames.results(self.id, payload, last=last, exact=exact)
-        if exact and head is not None:
-            made.insert(0, frames.head(self.id, *head))
         if exact and record:
             made.insert(0, frames.record(self.id, record))
+        if exact and head is not None:
+            made.insert(0, frames.head(self.id, *head))
         return self._put(made, last)
 
     def fail(self, text: str) -> None:

@@ -87,11 +87,15 @@ class Decode(Leg):
                 self._return()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
-        if not recompute.lost(self.generation.model.engine, outputs):
-            self._recent.append([(number, output) for output in outputs])
-        elif self.outlet.exact:
-            self.outlet.lose()
+        if recompute.lost(self.generation.model.engine, outputs):
+            self.lose()
         else:
+            self._recent.append([(number, output) for output in outputs])
+
+    def lose(self) -> None:
+        if self.outlet.exact:
+            self.outlet.lose()
+        elif self.past is not None:
             self._give_back()
 
     def recall(self) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["data", "lastData", "error", "retry", "record", "head", "close", "ka", "epoch"]
+Kind = Literal["data", "lastData", "error", "retry", "head", "close", "ka", "epoch"]
 
 MOST = 16 << 20  # bytes of a payload; what is larger goes in several frames
 LIMIT = 8 * MOST  # of a frame that is read
@@ -25,29 +25,28 @@ KINDS: dict[bytes, Kind] = {
     b"lastData": "lastData",
     b"error": "error",
     b"retry": "retry",
-    b"record": "record",
     b"head": "head",
-    b"close": "close",
-    b"data64": "data",
-    b"lastData64": "lastData",
 }
-CODED = (b"data64", b"lastData64", b"record")
+CODED: dict[bytes, Kind] = {b"data64": "data", b"lastData64": "lastData"}
+OPENING = b"reqId:"
 
 
 class BadFrame(Exception):
-    """What was read is no frame: too large, or no base64 where there should be."""
+    """What was read is no frame: too large, no base64 where there should be, or a record of nothing."""
 
 
 class Frame(msgspec.Struct, gc=False):
     """``id``: of the request; empty where the frame is of none. ``payload`` is decoded.
 
-    data, lastData: what the client gets. error: a sentence. retry: the body of a new request. record: what stands
-    behind the next data. head: status and headers of an answer in one piece, as JSON. close, ka: none. epoch: its name.
+    data, lastData: what the client gets; the ``record`` of what stands behind it stays in base64, for it is seldom
+    wanted. error: a sentence. retry: the body of a new request. head: status and headers of an answer in one piece, as
+    JSON. close, ka: none. epoch: its name.
     """
 
-    id: str
+    id: bytes
     kind: Kind
     payload: bytes = b""
+    record: bytes | None = None
 
 
 # -- writing
@@ -68,7 +67,7 @@ def results(id: str, payload: bytes, *, last: bool = False, exact: bool = False)
 
 
 def record(id: str, data: bytes) -> bytes:
-    """What stands behind the data that follows: only in the exact form."""
+    """What stands behind the data that follows at once: only in the exact form."""
     return b"reqId:%b\0record:%b\0" % (id.encode(), binascii.b2a_base64(data, newline=False))
 
 
@@ -113,7 +112,8 @@ def _cut(payload: bytes) -> list[bytes]:
 class Reader:
     """Frames from bytes as they come; however these are cut, the frames are the same.
 
-    ``number``: how many frames of requests have been read, also unknown ones; those that are counted in an epoch.
+    ``number``: how many frames of requests have been read, also unknown ones; those that are counted in an epoch. A
+    record counts as soon as its data has come.
     ``strange``: how many pieces were no frames, or unknown ones, and were passed over.
     ``held``: a frame is there of which only what follows tells whether it has ended. Where nothing follows for some
     milliseconds, it has: ``flush``. An exact stream never holds one.
@@ -126,7 +126,9 @@ class Reader:
         self._limit = limit
         self._rest: list[bytes] = []  # of a piece that has not ended
         self._size = 0
-        self._id: str | None = None  # of the request whose frame has begun
+        self._opening = b""  # the first half of a frame that has begun, which names its request
+        self._record: bytes | None = None  # whose data has not come
+        self._behind = b""  # its opening
         self._held: Frame | None = None
 
     @property
@@ -165,6 +167,7 @@ class Reader:
     def _frames(self, pieces: list[bytes], more: bool) -> list[Frame]:
         frames = self.flush()
         last = frames[0] if frames else None  # the one before, if a NUL that follows would be a part of it
+        opening, record, number = self._opening, self._record, self.number
         for piece in pieces:
             if not piece:
                 if last is not None:
@@ -172,41 +175,54 @@ class Reader:
                     last = None
                 continue
             last = None
+            if not opening:
+                if piece[:6] == OPENING:
+                    opening = piece
+                else:
+                    self._alone(piece, frames)
+                continue
             keyword, _, payload = piece.partition(b":")
-            if keyword == b"reqId":
-                self.strange += self._id is not None
-                self._id = payload.decode("latin-1")
+            if keyword == b"record" and record is None:
+                record, self._behind, opening = payload, opening, b""
                 continue
-            if self._id is None:
-                self._alone(keyword, payload, frames)
-                continue
-            id, self._id = self._id, None
             kind = KINDS.get(keyword)
-            if kind == "close":
-                id = ""
-            else:
-                self.number += 1
+            if kind is None:
+                if piece[:6] == OPENING:
+                    self.strange += 1
+                    opening = piece
+                    continue
+                if keyword == b"close":
+                    frames.append(Frame(b"", "close", payload))
+                    opening = b""
+                    continue
+                if keyword in CODED:
+                    kind, payload = CODED[keyword], _decoded(payload)
+            number += 1
+            if record is not None:
+                if opening != self._behind or kind not in ("data", "lastData"):
+                    raise BadFrame("A record stands before something else than its data.")
+                number += 1
             if kind is None:
                 self.strange += 1
-                continue
-            if keyword in CODED:
-                payload = _decoded(payload)
-            frame = Frame(id, kind, payload)
-            frames.append(frame)
-            # Events of a stream end in a line break; only what does not may have a NUL of its own.
-            if not self.exact and keyword in (b"data", b"lastData") and payload[-1:] != b"\n":
-                last = frame
+            else:
+                frames.append(Frame(opening[6:], kind, payload, record))
+                # Events of a stream end in a line break; only what does not may have a NUL of its own.
+                if not self.exact and keyword in (b"data", b"lastData") and payload[-1:] != b"\n":
+                    last = frames[-1]
+            opening, record = b"", None
+        self._opening, self._record, self.number = opening, record, number
         if last is not None and not more:
             self._held = frames.pop()
         return frames
 
-    def _alone(self, keyword: bytes, payload: bytes, frames: list[Frame]) -> None:
+    def _alone(self, piece: bytes, frames: list[Frame]) -> None:
         """A piece that belongs to no request."""
+        keyword, _, payload = piece.partition(b":")
         if keyword == b"ka":
-            frames.append(Frame("", "ka"))
+            frames.append(Frame(b"", "ka"))
         elif keyword == b"epoch":
             self.exact = True
-            frames.append(Frame("", "epoch", payload))
+            frames.append(Frame(b"", "epoch", payload))
         else:
             self.strange += 1
 

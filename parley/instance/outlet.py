@@ -96,11 +96,11 @@ class Outlet:
         if not self.response_started:
             self._head = status, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
-    def part(self, data: bytes, *, last: bool = False) -> None:
+    def part(self, data: bytes, *, last: bool = False) -> bool:
         if self.silent or self.channel is None:
-            return
+            return not self.blocked
         behind = b"" if last or not self.exact else record(self._recent())
-        self.channel.write(data, last=last, record=behind, head=None if self.response_started else self._head)
+        return self.channel.write(data, last=last, record=behind, head=None if self.response_started else self._head)
 
 
 class Front(Outlet):
@@ -163,15 +163,15 @@ class Front(Outlet):
         else:
             super().start(status, headers)
 
-    def part(self, data: bytes, *, last: bool = False) -> None:
+    def part(self, data: bytes, *, last: bool = False) -> bool:
         if self._refusing:
-            self._cycle.part(data, last=last)
-        elif self.answered:
-            super().part(data, last=last)
-        else:
-            self._output.append(data)
-            if last or self._ready():
-                self.answer(last=last)
+            return self._cycle.part(data, last=last)
+        if self.answered:
+            return super().part(data, last=last)
+        self._output.append(data)
+        if last or self._ready():
+            self.answer(last=last)
+        return not self.blocked
 
     def moved(self) -> None:
         """The answer has got on."""

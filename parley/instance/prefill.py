@@ -15,7 +15,7 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Headers
 from parley.engine.protocol import Stream
-from parley.errors import EngineDied, NotReady, ParleyError
+from parley.errors import EngineDied, NotReady, ParleyError, Stopping
 from parley.instance import handover, recompute
 from parley.instance.heads import LOST, UNKNOWN, Order
 from parley.instance.outlet import Front
@@ -116,14 +116,19 @@ class Prefill(Leg):
             if self.past:
                 output.cached_tokens = 0  # what is cached now are the tokens of attempts before
         if self._order.here and recompute.lost(self.generation.model.engine, outputs):
-            if self.front.exact:
-                self.front.lose()
-                return
-            self._give_back()
+            self.lose()
         elif self._cut or self.front.exact or self._order.here:
             for output in outputs:
                 output.id = ""
             self._recent.append([(number, output) for output in outputs])
+
+    def lose(self) -> None:
+        if not self._order.here or not self.front.answered:
+            return  # the order's own answer says it
+        if self.front.exact:
+            self.front.lose()
+        else:
+            self._give_back()
 
     def recall(self) -> None:
         """Have it go on elsewhere, for a coordinator that will get no more from here."""
@@ -182,7 +187,7 @@ class Prefill(Leg):
         return Answer(503, msgspec.json.encode(told))
 
     def remarks(self, error: ParleyError) -> Headers:
-        return ((LOST, b"engine"),) if self.front.exact and isinstance(error, EngineDied) else ()
+        return ((LOST, b"engine"),) if self.front.exact and isinstance(error, EngineDied | Stopping) else ()
 
     def _records(self) -> list[Batch]:
         recent, self._recent = self._recent, []

@@ -38,7 +38,7 @@ class Outlet(Protocol):
 
     async def send(self, message: Message) -> None: ...
 
-    def part(self, data: bytes, *, last: bool = False) -> None: ...
+    def part(self, data: bytes, *, last: bool = False) -> bool: ...
 
 
 class Cycle:
@@ -164,10 +164,11 @@ class Cycle:
         self.response_started, self._expected = True, False
         self._head = self._begin(status, [*self._headers, *headers])
 
-    def part(self, data: bytes, *, last: bool = False) -> None:
-        """More of a body that has begun and is not ``blocked``: ``send`` without its ceremony."""
+    def part(self, data: bytes, *, last: bool = False) -> bool:
+        """More of a body that has begun and is not ``blocked``: ``send`` without its ceremony. May another follow in
+        this way?"""
         if self.disconnected or self.response_complete:
-            return
+            return True
         if self._silent:
             data = b""
         elif self._chunked:
@@ -183,6 +184,7 @@ class Cycle:
             if not self.keep_alive:
                 self.transport.close()
             self._complete()
+        return not self.flow.write_paused
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """The head. Raises RuntimeError when a header would begin a line of its own."""

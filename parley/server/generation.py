@@ -199,6 +199,12 @@ class Generation:
         for branch in self._branches:
             branch.stream.cancel()
 
+    def lose(self, error: ParleyError) -> None:
+        """End it because the server ends: where others may go on with it, they are told; else as ``abort``."""
+        if self._leg is not None:
+            self._leg.lose()
+        self.abort(error)
+
     def stop(self, reason: Reason = "cancel") -> None:
         """End it from outside as if it had been finished: what comes next are the last events of every choice."""
         self._stopped = reason

@@ -52,6 +52,9 @@ class Leg:
     def drop(self) -> None:
         """Nobody wants the rest: end it as if the client had left."""
 
+    def lose(self) -> None:
+        """The server ends before the request does, which may go on elsewhere; here it gets an error next."""
+
     def close(self) -> None:
         """The generation is closed: give back whatever is held. May be called twice."""
 

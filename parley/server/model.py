@@ -302,7 +302,7 @@ class Model:
         if await self.settle(seconds):
             return
         for generation in list(self.open):
-            generation.abort(Stopping(f"{why} This answer could not be finished.", retry_after=5))
+            generation.lose(Stopping(f"{why} This answer could not be finished.", retry_after=5))
         await self.settle(GRACE)
 
     async def settle(self, seconds: float) -> bool:

@@ -195,8 +195,7 @@ class Exchange:
         """``write`` of a part that is not the first, without a coroutine's ceremony. May another follow in this way?
         Not if the client has not read the last ones."""
         self.written = time.perf_counter()
-        self._cycle.part(data)
-        return not self._cycle.blocked
+        return self._cycle.part(data)
 
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
         """Send an error as the whole answer."""

@@ -383,6 +383,7 @@ THOUGHTS = (
     Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
     Thoughts("solar_open2", ("<|think:start|>", "<|think:end|>"), (("<|think:start|>",),)),
     Thoughts("hy_v3_opensource", ("<think:opensource>", "</think:opensource>"), (("<think:opensource>",),)),
+    Thoughts("minimax_m3", ("<mm:think>", "</mm:think>"), (("<mm:think>",), ("</mm:think>",))),
     Thoughts("deepseek_r1", THINK, (), begun=True),
     Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
     Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),

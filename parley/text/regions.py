@@ -4,9 +4,9 @@
 the same events once neighbours are joined, and time is linear in the text: no form of calls reads anything twice.
 
 Newlines that only set the marks apart are dropped: after the mark that begins reasoning, before and after the one that
-ends it, and before a call. A call whose head is not what the family writes is content, mark and all. Once its name is
-known a call is announced and can no longer be taken back: then its arguments are passed on as they come, complete or
-not.
+ends it, and before a call. So is the mark that ends reasoning where an answer begins with it. A call whose head is not
+what the family writes is content, mark and all. Once its name is known a call is announced and can no longer be taken
+back: then its arguments are passed on as they come, complete or not.
 
 Knows text only: no tokens, no requests.
 """
@@ -96,19 +96,20 @@ class Regions:
     # Each state reads on from ``_at`` and returns whether another state has to go on; False: more text is needed.
 
     def _beginning(self) -> bool:
-        """The answer may begin with a reasoning block, or with the mark of one that was begun."""
+        """The answer may begin with reasoning, with the mark of what was begun, or with the end of what was not."""
         assert self._think is not None
-        mark = self._think[0]
         self._skip_newlines()
-        rest = self._text[self._at : self._at + len(mark)]
-        if rest == mark:
-            self._at += len(mark)
-            self._newlines, self._trim = 0, True
-            self._state = Regions._reasoning
-        elif len(rest) < len(mark) and mark.startswith(rest):
-            return False
-        else:
-            self._state = Regions._reasoning if self._begun else Regions._opening
+        following = (Regions._reasoning, Regions._opening)
+        for mark, state in zip(self._think, following, strict=True):
+            rest = self._text[self._at : self._at + len(mark)]
+            if rest == mark:
+                self._at += len(mark)
+                self._newlines, self._trim = 0, True
+                self._state = state
+                return True
+            if len(rest) < len(mark) and mark.startswith(rest):
+                return False
+        self._state = following[not self._begun]
         return True
 
     def _reasoning(self) -> bool:

@@ -74,6 +74,10 @@ def test_a_file_says_what_it_says_and_the_rest_is_default(tmp_path):
         ({"instances": [{"url": "http://a", "id": 2}, {"url": "http://b"}]}, ["two instances have the id 2"]),
         ({"tls": 1}, ["[tls]"]),
         ({"tls": {"key": "k.pem"}}, ["certificate and key go together"]),
+        ({"tls": {"clients": "ca.pem"}}, ["tls: clients needs certificate and key"]),
+        ({"tls": {"password": "word"}}, ["tls: password needs certificate and key"]),
+        ({"host": "a\0"}, ["host", "is not text"]),
+        ({"secret_file": "a\0"}, ["secret_file", "is not text"]),
         (
             {"algorithm_type": "cache_affinity", "instances": [{"url": "http://a", "role": "decode"}]},
             ["cache_affinity", "mixed"],

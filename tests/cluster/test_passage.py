@@ -418,6 +418,20 @@ async def test_a_stream_goes_on_exactly_where_its_d_was_lost(cluster, at):
     assert all(asked.body.endswith(BODY) for asked in resumed)
 
 
+async def test_a_record_that_cannot_be_read_leaves_nothing_to_go_on_from(cluster):
+    dying = Scripted("decode")
+    running = await cluster(Scripted("prefill", script=LONG), dying, Scripted("decode"))
+
+    async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
+        d.put([b"reqId:%b\0record:?\0" % id.encode(), *frames.results(id, parts[past], exact=True)])
+        d.put([frames.error(id, "It is lost.")])
+
+    dying.decode = die
+    answer = await running.post(body=BODY)
+    assert answer.body.startswith(b"".join(LONG.parts[:2])) and answer.body.count(b'"error"') == 1
+    assert LONG.parts[2] not in answer.body
+
+
 async def test_an_answer_in_one_piece_begins_anew(cluster):
     p, dying, other = Scripted("prefill", script=WHOLE), Scripted("decode"), Scripted("decode")
     running = await cluster(p, dying, other)

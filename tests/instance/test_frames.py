@@ -20,16 +20,21 @@ PLAIN = st.one_of(JSON, EVENT, JSON.map(lambda body: body + b"\0"), st.just(b":c
 ANY = st.one_of(PLAIN, st.binary(max_size=40))
 
 
-def merged(found: list[Frame]) -> list[tuple[str, str, bytes]]:
+def merged(found: list[Frame]) -> list[Frame]:
     """What the requests' readers see: consecutive data of a request is one text."""
-    made: list[tuple[str, str, bytes]] = []
+    made: list[Frame] = []
     for frame in found:
         if frame.kind == "ka":
             continue
-        if made and frame.kind == "data" and made[-1][:2] == (frame.id, "data"):
-            made[-1] = (frame.id, "data", made[-1][2] + frame.payload)
+        if (
+            frame.kind == "data"
+            and frame.record is None
+            and made
+            and (made[-1].id, made[-1].kind) == (frame.id, "data")
+        ):
+            made[-1] = Frame(frame.id, "data", made[-1].payload + frame.payload, made[-1].record)
         else:
-            made.append((frame.id, frame.kind, frame.payload))
+            made.append(frame)
     return made
 
 
@@ -42,11 +47,11 @@ def read(data: bytes, cuts: list[int]) -> tuple[list[Frame], Reader]:
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> tuple[bytes, list[tuple[str, str, bytes]]]:
+def streams(draw: st.DrawFn) -> tuple[bytes, list[Frame]]:
     """Bytes of a stream, and what is in it."""
     exact = draw(st.booleans())
     name = draw(st.text("0123456789abcdef", min_size=1, max_size=16))
-    data, wanted = (frames.epoch(name), [("", "epoch", name.encode())]) if exact else (b"", [])
+    data, wanted = (frames.epoch(name), [Frame(b"", "epoch", name.encode())]) if exact else (b"", [])
     for _ in range(draw(st.integers(0, 8))):
         id = draw(IDS)
         match draw(st.sampled_from(["result", "last", "error", "retry", "ka", "record", "unknown", "close"])):
@@ -55,26 +60,28 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[tuple[str, str, bytes]]]:
                 last = which == "last"
                 data += b"".join(frames.results(id, payload, last=last, exact=exact))
                 if payload or last or exact:
-                    wanted.append((id, "lastData" if last else "data", payload))
+                    wanted.append(Frame(id.encode(), "lastData" if last else "data", payload))
             case "error":
                 data += frames.error(id, "It failed: why?\n")
-                wanted.append((id, "error", b"It failed: why?\n"))
+                wanted.append(Frame(id.encode(), "error", b"It failed: why?\n"))
             case "retry":
                 data += frames.retry(id, b'{"prompt":"1,2,3"}')
-                wanted.append((id, "retry", b'{"prompt":"1,2,3"}'))
+                wanted.append(Frame(id.encode(), "retry", b'{"prompt":"1,2,3"}'))
             case "record" if exact:
-                payload = draw(st.binary(max_size=30))
-                data += frames.record(id, payload) + frames.head(id, 200, [("a", "b")])
-                wanted.append((id, "record", payload))
-                wanted.append((id, "head", b'{"status":200,"headers":[["a","b"]]}'))
+                behind, payload, last = draw(st.binary(max_size=30)), draw(ANY), draw(st.booleans())
+                data += frames.head(id, 200, [("a", "b")]) + frames.record(id, behind)
+                data += b"".join(frames.results(id, payload, last=last, exact=True))
+                wanted.append(Frame(id.encode(), "head", b'{"status":200,"headers":[["a","b"]]}'))
+                kind = "lastData" if last else "data"
+                wanted.append(Frame(id.encode(), kind, payload, base64.b64encode(behind)))
             case "unknown":
                 data += f"reqId:{id}\0news:of:another kind\0".encode()
             case "close":
                 data += frames.CLOSE
-                wanted.append(("", "close", b"new connection is to established, close the old one."))
+                wanted.append(Frame(b"", "close", b"new connection is to established, close the old one."))
             case _:
                 data += frames.HEARTBEAT
-    return data, merged([Frame(*each) for each in wanted])
+    return data, merged(wanted)
 
 
 @given(streams(), st.lists(st.integers(0, 2000), max_size=12))
@@ -92,12 +99,12 @@ def test_every_single_cut_and_byte_by_byte() -> None:
         b'\0\0reqId:1\0lastData:{"text":["c"]}\0\0reqId:2\0error:Pull kv failed reversibly.\0' + frames.CLOSE
     )
     wanted = [
-        Frame("12345", "data", b'data: {"id":"x"}\n\n'),
-        Frame("", "ka"),
-        Frame("1", "data", b'{"text":["a:b"]}\0'),
-        Frame("1", "lastData", b'{"text":["c"]}\0'),
-        Frame("2", "error", b"Pull kv failed reversibly."),
-        Frame("", "close", b"new connection is to established, close the old one."),
+        Frame(b"12345", "data", b'data: {"id":"x"}\n\n'),
+        Frame(b"", "ka"),
+        Frame(b"1", "data", b'{"text":["a:b"]}\0'),
+        Frame(b"1", "lastData", b'{"text":["c"]}\0'),
+        Frame(b"2", "error", b"Pull kv failed reversibly."),
+        Frame(b"", "close", b"new connection is to established, close the old one."),
     ]
     for cut in range(len(data) + 1):
         assert read(data, [cut])[0] == wanted
@@ -108,11 +115,11 @@ def test_an_event_is_given_at_once_and_what_may_go_on_after_a_pause() -> None:
     reader = Reader()
     assert [frame.payload for frame in reader.feed(b"reqId:1\0data:data: x\n\n\0")] == [b"data: x\n\n"]
     assert reader.feed(b'reqId:1\0lastData:{"a":1}\0') == [] and reader.held
-    assert reader.flush() == [Frame("1", "lastData", b'{"a":1}')] and not reader.held
+    assert reader.flush() == [Frame(b"1", "lastData", b'{"a":1}')] and not reader.held
     assert reader.feed(b"\0\0") == []
     exact = Reader()
     exact.feed(frames.epoch("aa"))
-    assert exact.feed(b'reqId:1\0lastData:{"a":1}\0') == [Frame("1", "lastData", b'{"a":1}')] and not exact.held
+    assert exact.feed(b'reqId:1\0lastData:{"a":1}\0') == [Frame(b"1", "lastData", b'{"a":1}')] and not exact.held
 
 
 def test_frames_are_counted_as_the_writer_counts_them() -> None:
@@ -120,6 +127,12 @@ def test_frames_are_counted_as_the_writer_counts_them() -> None:
     reader = Reader()
     reader.feed(frames.epoch("aa") + b"".join(made) + frames.HEARTBEAT + frames.CLOSE)
     assert reader.number == len(made)
+
+
+def test_a_record_is_there_when_its_data_is() -> None:
+    reader, data = Reader(), frames.epoch("aa") + frames.record("1", b"r")
+    assert [frame.kind for frame in reader.feed(data + b"reqId:1\0")] == ["epoch"] and reader.number == 0
+    assert reader.feed(b"data:x\0") == [Frame(b"1", "data", b"x", b"cg==")] and reader.number == 2
 
 
 def test_large_payloads_go_in_several_frames() -> None:
@@ -136,11 +149,18 @@ def test_what_is_no_frame() -> None:
     with pytest.raises(BadFrame):
         for _ in range(3):
             reader.feed(b"x" * 500)
-    for bad in (b"reqId:1\0data64:!!!\0", b"reqId:1\0record:abc\0"):
+    record = b"reqId:1\0record:cg==\0"
+    for bad in (
+        b"reqId:1\0data64:!!!\0",
+        record + b"reqId:2\0data:x\0",
+        record + b"reqId:1\0error:x\0",
+        record + record + b"reqId:1\0data:x\0",
+        record + b"reqId:1\0news:x\0",
+    ):
         with pytest.raises(BadFrame):
             Reader().feed(bad)
     reader = Reader()
-    assert reader.feed(b"data:x\0reqId:1\0reqId:2\0data:y\n\0nonsense\0") == [Frame("2", "data", b"y\n")]
+    assert reader.feed(b"data:x\0reqId:1\0reqId:2\0data:y\n\0nonsense\0") == [Frame(b"2", "data", b"y\n")]
     assert reader.strange == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -76,7 +77,7 @@ async def test_results_of_a_moment_go_together_in_their_order() -> None:
         two.fail("no")
         await rest()
         assert [(f.id, f.kind, f.payload) for f in wire.frames()] == [
-            ("1", "data", b"a\n"), ("2", "data", b"b\n"), ("1", "lastData", b"c\n"), ("2", "error", b"no"),
+            (b"1", "data", b"a\n"), (b"2", "data", b"b\n"), (b"1", "lastData", b"c\n"), (b"2", "error", b"no"),
         ]  # fmt: skip
         assert not made.client().channels
         await wire.end()
@@ -195,7 +196,7 @@ async def test_one_request_is_held_back_and_others_are_not() -> None:
         assert made.pause("a", "slow", True)
         assert not slow.write(b"1\n") and fast.write(b"2\n")
         await rest()
-        assert [frame.id for frame in wire.frames()] == ["", "fast"]
+        assert [frame.id for frame in wire.frames()] == [b"", b"fast"]
         slow.write(b"3\n", last=True)
         slow.close()
         await rest()
@@ -213,7 +214,7 @@ async def test_one_request_is_held_back_and_others_are_not() -> None:
 
 
 async def test_a_broken_connection_costs_nothing_and_nothing_comes_twice() -> None:
-    """Hundreds of breaks at random bytes: every request's text is what was written."""
+    """Hundreds of breaks at random bytes: every request's text is what was written, and the record of each part."""
     random_ = random.Random(7)
     async with hub() as made:
         reader, seen, epoch = Reader(), {}, ""
@@ -228,7 +229,7 @@ async def test_a_broken_connection_costs_nothing_and_nothing_comes_twice() -> No
                 payload = random_.randbytes(random_.randrange(30))
                 record = random_.randbytes(3) if random_.random() < 0.3 else b""
                 channels[name].write(payload, record=record)
-                wanted[name] = wanted.get(name, b"") + payload
+                wanted[name] = wanted.get(name, b"") + payload + record
             if random_.random() < 0.7:
                 await rest()
             if random_.random() < 0.5:
@@ -261,7 +262,8 @@ def reader_epoch(data: bytes) -> str:
 async def take(reader: Reader, data: bytes, seen: dict[str, bytes]) -> None:
     for frame in reader.feed(data):
         if frame.kind in ("data", "lastData"):
-            seen[frame.id] = seen.get(frame.id, b"") + frame.payload
+            id = frame.id.decode()
+            seen[id] = seen.get(id, b"") + frame.payload + base64.b64decode(frame.record or b"")
 
 
 @pytest.mark.parametrize("which", ["too old", "too new", "of another epoch"])

@@ -54,7 +54,7 @@ class Line:
     def part(self, data: bytes) -> bool:
         for frame in self.reader.feed(data) + self.reader.flush():
             if frame.id:
-                self.queue(frame.id).put_nowait(frame)
+                self.queue(frame.id.decode()).put_nowait(frame)
         return True
 
     async def write(self, data: bytes) -> None:
@@ -139,7 +139,6 @@ class Pair:
         given = Given(told.get("status", 200), dict(told.get("headers", [])))
         if told["isStream"] or told["isLastResp"]:
             given.parts.append((data, base64.b64decode(told["records"])))
-        record = b""
         while not told["isLastResp"]:
             if len(given.parts) >= stop:
                 await self.cancel(id)
@@ -147,14 +146,11 @@ class Pair:
             async with asyncio.timeout(20):
                 frame = await self.line.queue(id).get()
             match frame.kind:
-                case "record":
-                    record = frame.payload
                 case "head":
                     head = json.loads(frame.payload)
                     given.status, given.headers = head["status"], dict(head["headers"])
                 case "data" | "lastData":
-                    given.parts.append((frame.payload, record))
-                    record = b""
+                    given.parts.append((frame.payload, base64.b64decode(frame.record or b"")))
                     if frame.kind == "lastData":
                         break
                 case "error":

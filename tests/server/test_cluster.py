@@ -148,12 +148,13 @@ async def test_a_client_of_mindie_names_its_request(cluster) -> None:
     await many.idle()
 
 
-@pytest.mark.parametrize("lost", ["its results", "its engine"])
+@pytest.mark.parametrize("lost", ["its results", "its engine", "its server"])
 async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: str) -> None:
     def reply(work: Work, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]
 
-    many, one = await cluster("prefill", "decode", "decode", reply=reply, tick=0.01), await serve(reply=reply)
+    many = await cluster("prefill", "decode", "decode", reply=reply, tick=0.01, drain=0.05)
+    one = await serve(reply=reply)
     asked = json.dumps(CHAT | {"stream": True, "n": 2, "logprobs": True}).encode()
     expected = await one.call("POST", "/v1/chat/completions", asked, JSON)
     calls = [asyncio.create_task(many.front.call("POST", "/v1/chat/completions", asked, JSON)) for _ in range(8)]
@@ -162,6 +163,8 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: s
     await asyncio.sleep(0.1)
     if lost == "its engine":
         decoding.engine.crash()
+    elif lost == "its server":
+        await decoding.service.drain()
     else:
         feed = many.coordinator.connections.feed(many.coordinator.table.instances[2])
         many.coordinator.table.fault(many.coordinator.table.instances[2])

@@ -108,3 +108,34 @@ async def test_a_killed_node(nodes, tmp_path):
     assert again.verdict(whole.told()) == "exact", again
     await asyncio.to_thread(place.down, keeper)
     assert place.names() == []
+
+
+async def test_an_instance_that_is_taken_away_ends_what_it_has_begun_and_nobody_waits_for_it(nodes, tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    place.connect(nodes.address)
+    keeper = place.up(read(str(tmp_path / "plan.toml")))
+    wait(lambda: place.ready(keeper))
+    wait(lambda: placed(keeper))
+    url = place.address(keeper)
+    heard = Answer()
+    running = asyncio.create_task(ask(url, *ASKED, heard))
+    while not heard.count:
+        await asyncio.sleep(0.01)
+    # Nodes have room for four instances; nobody is kept waiting by those that find none.
+    assert await asyncio.to_thread(place.scale, keeper, "prefill", 40) == ""
+    assert await asyncio.to_thread(place.scale, keeper, "prefill", 1) == ""
+    assert await asyncio.to_thread(place.scale, keeper, "decode", 0) == ""
+    await asyncio.sleep(2.0)
+    seen, wanted = await asyncio.to_thread(place.look, keeper)
+    assert wanted == {"prefill": 1, "decode": 0}
+    assert not heard.over and "decode-2" in [each.name for each in seen]
+    assert await asyncio.to_thread(place.scale, keeper, "decode", 1) == ""
+    await asyncio.wait_for(running, 150)
+    assert heard.whole and b'"error"' not in heard.body, heard.body[-500:]
+
+    await asyncio.to_thread(wait, lambda: "decode-2" not in [each.name for each in place.look(keeper)[0]])
+    await asyncio.to_thread(wait, lambda: place.ready(keeper) and placed(keeper))
+    again = await ask(url, *ASKED)
+    assert again.verdict(heard.told()) == "exact", again
+    await asyncio.to_thread(place.down, keeper)
+    assert place.names() == []

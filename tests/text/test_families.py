@@ -455,6 +455,11 @@ REASONED = [
     ("openai_gptoss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes",
      ("hm", "Yes")),
     ("openai_gptoss", "<|channel|>analysis<|message|>hm", ("hm", "")),
+    ("minimax_m3", "<mm:think>hm</mm:think>Yes", ("hm", "Yes")),
+    ("minimax_m3", "</mm:think>Yes", ("", "Yes")),
+    ("minimax_m3", "\n</mm:thinking", ("", "\n</mm:thinking")),
+    ("qwen3", "</think>\n\nYes</think>", ("", "Yes</think>")),
+    ("deepseek_r1", "</think>Yes", ("", "Yes")),
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from parley.cluster import said
+from parley.cluster import lenient
 from parley.errors import ParleyError, Unauthorized
 from parley.instance import heads
 from parley.server.auth import Gate, Keys
@@ -49,15 +49,15 @@ class Asked:
     def __init__(self, rest: str, query: Sequence[tuple[str, str]], body: bytes):
         self.rest, self.query, self.body = rest, query, body
 
-    def table(self) -> dict[str, Any] | None:
+    def members(self) -> dict[str, Any] | None:
         """The body as a JSON object, None if it is none."""
-        return said.table(self.body)
+        return lenient.members(self.body)
 
 
 Route = Callable[[Asked], Reply | Awaitable[Reply]]
 
 
-class Desk:
+class Plane:
     """An ASGI application. ``routes``: by method and path; a star in a path stands for one part of it. ``secret``: what
     whoever changes something has to show as parley-secret; empty if nothing."""
 

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import msgspec
 
 
-def table(body: bytes) -> dict[str, Any] | None:
+def members(body: bytes) -> dict[str, Any] | None:
     """The object in a body, None if it is none."""
     try:
         found = msgspec.json.decode(body)
