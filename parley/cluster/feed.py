@@ -27,7 +27,7 @@ ALARM = 5  # attempts in a row that failed, after which somebody should know
 STRANGERS = 4096  # ids whose frames nobody wants that are remembered
 
 
-class Taker(Protocol):
+class Receiver(Protocol):
     """Who waits for the frames of a request."""
 
     def take(self, frame: Frame) -> None: ...
@@ -55,7 +55,7 @@ class Feed:
         self.bytes = 0
         self._upstream, self._client, self._seat, self._headers = upstream, client, seat, headers
         self._attached, self._stray = attached, stray
-        self._takers: dict[bytes, Taker] = {}
+        self._receivers: dict[bytes, Receiver] = {}
         self._up = asyncio.Event()  # as ``connected``
         self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
@@ -75,13 +75,13 @@ class Feed:
                     await self._up.wait()
         return self.connected
 
-    def open(self, id: str, taker: Taker) -> None:
-        """Have ``taker`` get the frames of a request."""
-        self._takers[id.encode()] = taker
+    def open(self, id: str, receiver: Receiver) -> None:
+        """Have ``receiver`` get the frames of a request."""
+        self._receivers[id.encode()] = receiver
 
     def close(self, id: str) -> None:
         """Nobody waits for them any more."""
-        self._takers.pop(id.encode(), None)
+        self._receivers.pop(id.encode(), None)
 
     async def run(self) -> None:
         """Keep the connection up until cancelled."""
@@ -97,7 +97,7 @@ class Feed:
                     if error.refused:
                         since = 0.0  # it is not there, and another in its place would know nothing
                 failures += 1
-                if self._takers and (not self.exact or time.monotonic() - since > RESUME):
+                if self._receivers and (not self.exact or time.monotonic() - since > RESUME):
                     self.fail(reason)
                 if failures > 1 or not self.exact:
                     self._attached(False, reason if failures == ALARM or self.replaced else "")
@@ -108,9 +108,9 @@ class Feed:
 
     def fail(self, reason: str) -> None:
         """All requests are lost here."""
-        takers, self._takers = self._takers, {}
-        for taker in takers.values():
-            taker.lost(reason)
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.lost(reason)
 
     async def _live(self) -> str:
         """One connection, from its beginning to its end: why that came. Raises Unreachable."""
@@ -189,11 +189,11 @@ class Feed:
         self._give(self._reader.flush())
 
     def _give(self, frames: list[Frame]) -> None:
-        takers = self._takers
+        receivers = self._receivers
         for frame in frames:
-            taker = takers.get(frame.id)
-            if taker is not None:
-                taker.take(frame)
+            receiver = receivers.get(frame.id)
+            if receiver is not None:
+                receiver.take(frame)
             elif frame.id:
                 self._unknown(frame)
             elif frame.kind == "epoch":
