@@ -142,7 +142,7 @@ class Coordinator:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
         from parley.cluster import rpc  # needs packages that nothing else needs
 
-        self._rpc = rpc.Port(self.table, self.options.body_limit)
+        self._rpc = rpc.Port(self.table, self.front, self.options)
         return [f"  {'gRPC':<10} {await self._rpc.start(self.options.host, self.options.grpc_port)}"]
 
     async def _serve(self) -> None:

@@ -76,6 +76,8 @@ class Decode(Leg):
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens, attempt)
             work.begun = True
+        if self.generation.model.refusal() is not None:
+            self.lose()  # what has ended meanwhile is this instance, not the request
 
     def submitted(self, streams: list[Stream]) -> None:
         self._starting = set(self._keys)

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,10 @@ import pytest
 from answers import same
 from asked import body, routes
 from certificates import authority, certificate
-from pair import CREATED, join
 from served import Answer, Served, request
 
-from parley.cluster.config import Options, Static, read
+from parley.cluster.config import read
 from parley.cluster.coordinator import Coordinator
-from parley.instance.member import Member
-from parley.server import respond
-from parley.server.model import Model
 from parley.server.port import listen
 from parley.types import Work
 
@@ -37,55 +32,6 @@ def scripted(work: Work, index: int) -> list[int]:
     """Any tokens, as many as come to the script's mind; none at all sometimes."""
     rng = random.Random(f"{work.seed + index} {work.token_ids[-3:]}")
     return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
-
-
-class Cluster:
-    """Members and a coordinator before them."""
-
-    def __init__(self, instances: list[Served], members: list[Member], coordinator: Coordinator, port: int):
-        self.instances, self.members, self.coordinator = instances, members, coordinator
-        self.front = Served(instances[0].service, instances[0].engine, instances[0].server, port)
-
-    async def idle(self) -> None:
-        """Nothing is left of any request anywhere."""
-        await self.front.until(lambda: not self.coordinator.front.open and not self.coordinator.choice.open)
-        for served, member in zip(self.instances, self.members, strict=True):
-            await served.idle()
-            await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
-            channels = [channel for client in member.node.results.clients.values() for channel in client.channels]
-            assert not channels
-
-
-@pytest.fixture
-async def cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Start a cluster of these roles, whose answers show the same id and time as those of single servers."""
-    made: list[tuple[Cluster, asyncio.Task[int]]] = []
-
-    async def begin(*roles: str, **options: Any) -> Cluster:
-        instances = [await serve(role=role, **options) for role in roles]
-        members = [await join(served) for served in instances]
-        places = [
-            Static(id=number, url=f"http://127.0.0.1:{served.port}", role=role)
-            for number, (served, role) in enumerate(zip(instances, roles, strict=True), 1)
-        ]
-        sock = listen("127.0.0.1", 0)
-        told = Options(instances=tuple(places), separate="always", heartbeat=0.05, max_requests=1000)
-        coordinator = Coordinator(told, {"predict": ("127.0.0.1", sock)}, access_log=False)
-        task = asyncio.create_task(coordinator.run(signals=False))
-        each = Cluster(instances, members, coordinator, sock.getsockname()[1])
-        made.append((each, task))
-        await each.front.until(lambda: len(coordinator.table.usable()) == len(roles))
-        return each
-
-    head = Model.head
-    monkeypatch.setattr(Model, "head", lambda self, *given: head(self, *given[:4], CREATED))
-    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
-    yield begin
-    for each, task in made:
-        each.coordinator.stop()
-        await task
-        for member in each.members:
-            await member.close()
 
 
 async def compare(one: Served, many: Served, path: str, asked: bytes) -> None:

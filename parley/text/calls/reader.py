@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 
 from parley.types import CallDelta
 
-from . import objects, python, tags
+from . import elements, objects, python, tags
 from .form import Form
 from .scan import Malformed, Scan, Wait
 from .tools import Tools
@@ -20,6 +20,7 @@ SHAPES: dict[str, Callable[[Scan], Wait]] = {
     "object": objects.whole,
     "named": objects.named,
     "tags": tags.call,
+    "elements": elements.call,
     "python": python.call,
     "loose": python.loose,
     "keyed": objects.keyed,
