@@ -113,6 +113,7 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
     def emit(outputs: list[Output], stats: Stats) -> None:
         if transit is not None:
             transit.flush()
+            stats.unstaged = transit.short
         send(Outputs(outputs, stats))
 
     fetch = _beside(runner, reading, inbox)

@@ -9,16 +9,14 @@ wrote. For CUDA the memory is registered, so that the device copies by itself.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 
+from parley.model.checkpoint import LoadError
 from parley.model.kv import PagedKV, carve, regions
 from parley.native import memory
-
-log = logging.getLogger("parley.engine")
 
 BATCH = 32 << 20  # bytes that are copied at once, gathered on the device
 
@@ -26,7 +24,7 @@ BATCH = 32 << 20  # bytes that are copied at once, gathered on the device
 class Staging:
     """``blocks`` places for pages of ``cache``, in ``regions`` of ``file``. The loader says how many: see ``Arena``.
 
-    A ``core.transit.Copier``. Raises OSError where there is no memory that processes can share.
+    A ``core.transit.Copier``. Raises OSError where there is no memory that processes can share, and LoadError.
     """
 
     def __init__(self, cache: PagedKV, blocks: int):
@@ -80,8 +78,12 @@ class Staging:
 
 
 def _register(whole: torch.Tensor) -> None:
-    """Lock memory, so that devices copy from and to it by themselves. Without that copies are slower."""
+    """Lock memory, so that devices copy from and to it by themselves. Raises LoadError: what CUDA failed at once it may
+    report again in the next step, so there is no going on without."""
     portable = 1  # in any context of CUDA
-    code = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, portable)
-    if int(code):
-        log.warning("Memory for pages on their way cannot be registered with CUDA (error %d); copies are slower.", code)
+    error = int(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, portable))
+    if error:
+        raise LoadError(
+            f"CUDA cannot lock {whole.nbytes >> 20} MiB of memory for staging pages (error {error}): "
+            "with a smaller kv_staging it may."
+        )
