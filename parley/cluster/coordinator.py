@@ -45,6 +45,7 @@ log = logging.getLogger("parley.cluster")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DRAIN = 30.0  # seconds that open requests have after the first signal
+GRACE = 1.0  # seconds to tell those an error that did not end
 LOOK = 0.05  # seconds between two looks whether they have ended
 
 
@@ -150,11 +151,16 @@ class Coordinator:
         await asyncio.gather(*(server.serve(sockets=[port.sock]) for server, port in pairs))
 
     async def _drain(self) -> None:
-        """Let open requests end, and take no more."""
+        """Let open requests end for a while, then with an error, and take no more."""
         self.front.stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN):
                 while self.front.open and not self._force.is_set():
+                    await asyncio.sleep(LOOK)
+        self.front.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE):
+                while self.front.open:
                     await asyncio.sleep(LOOK)
 
     def _signalled(self, number: int) -> None:
