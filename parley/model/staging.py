@@ -47,7 +47,7 @@ class Staging:
                 for first, count, place in runs:
                     for source, target in zip(gathered, places, strict=True):  # by layer: there a run is one piece
                         target[place : place + count].copy_(source[first : first + count], non_blocking=True)
-            self._wait()  # for what was gathered as well as for the places
+            self._wait()
 
     @torch.inference_mode()
     def load(self, pairs: list[tuple[int, int]]) -> None:
@@ -72,7 +72,7 @@ class Staging:
             yield torch.tensor([page for page, _ in batch], device=self._device), runs
 
     def _wait(self) -> None:
-        """Until copies are done."""
+        """Until copies are done: whoever is told of them does not follow the device's stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
