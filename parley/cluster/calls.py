@@ -126,18 +126,19 @@ class Cycle:
     def begin(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, dict(headers)
 
-    def part(self, data: bytes, *, last: bool = False) -> None:
+    def part(self, data: bytes, *, last: bool = False) -> bool:
         if self._aborted:
-            return
+            return True
         self._complete = last
         if self._line is None or self.status != 200:
             self._body.append(data)
-            return
+            return True
         for each in self._reader.feed(data):
             if isinstance(each, Failure):
                 self._failure = each
             else:
                 self._line.put(each)
+        return not self._line.full
 
     async def send(self, message: Message) -> None:
         if self._line is not None:

@@ -23,6 +23,7 @@ RESUME = 15.0  # seconds in which a broken connection must be back
 PLAIN = 0.1  # seconds after which an instance that has not said that it is parley is taken to be another
 PAUSE = 0.005  # seconds after which a payload that may have a NUL of its own is taken to have none
 AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
+ALARM = 5  # attempts in a row that failed, after which somebody should know
 STRANGERS = 4096  # ids whose frames nobody wants that are remembered
 
 
@@ -36,15 +37,15 @@ class Receiver(Protocol):
 
 
 class Feed:
-    """``client``: the coordinator's name; ``seat``: where it is. ``attached`` is told whether results can be received;
-    ``stray`` of the id of a request that sends results and that nobody knows."""
+    """``client``: the coordinator's name; ``seat``: where it is. ``attached`` is told whether results can be received,
+    and, once that has lasted, why not; ``stray`` of the id of a request that sends results and that nobody knows."""
 
     def __init__(
         self,
         upstream: Upstream,
         client: str,
         seat: str,
-        attached: Callable[[bool], None],
+        attached: Callable[[bool, str], None],
         stray: Callable[[str], None] = lambda id: None,
         headers: Headers = (),
     ):
@@ -99,7 +100,7 @@ class Feed:
                 if self._receivers and (not self.exact or time.monotonic() - since > RESUME):
                     self.fail(reason)
                 if failures > 1 or not self.exact:
-                    self._attached(False)
+                    self._attached(False, reason if failures == ALARM or self.replaced else "")
                 await asyncio.sleep(AGAIN[min(failures, len(AGAIN)) - 1])
         finally:
             self._drop()
@@ -157,7 +158,7 @@ class Feed:
         if self._accepted and not self.connected:
             self.connected = True
             self._up.set()
-            self._attached(True)
+            self._attached(True, "")
 
     def data(self, data: bytes) -> None:
         self._heard = asyncio.get_running_loop().time()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Message
 
 from parley.dialects.dialect import Answer
-from parley.engine.protocol import Stream
+from parley.engine.stream import Stream
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance import handover, recompute
 from parley.instance.outlet import Outlet

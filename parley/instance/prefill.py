@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parley.dialects.dialect import Answer, Headers
-from parley.engine.protocol import Stream
+from parley.engine.stream import Stream
 from parley.errors import EngineDied, NotReady, ParleyError, Stopping
 from parley.instance import handover, recompute
 from parley.instance.heads import LOST, UNKNOWN, Order

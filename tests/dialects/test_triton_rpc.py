@@ -371,6 +371,15 @@ def test_a_glance_finds_what_a_message_says(model, text, id, parameters, raw, pl
     assert (glance.model(data), glance.prompt(data)) == (model, text.encode())
 
 
+def test_a_glance_at_more_fields_than_anybody_writes_is_none():
+    """It would take a second for each megabyte."""
+    message = request()
+    message.model_name = "m"
+    data = message.SerializeToString()
+    assert glance.model(b"\x10\x01" * 4000 + data) == "m"
+    assert glance.model(b"\x10\x01" * 4096 + data) == ""
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_a_glance_at_anything_is_none(data):

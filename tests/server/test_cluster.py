@@ -121,6 +121,41 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: s
     await many.idle()
 
 
+async def test_what_a_coordinator_that_ends_has_begun_ends_with_an_error(cluster) -> None:
+    many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.05)
+    asked = json.dumps(CHAT | {"stream": True}).encode()
+    streamed = asyncio.create_task(many.front.call("POST", "/v1/chat/completions", asked, JSON))
+    whole = asyncio.create_task(many.front.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), JSON))
+    decoding = many.instances[1]
+    await decoding.until(lambda: decoding.engine.stats.running == 2)
+    many.coordinator.stop()
+    many.coordinator.stop()  # wait no longer
+    answer = await streamed
+    *_, last, done, _ = answer.body.split(b"\n\n")
+    assert b"The server is shutting down." in last and b'"error"' in last and done == b"data: [DONE]", answer.body
+    refused = await whole
+    assert (refused.status, refused.json["error"]["type"]) == (503, "service_unavailable")
+    await many.idle()
+
+
+async def test_bodies_that_are_arriving_count_as_memory(cluster) -> None:
+    many = await cluster("mixed")
+    many.coordinator.front._memory = 1 << 20
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    first, second = await many.front.connect(), await many.front.connect()
+    await first.send(head + b"a0000\r\n" + b" " * 0xA0000)
+    await many.front.until(lambda: many.coordinator.front.held == 0xA0000)
+    await second.send(head + b"a0000\r\n" + b" " * 0xA0000)
+    answer = await second.answer()
+    assert (answer.status, answer.json["error"]["message"]) == (429, "Memory limit exceeded")
+    first.close()
+    await many.front.until(lambda: many.coordinator.front.held == 0)
+    third = await many.front.connect()
+    await third.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
+    assert (await third.answer()).status == 413  # to come again is of no use
+    await many.idle()
+
+
 async def test_a_client_that_leaves_leaves_nothing(cluster) -> None:
     many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.005)
     asked = json.dumps(CHAT | {"stream": True}).encode()

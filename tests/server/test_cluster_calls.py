@@ -279,3 +279,12 @@ async def test_clients_may_be_encrypted_and_known(both, tmp_path: Path) -> None:
         await each.many.channel.close()
     with pytest.raises(BadTls, match="password"):
         before.encryption(Tls(**place, password=str(tmp_path / "word")))
+
+
+async def test_instances_without_the_packages_say_so(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = await both("prefill", "decode")
+    monkeypatch.setattr("parley.dialects.triton.calls.find_spec", lambda name: None)
+    code, sentence = await refused(each.many.infer())
+    assert code == "UNIMPLEMENTED" and "parley[grpc]" in sentence
+    (answer,) = await streamed(each.many, request(id="7"))
+    assert answer.error_message == sentence and final(answer) and answer.infer_response.id == "7"

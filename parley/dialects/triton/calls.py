@@ -28,7 +28,9 @@ def _stream(body: bytes, head: Head) -> Reply:
 def _read(body: bytes, head: Head, *, stream: bool) -> Reply:
     """Raises BadRequest, NotFound."""
     if find_spec("google") is None or find_spec("google.protobuf") is None:
-        raise Unsupported("Packages for gRPC are missing on this server: pip install 'parley[grpc]'.")
+        error = Unsupported("Packages for gRPC are missing on this server: pip install 'parley[grpc]'.")
+        error.status = 501
+        raise error
     from parley.dialects.triton.rpc import reply
 
     return reply.read(body, head, stream=stream)

@@ -13,6 +13,7 @@ NAME, CONTENTS, BYTES = 1, 5, 8  # of its inputs; of their contents
 PROMPT = b"text_input"
 VARINT, EIGHT, LENGTH, FOUR = 0, 1, 2, 5  # how a field's value is written
 LONGEST = 10  # bytes of a number
+MOST = 4096  # fields that are read: what has more is none that a client would write, and may be anything
 
 
 class _Broken(Exception):
@@ -55,7 +56,9 @@ def _prompt(data: memoryview) -> memoryview | bytes:
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """The numbers and values of those fields that have a length. Raises _Broken."""
     at = 0
-    while at < len(data):
+    for _ in range(MOST):
+        if at >= len(data):
+            return
         tag, at = _number(data, at)
         kind = tag & 7
         if kind == VARINT:
@@ -70,6 +73,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
             at += 8 if kind == EIGHT else 4
         else:
             raise _Broken
+    raise _Broken
 
 
 def _number(data: memoryview, at: int) -> tuple[int, int]:
