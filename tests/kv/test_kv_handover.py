@@ -299,6 +299,28 @@ async def test_a_link_from_the_pool_that_has_ended_is_replaced() -> None:
             await giver.done()
 
 
+@pytest.mark.parametrize("side", ("send", "fetch", "checksum"))
+async def test_a_defect_of_a_transport_ends_the_hand_over(side: str) -> None:
+    """Nobody waits for what will not come."""
+    with Pages(seed=2) as source, Pages() as target:
+        async with pair("tcp", source, target, checksum=True) as (p, d, takers):
+            giver, taker, question = await begun(p, d, takers)
+            await taker.accept([(0, [3])])
+            await question
+
+            def fail(*arguments: Any) -> None:
+                raise RuntimeError("a defect")
+
+            of = {"send": giver._link.carrier, "fetch": taker._link.carrier, "checksum": giver._memory}
+            setattr(of[side], side, fail)
+            giver.filled(0, [8])
+            await taker.settled()
+            await giver.done()
+            assert taker.bytes == 0
+            with pytest.raises(Lost):
+                await taker.given()
+
+
 async def test_links_to_one_giver_share_its_memory() -> None:
     """Mapped once however many there are, and not any more when the last of them has ended."""
     with Pages(seed=2) as source, Pages() as target:

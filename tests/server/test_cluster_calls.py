@@ -20,6 +20,7 @@ from test_triton_grpc import request as unseeded
 from parley.cluster import calls
 from parley.cluster import rpc as before
 from parley.cluster.config import Tls
+from parley.instance.decode import Decode
 from parley.server import rpc as alone
 from parley.server.tls import BadTls
 from parley.types import Work
@@ -152,6 +153,22 @@ async def test_a_stream_whose_instance_ends_goes_on_as_it_would_have(both, lost:
         assert folded(answers) == expected
     assert (said(await whole), True, "") == expected["3"]
     assert each.cluster.coordinator.choice.tally.retries
+    await each.cluster.idle()
+
+
+async def test_an_engine_that_ends_while_pages_come_costs_nothing(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = await both("prefill", "decode", "decode")
+    fetch, lost = Decode._pages, list[Decode]()
+
+    async def once(leg: Decode) -> None:
+        await fetch(leg)
+        if not lost:
+            lost.append(leg)
+            leg.generation.model.engine.crash()
+
+    monkeypatch.setattr(Decode, "_pages", once)
+    asked = [request("a b c", id="7", stream=True)]
+    assert folded(await streamed(each.many, *asked)) == folded(await streamed(each.one, *asked)) and lost
     await each.cluster.idle()
 
 
