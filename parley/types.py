@@ -47,7 +47,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn of a conversation. ``content`` is text; media parts come with a later feature."""
+    """One turn of a conversation. ``content`` is text."""
 
     role: str
     content: str | None = None

@@ -41,6 +41,7 @@ log = logging.getLogger("parley.cluster")
 LARGE = 1 << 18  # bytes of a body that is looked at beside the event loop
 ENDING = "The server is shutting down. This answer could not be finished."
 EVERYBODY: frozenset[Kind] = frozenset({"adapter", "reset"})  # what all instances are to do
+GUARDED: frozenset[Kind] = frozenset({"metrics", "load"})  # told of all instances, to those whom one lets in
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "health", "metrics", "load"})
 
 
@@ -189,6 +190,11 @@ class Front:
     async def _own(self, kind: Kind, path: Path, caller: Caller) -> bool:
         """Answer what is asked of the coordinator itself. False if it is not."""
         write, ready = path.route.write, self._ready
+        if kind in GUARDED and (usable := self._choice.table.usable()):
+            refused = await relay.refusal(self._connections, caller, self._idlest(usable))
+            if refused is not None:
+                caller.whole(*refused)
+                return True
         if kind in ("live", "ready") and write is not None:
             told: Answer = write(kind == "live" or ready)
             await caller.answer(told.body, told.status, told.type)

@@ -156,6 +156,21 @@ async def test_bodies_that_are_arriving_count_as_memory(cluster) -> None:
     await many.idle()
 
 
+async def test_only_clients_with_a_key_are_answered(cluster) -> None:
+    many = await cluster("prefill", "decode", api_keys=("k",), cluster_secret="s")
+    strangers: list[dict[str, str]] = [{}, {"parley-secret": "s"}, {"authorization": "Bearer s"}]
+    for method, path, asked in (
+        ("POST", "/v1/chat/completions", json.dumps(CHAT).encode()),
+        ("GET", "/v1/models", b""),
+        ("GET", "/metrics", b""),
+        ("GET", "/load", b""),
+    ):
+        for shown in strangers:
+            assert (await many.front.call(method, path, asked, JSON | shown)).status == 401, (path, shown)
+        assert (await many.front.call(method, path, asked, JSON | {"authorization": "Bearer k"})).status == 200, path
+    await many.idle()
+
+
 async def test_a_client_that_leaves_leaves_nothing(cluster) -> None:
     many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.005)
     asked = json.dumps(CHAT | {"stream": True}).encode()

@@ -12,7 +12,7 @@ from typing import Any
 
 from .literals import DEEPEST, marked
 from .objects import heading
-from .scan import Malformed, Scan, Wait
+from .scan import Garbled, Scan, Wait
 from .tags import until, value, whole
 from .tools import kinds, part
 
@@ -43,7 +43,7 @@ def _row(scan: Scan, schema: Any, root: Any, depth: int, first: str | None = Non
 def _value(scan: Scan, schema: Any, root: Any, depth: int) -> Wait:
     """What stands in an element, and the tag that ends it, however that is called."""
     if depth > DEEPEST:
-        raise Malformed
+        raise Garbled
     end = scan.form.value[1]
     types = kinds(schema, root)
     if types == {"string"}:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from ..marks import marks
 from .literals import LONGEST, converted, escaped, marked
 from .objects import heading
-from .scan import Malformed, Scan, Wait
+from .scan import Garbled, Scan, Wait
 from .tools import kind
 
 LINE = "\n"
@@ -64,7 +64,7 @@ def until(scan: Scan, mark: str) -> Generator[None, None, str]:
         scan.take(end, parts.append)
         if size > LONGEST:
             scan.say("".join(parts))
-            raise Malformed
+            raise Garbled
         if found:
             scan.at += len(mark)
             return "".join(parts).strip()
