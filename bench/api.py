@@ -28,8 +28,9 @@ from parley import wire
 from parley.dialects.openai import completions
 from parley.engine.fake import FAKE
 from parley.engine.messages import Cancel, Outputs, Ready, Submit, ToEngine
-from parley.engine.protocol import Engine, Stream
+from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
+from parley.engine.stream import Stream
 from parley.server import app, life, logs, operations
 from parley.server.cycle import Cycle
 from parley.server.generation import Generation

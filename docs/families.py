@@ -51,6 +51,7 @@ def written(form: Form) -> str:
         "tags": f"f{head}{form.key[0]}a{form.key[1]}"
         + (' string="false">' if form.typed else "")
         + f"{form.value[0]}1{form.value[1]}",
+        "elements": f"f{head}{form.key[0]}a{form.key[1]}1{form.value[1]}a{form.key[1]}",
         "python": "f(a=1)",
         "loose": "f{a:1}",
     }[form.shape]

@@ -47,7 +47,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn of a conversation. ``content`` is text; media parts come with a later feature."""
+    """One turn of a conversation. ``content`` is text."""
 
     role: str
     content: str | None = None
@@ -459,6 +459,7 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     # pages of ``blocks_used`` that are held for other instances
     pinned: int = 0  # which read them
     reserved: int = 0  # for what comes from them
+    unstaged: int = 0  # pages that were not handed over because the memory for staging them was full, in all
 
 
 class Region(msgspec.Struct, array_like=True, frozen=True):

@@ -41,7 +41,7 @@ class Static:
     id: int | None = entry(integer(0, 2**63 - 1), None, "Its number; without one, its place in the list from 1 on.")
     management: str | None = entry(URL, None, "Where it answers /v1/status and takes roles; at its url if not said.")
     metrics: str | None = entry(URL, None, "Where it answers /metrics; at the management address if not said.")
-    grpc: str | None = entry(text("HOST:PORT"), None, "Where it answers Triton's gRPC, if it does.")
+    grpc: str | None = entry(text("HOST:PORT"), None, "Where it answers Triton's gRPC, for calls that do not generate.")
     peer: str | None = entry(PEER, None, "Where it takes hand-overs; if not said, what it tells of itself.")
     group: int = entry(integer(0), 0, "P and D are only put together within a group.")
     slots: int | None = entry(integer(1, 5000), None, "Requests that it computes at a time, if it does not tell.")
@@ -69,7 +69,7 @@ class Options:
     # ports
     host: str = entry(text("ADDRESS"), "127.0.0.1", "Address of all ports that have none of their own.")
     grpc_port: int | None = entry(
-        PORT, None, "For Triton's gRPC, passed on to instances that have it; 0: any free one."
+        PORT, None, "For Triton's gRPC; 0: any free one. Needs `pip install 'parley[grpc]'`, here and at instances."
     )
     predict_port: int = entry(PORT, 1025, "For inference; 0: any free one.")
     management_host: str | None = entry(text("ADDRESS"), None, "Address of the management port.")

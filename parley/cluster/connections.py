@@ -125,7 +125,7 @@ class Connections:
                 self.upstream(instance),
                 self.name,
                 self._seat,
-                lambda connected: self._attached(instance, connected),
+                lambda connected, why: self._attached(instance, connected, why),
                 lambda id: self.halt(instance, id),
                 self.secret,
             )
@@ -136,9 +136,9 @@ class Connections:
             self._feeds.pop(instance.id)[1].cancel()
             self._attached(instance, True)
 
-    def _attached(self, instance: Instance, connected: bool) -> None:
+    def _attached(self, instance: Instance, connected: bool, why: str = "") -> None:
         """One that only prefills is of use without results as well."""
-        self._table.attach(instance, connected or instance.role == "prefill")
+        self._table.attach(instance, connected or instance.role == "prefill", why)
 
     def _drop(self, instance: Instance) -> None:
         found = self._feeds.pop(instance.id, None)

@@ -45,6 +45,7 @@ log = logging.getLogger("parley.cluster")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DRAIN = 30.0  # seconds that open requests have after the first signal
+GRACE = 1.0  # seconds to tell those an error that did not end
 LOOK = 0.05  # seconds between two looks whether they have ended
 
 
@@ -69,9 +70,9 @@ class Coordinator:
         self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
-        management = Management(self.table, self.choice, hosts.get("management", host))
+        self.management = Management(self.table, self.choice, hosts.get("management", host))
         self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
-        status = Status(self.table, self.choice, management, hosts.get("status", host))
+        status = Status(self.table, self.choice, self.management, hosts.get("status", host))
         most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
         served = replace(port_options(options, host), access_log=access_log, connections=most)
         self.front = Front(
@@ -85,7 +86,7 @@ class Coordinator:
         )
         apps: dict[str, ASGIApp] = {
             "predict": application(self.front, served),
-            "management": management.app,
+            "management": self.management.app,
             "metrics": self.metrics.app,
             "status": status.app,
         }
@@ -142,7 +143,7 @@ class Coordinator:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
         from parley.cluster import rpc  # needs packages that nothing else needs
 
-        self._rpc = rpc.Port(self.table, self.options.body_limit)
+        self._rpc = rpc.Port(self.table, self.front, self.options)
         return [f"  {'gRPC':<10} {await self._rpc.start(self.options.host, self.options.grpc_port)}"]
 
     async def _serve(self) -> None:
@@ -150,11 +151,16 @@ class Coordinator:
         await asyncio.gather(*(server.serve(sockets=[port.sock]) for server, port in pairs))
 
     async def _drain(self) -> None:
-        """Let open requests end, and take no more."""
+        """Let open requests end for a while, then with an error, and take no more."""
         self.front.stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN):
                 while self.front.open and not self._force.is_set():
+                    await asyncio.sleep(LOOK)
+        self.front.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE):
+                while self.front.open:
                     await asyncio.sleep(LOOK)
 
     def _signalled(self, number: int) -> None:

@@ -23,10 +23,11 @@ RESUME = 15.0  # seconds in which a broken connection must be back
 PLAIN = 0.1  # seconds after which an instance that has not said that it is parley is taken to be another
 PAUSE = 0.005  # seconds after which a payload that may have a NUL of its own is taken to have none
 AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
+ALARM = 5  # attempts in a row that failed, after which somebody should know
 STRANGERS = 4096  # ids whose frames nobody wants that are remembered
 
 
-class Taker(Protocol):
+class Receiver(Protocol):
     """Who waits for the frames of a request."""
 
     def take(self, frame: Frame) -> None: ...
@@ -36,15 +37,15 @@ class Taker(Protocol):
 
 
 class Feed:
-    """``client``: the coordinator's name; ``seat``: where it is. ``attached`` is told whether results can be received;
-    ``stray`` of the id of a request that sends results and that nobody knows."""
+    """``client``: the coordinator's name; ``seat``: where it is. ``attached`` is told whether results can be received,
+    and, once that has lasted, why not; ``stray`` of the id of a request that sends results and that nobody knows."""
 
     def __init__(
         self,
         upstream: Upstream,
         client: str,
         seat: str,
-        attached: Callable[[bool], None],
+        attached: Callable[[bool, str], None],
         stray: Callable[[str], None] = lambda id: None,
         headers: Headers = (),
     ):
@@ -54,7 +55,7 @@ class Feed:
         self.bytes = 0
         self._upstream, self._client, self._seat, self._headers = upstream, client, seat, headers
         self._attached, self._stray = attached, stray
-        self._takers: dict[bytes, Taker] = {}
+        self._receivers: dict[bytes, Receiver] = {}
         self._up = asyncio.Event()  # as ``connected``
         self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
@@ -74,13 +75,13 @@ class Feed:
                     await self._up.wait()
         return self.connected
 
-    def open(self, id: str, taker: Taker) -> None:
-        """Have ``taker`` get the frames of a request."""
-        self._takers[id.encode()] = taker
+    def open(self, id: str, receiver: Receiver) -> None:
+        """Have ``receiver`` get the frames of a request."""
+        self._receivers[id.encode()] = receiver
 
     def close(self, id: str) -> None:
         """Nobody waits for them any more."""
-        self._takers.pop(id.encode(), None)
+        self._receivers.pop(id.encode(), None)
 
     async def run(self) -> None:
         """Keep the connection up until cancelled."""
@@ -96,10 +97,10 @@ class Feed:
                     if error.refused:
                         since = 0.0  # it is not there, and another in its place would know nothing
                 failures += 1
-                if self._takers and (not self.exact or time.monotonic() - since > RESUME):
+                if self._receivers and (not self.exact or time.monotonic() - since > RESUME):
                     self.fail(reason)
                 if failures > 1 or not self.exact:
-                    self._attached(False)
+                    self._attached(False, reason if failures == ALARM or self.replaced else "")
                 await asyncio.sleep(AGAIN[min(failures, len(AGAIN)) - 1])
         finally:
             self._drop()
@@ -107,9 +108,9 @@ class Feed:
 
     def fail(self, reason: str) -> None:
         """All requests are lost here."""
-        takers, self._takers = self._takers, {}
-        for taker in takers.values():
-            taker.lost(reason)
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.lost(reason)
 
     async def _live(self) -> str:
         """One connection, from its beginning to its end: why that came. Raises Unreachable."""
@@ -157,7 +158,7 @@ class Feed:
         if self._accepted and not self.connected:
             self.connected = True
             self._up.set()
-            self._attached(True)
+            self._attached(True, "")
 
     def data(self, data: bytes) -> None:
         self._heard = asyncio.get_running_loop().time()
@@ -188,11 +189,11 @@ class Feed:
         self._give(self._reader.flush())
 
     def _give(self, frames: list[Frame]) -> None:
-        takers = self._takers
+        receivers = self._receivers
         for frame in frames:
-            taker = takers.get(frame.id)
-            if taker is not None:
-                taker.take(frame)
+            receiver = receivers.get(frame.id)
+            if receiver is not None:
+                receiver.take(frame)
             elif frame.id:
                 self._unknown(frame)
             elif frame.kind == "epoch":

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parley import __version__
 from parley.cluster import relay, sums, words
@@ -26,7 +26,7 @@ from parley.cluster.paths import Path, Paths
 from parley.cluster.policy import Wanted
 from parley.cluster.table import Instance
 from parley.dialects.dialect import Answer, Head, Kind, Reply
-from parley.errors import NotAllowed, NotFound, ParleyError
+from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.instance.prefix import Look, look
 from parley.server.auth import Gate, Keys
 from parley.server.limits import NUMBER, REFUSED
@@ -39,7 +39,9 @@ from parley.server.surfaces import Surface
 log = logging.getLogger("parley.cluster")
 
 LARGE = 1 << 18  # bytes of a body that is looked at beside the event loop
+ENDING = "The server is shutting down. This answer could not be finished."
 EVERYBODY: frozenset[Kind] = frozenset({"adapter", "reset"})  # what all instances are to do
+GUARDED: frozenset[Kind] = frozenset({"metrics", "load"})  # told of all instances, to those whom one lets in
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "health", "metrics", "load"})
 
 
@@ -60,11 +62,17 @@ class Front:
         self.open = 0
         self.stopping = False  # no more are taken
         self.held = 0  # bytes of bodies
+        self._passages: set[Passage] = set()
         self._labels: set[bytes] = set()  # names that clients have given to open requests
         self._choice, self._connections, self._page = choice, connections, page
         self._options, self._memory, self._strict = options, memory, strict
         self._paths = Paths(surfaces)
         self._gate = Gate(options.host, options.hosts, options.cors, Keys(()))
+
+    def end(self) -> None:
+        """Requests that are open get an error now."""
+        for passage in self._passages:
+            passage.end(Stopping(ENDING, retry_after=5))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,7 +83,20 @@ class Front:
             dialect, missing = path.dialect, None
         except (NotFound, NotAllowed) as error:
             dialect, missing = self._paths.wording(scope["path"]), error
-        caller = Caller(scope, receive, send, self._options, dialect)
+        taken = 0
+
+        async def counted() -> Message:
+            """What comes of the body, as far as there is memory for it. Raises ParleyError."""
+            nonlocal taken
+            message = await receive()
+            if size := len(message.get("body", b"")):
+                taken += size
+                self.held += size
+                if self.held > self._memory:
+                    raise words.refusal(429, words.MEMORY, 1.0)
+            return message
+
+        caller = Caller(scope, counted, send, self._options, dialect)
         self.open += 1
         try:
             if REFUSED in scope:
@@ -102,6 +123,7 @@ class Front:
             await self._refuse(caller, ParleyError("The server had an error while it processed the request."))
         finally:
             self.open -= 1
+            self.held -= taken
             if self._options.access_log:
                 access(caller)
 
@@ -168,6 +190,11 @@ class Front:
     async def _own(self, kind: Kind, path: Path, caller: Caller) -> bool:
         """Answer what is asked of the coordinator itself. False if it is not."""
         write, ready = path.route.write, self._ready
+        if kind in GUARDED and (usable := self._choice.table.usable()):
+            refused = await relay.refusal(self._connections, caller, self._idlest(usable))
+            if refused is not None:
+                caller.whole(*refused)
+                return True
         if kind in ("live", "ready") and write is not None:
             told: Answer = write(kind == "live" or ready)
             await caller.answer(told.body, told.status, told.type)
@@ -219,8 +246,9 @@ class Front:
 
     async def _generate(self, path: Path, caller: Caller, body: bytes | None) -> None:
         """Raises ParleyError as long as nothing was sent, ClientGone."""
-        announced = caller.headers.get(b"content-length", b"")
-        full = self.held + (int(announced) if announced.isdigit() else 0) > self._memory
+        said = caller.headers.get(b"content-length", b"")
+        announced = int(said) if said.isdigit() else 0
+        full = self.held + announced > self._memory and announced <= self._options.body_limit  # else it never fits
         many = self.open > self._choice.options.max_requests
         # Said first if several things are wrong; if nothing else is, who chooses says it.
         if (full or many or self.stopping or self._strict) and not self._ready:
@@ -233,19 +261,26 @@ class Front:
             raise words.refusal(400, text)
         if caller.label in self._labels:
             raise words.refusal(400, words.TWICE)
-        self.held += len(body)
+        inflated = len(body) if b"content-encoding" in caller.headers else 0
+        if self.held + inflated > self._memory:
+            raise words.refusal(429, words.MEMORY, 1.0)
+        self.held += inflated
         if caller.label:
             self._labels.add(caller.label)
         try:
             wanted = await self._wanted(path, caller, body)
             closing = partial(self._closing, path, caller, body)
             passage = Passage(self._choice, self._connections, caller, body, wanted, closing)
-            await caller.while_connected(passage.run())
+            self._passages.add(passage)
+            try:
+                await caller.while_connected(passage.run())
+            finally:
+                self._passages.discard(passage)
         except ParleyError:
             caller.dialect = path.pick(body)[1]  # now it has to be known
             raise
         finally:
-            self.held -= len(body)
+            self.held -= inflated
             self._labels.discard(caller.label)
 
     async def _look(self, body: bytes) -> Look:

@@ -25,6 +25,7 @@ OK = Reply()
 BAD = Reply(400)
 NOT_YET = Reply(503)
 ALARMS = 100  # that are kept
+WELL = {"message": "", "status": "0"}  # as a controller says it, which is here, too
 
 
 class Management:
@@ -49,6 +50,8 @@ class Management:
                 ("POST", "/backup_info"): self.backup,
                 ("POST", "/v1/alarm/coordinator"): self.alarm,
                 ("POST", "/v1/alarm/llm_engine"): self.alarm,
+                ("GET", "/v1/startup"): lambda _: Reply.json(WELL),
+                ("GET", "/v1/health"): lambda _: Reply.json(WELL),
                 ("GET", "/v1/alarms"): lambda _: Reply.json({"alarms": list(self.alarms)}),  # ours: to read them
             },
             host,
@@ -178,7 +181,7 @@ class Management:
         """Its own alarms."""
         if news in ("lost", "faulty", "restarted"):
             details = {"lost": "does not answer", "faulty": "is not chosen for now", "restarted": "was restarted"}
-            reason = f": {instance.fault}" if news == "faulty" and instance.fault else ""
+            reason = f": {instance.fault.rstrip('.')}" if news == "faulty" and instance.fault else ""
             self.alarms.append(
                 {
                     "id": f"instance-{instance.id}-{news}",

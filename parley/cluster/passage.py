@@ -10,6 +10,7 @@ answer is made of theirs is in ``splice``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -81,6 +82,7 @@ class Passage:
         self._told: Response | None = None  # what the last P said that took no request
         self._timer: asyncio.Timeout  # first until P answers, then until all is over
         self._due = 0.0
+        self._ended: ParleyError | None = None  # from outside
         self._soon = inf  # when the first token is due: known once P was asked
         self._recomputes = 0
         self._splice = Splice(caller)
@@ -97,6 +99,8 @@ class Passage:
                     while not await self._once():
                         pass
             except TimeoutError:
+                if self._ended is not None:
+                    raise self._ended from None
                 first = self._timer.when() != self._due
                 raise words.refusal(408, words.LATE_FIRST if first else words.LATE_END) from None
         except ParleyError as error:
@@ -105,6 +109,12 @@ class Passage:
             self._break(error)
         finally:
             await self._splice.settle()
+
+    def end(self, error: ParleyError) -> None:
+        """Go on no further: the client gets this error."""
+        self._ended = error
+        with contextlib.suppress(RuntimeError):  # it has ended, and the client reads the rest
+            self._timer.reschedule(0.0)
 
     def _break(self, error: ParleyError) -> None:
         """End a stream that has begun."""
@@ -176,7 +186,7 @@ class Passage:
         self._wait_until(self._due if self._splice.sent else min(self._due, self._soon))
 
     def _wait_until(self, due: float) -> None:
-        if due != self._timer.when():  # mostly it is: a timer costs as much as choosing does
+        if self._ended is None and due != self._timer.when():  # mostly it is the same, and a timer is dear
             self._timer.reschedule(due)
 
     def _spent(self) -> float:

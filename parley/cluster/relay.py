@@ -56,6 +56,16 @@ class Pipe:
             self.done.set_result(None)
 
 
+async def refusal(connections: Connections, caller: Caller, instance: Instance) -> Response | None:
+    """What an instance answers to a client that it does not let in, None if it does: keys are its own to know. Raises
+    ParleyError."""
+    try:
+        answer = await connections.upstream(instance).ask(b"GET", caller.target, caller.forwarded())
+    except (Unreachable, Broken):
+        raise words.refusal(503, words.NOT_READY) from None
+    return answer if answer.status in (401, 403) else None
+
+
 async def one(connections: Connections, caller: Caller, instance: Instance, body: bytes) -> None:
     """Give the client what one instance answers. Raises ParleyError as long as nothing was sent; after that the
     client's connection is cut."""

@@ -1,41 +1,77 @@
-"""Triton's API over gRPC, passed on: a call goes to one instance as it is, and what that says goes back. Messages stay
-bytes. Imported only by who serves this port; it needs the extra ``grpc``.
+"""Triton's API over gRPC. Calls that generate are requests to the front, message by message; statistics are those of
+all instances; every other call goes to one instance as it is, its messages as bytes, and what that says goes back.
+
+Imported only by who serves this port; it needs the extra ``grpc``.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
+from google.protobuf.message import DecodeError
+from starlette.types import ASGIApp
 
+from parley import __version__
 from parley.cluster import words
+from parley.cluster.caller import HELD
+from parley.cluster.calls import FATAL, Cycle, Headers, Line
+from parley.cluster.config import Options, Tls
 from parley.cluster.table import Instance, Table
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Facts
+from parley.dialects.triton import control
+from parley.dialects.triton.calls import INFER, SERVICE, STREAM
+from parley.dialects.triton.rpc import infer
+from parley.dialects.triton.rpc.messages import INFERENCE, Message, filled, told
+from parley.dialects.triton.rpc.reply import UNREADABLE
+from parley.errors import ParleyError
 from parley.instance.heads import OWN
+from parley.server.chance import draw
+from parley.server.respond import REQUEST_ID, TIMEOUT
+from parley.server.statuses import Refused, refused
+from parley.server.tls import BadTls
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
-HELD = frozenset(("user-agent", "te", "content-type"))  # metadata that belongs to one connection
+STATISTICS = f"{SERVICE}/ModelStatistics"
+REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with its own status
+DROPPED = frozenset(("user-agent", "te", "content-type"))  # metadata that belongs to one connection
 ORDER = {"mixed": 0, "decode": 1, "flex": 2, "prefill": 3}  # who rather takes a whole request
 
 
 class Port:
-    """``limit``: bytes of a message. ``start`` and ``stop`` belong to one event loop."""
+    """``front`` answers requests. ``start`` and ``stop`` belong to one event loop."""
 
-    def __init__(self, table: Table, limit: int):
-        self._table = table
+    def __init__(self, table: Table, front: ASGIApp, options: Options):
+        self._table, self._front, self._options = table, front, options
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._open: dict[int, int] = {}  # calls by instance
-        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", limit),
-                   ("grpc.max_send_message_length", -1)]  # fmt: skip
-        self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers((_Every(self._pass),))
+        self._open: dict[int, int] = {}  # calls that were passed on, by instance
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", options.body_limit),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", options.max_requests),  # of one connection
+                ("grpc.keepalive_time_ms", 60_000),  # finds out about clients whose network is gone
+                ("grpc.keepalive_timeout_ms", 20_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ]
+        )
+        self._server.add_generic_rpc_handlers((_Every(self._handler),))
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; 0 takes a free port. Returns what clients write. Raises OSError."""
+        """Listen; 0 takes a free port. Returns what clients write. Raises OSError, BadTls."""
         name = f"[{host}]" if ":" in host else host
+        place, credentials = f"{name}:{port}", encryption(self._options.tls)
         try:
-            bound = self._server.add_insecure_port(f"{name}:{port}")
+            bound = self._server.add_secure_port(place, credentials) if credentials else (
+                self._server.add_insecure_port(place)
+            )  # fmt: skip
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host} port {port} for gRPC.") from error
         await self._server.start()
@@ -46,6 +82,83 @@ class Port:
         for channel in self._channels.values():
             await channel.close()
 
+    def _handler(self, method: str) -> Any:
+        """What answers a method. Servers of another make generate as they do it."""
+        ours = all(each.extended for each in self._table.usable())
+        if method == STATISTICS and ours:
+            return grpc.unary_unary_rpc_method_handler(partial(self._enter, self._statistics))
+        if method == INFER and ours:
+            return grpc.unary_unary_rpc_method_handler(partial(self._enter, self._infer))
+        if method == STREAM and ours:
+            return grpc.stream_stream_rpc_method_handler(partial(self._enter, self._stream))
+        return grpc.stream_stream_rpc_method_handler(partial(self._pass, method))
+
+    async def _enter(self, work: Callable[..., Any], given: Any, context: Context) -> bytes | None:
+        """The way into what is answered here."""
+        headers = _headers(context)
+        said = dict(headers).get(b"x-request-id", b"")
+        id = said.decode() if REQUEST_ID.fullmatch(said) else f"req_{draw().hex()}"
+        context.set_trailing_metadata((("x-request-id", id),))
+        try:
+            headers = [*(pair for pair in headers if pair[0] != b"x-request-id"), (b"x-request-id", id.encode())]
+            answer: bytes | None = await work(given, headers, context)
+            return answer
+        except Refused as error:
+            await context.abort(error.code, error.message)
+            raise AssertionError from error  # abort has raised
+
+    # -- calls that generate
+
+    async def _infer(self, data: bytes, headers: Headers, context: Context) -> bytes:
+        _parsed(infer.REQUEST, data)
+        return await Cycle().run(self._front, "POST", INFER, headers, data)
+
+    async def _stream(self, requests: AsyncIterator[bytes], headers: Headers, context: Context) -> None:
+        """Many requests side by side, each with its own answers. They are read no faster than there is room."""
+        line = Line(context.write, self._options.http_timeout_seconds)
+        room = asyncio.Semaphore(self._options.max_requests)
+        try:
+            async with asyncio.TaskGroup() as writing:
+                writing.create_task(line.run())
+                async with asyncio.TaskGroup() as group:
+                    async for data in requests:
+                        message = _parsed(infer.REQUEST, data)
+                        await room.acquire()
+                        task = group.create_task(self._one(data, message, headers, line))
+                        task.add_done_callback(lambda _: room.release())
+                line.end()
+        except BaseExceptionGroup as several:
+            raise _first(several) from None
+
+    async def _one(self, data: bytes, message: Message, headers: Headers, line: Line) -> None:
+        """One request of a stream. That it fails is told as an answer, after which the stream goes on."""
+        try:
+            await Cycle(line).run(self._front, "POST", STREAM, headers, data)
+        except Refused as error:
+            if error.code in FATAL or dict(headers).get(REAL_STATUS, b"").lower() == b"true":
+                line.end(error)
+            else:
+                line.put(infer.failed(message, error.message).SerializeToString())
+
+    # -- statistics
+
+    async def _statistics(self, data: bytes, headers: Headers, context: Context) -> bytes:
+        """Those of all instances, added up."""
+        message = _parsed(INFERENCE("ModelStatisticsRequest"), data)
+        page = await Cycle().run(self._front, "GET", "/v2/models/stats", headers)
+        every = msgspec.json.decode(page)["model_stats"]
+        path = {"model": message.name, "version": message.version}
+        facts = Facts(__version__, [Card(each["name"], 0, None) for each in every], ready=True)
+        head = Head("", 0, "", path={part: value for part, value in path.items() if value})
+        try:
+            names = {each["name"] for each in told(control.statistics(b"", head, facts))["model_stats"]}
+        except ParleyError as error:
+            raise refused(error) from None
+        wanted = {"model_stats": [each for each in every if each["name"] in names]}
+        return bytes(filled("ModelStatisticsResponse", wanted).SerializeToString())
+
+    # -- all others
+
     async def _pass(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         """One call, whatever its kind: a single message is a stream of one."""
         instance = self._chosen()
@@ -55,7 +168,7 @@ class Port:
         metadata = [
             (key, value)
             for key, value in context.invocation_metadata() or ()
-            if key not in HELD and not key.startswith(("grpc-", OWN.decode()))
+            if key not in DROPPED and not key.startswith(("grpc-", OWN.decode()))
         ]
         self._open[instance.id] = self._open.get(instance.id, 0) + 1
         call = self._channel(instance).stream_stream(method)(
@@ -92,11 +205,44 @@ class Port:
 class _Every(grpc.GenericRpcHandler):
     """Has every method there may be."""
 
-    def __init__(self, work: Callable[..., Any]):
-        self._work = work
+    def __init__(self, handler: Callable[[str], Any]):
+        self._handler = handler
 
     def service(self, details: Any) -> Any:
-        return grpc.stream_stream_rpc_method_handler(partial(self._work, details.method))
+        return self._handler(details.method)
+
+
+def encryption(tls: Tls) -> grpc.ServerCredentials | None:
+    """What clients' calls are encrypted with, if they are. Raises BadTls."""
+    if tls.certificate is None or tls.key is None:
+        return None
+    if tls.password is not None:
+        raise BadTls(f"{tls.key} has a password, with which gRPC cannot read it")
+    pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
+    clients = Path(tls.clients).read_bytes() if tls.clients else None
+    return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)
+
+
+def _headers(context: Context) -> list[tuple[bytes, bytes]]:
+    """A call's metadata as headers of a request: text, and of the request rather than of its way here."""
+    pairs = [
+        (key.encode(), value.encode())
+        for key, value in context.invocation_metadata() or ()
+        if isinstance(value, str) and key not in DROPPED and not key.startswith("grpc-")
+    ]
+    return [pair for pair in pairs if pair[0] not in HELD and pair[0] != TIMEOUT and not pair[0].startswith(OWN)]
+
+
+def _parsed(kind: Any, data: bytes) -> Message:
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        raise Refused(grpc.StatusCode.INTERNAL, UNREADABLE) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong first in groups of tasks."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _kept(metadata: Any) -> tuple[tuple[str, Any], ...]:

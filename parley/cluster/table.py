@@ -206,11 +206,14 @@ class Table:
         if before and not offline:
             self.tell(instance, "ready")
 
-    def attach(self, instance: Instance, attached: bool) -> None:
-        """Whether its results can be received."""
+    def attach(self, instance: Instance, attached: bool, why: str = "") -> None:
+        """Whether its results can be received. ``why`` not, if that is worth an alarm."""
         before, instance.attached = instance.attached, attached
         if attached and not before:
             self.tell(instance, "ready")
+        elif why and not attached:
+            instance.fault = f"Its results cannot be received. {why}"
+            self.tell(instance, "faulty")
 
     def missed(self, instance: Instance) -> None:
         """It did not answer a look."""
@@ -264,8 +267,12 @@ class Table:
 
     def lack(self) -> str:
         """Why nobody can be served though instances are ready; empty if there is another reason, or none."""
-        usable = self.usable()
-        if not usable or self.ready():
+        usable, now = self.usable(), self.clock()
+        if self.ready():
+            return ""
+        if deaf := [each for each in self.instances.values() if not each.attached and each.state(now) == "ready"]:
+            return f"The results of instance {deaf[0].id} cannot be received."
+        if not usable:
             return ""
         if self.options.deploy_mode == "single_node":
             return "Instances are of role mixed only where deploy_mode is single_node."

@@ -215,6 +215,29 @@ class Loop:
 
     def _begin(self, work: Work, wanted: set[int], added: float, adapter: Adapter | None) -> None:
         """Queue the wanted choices of a work, for which all that it needs is there."""
+        sequences = self._sequences(work, added, adapter)
+        searched = work.beam is not None and any(sequence.limit for sequence in sequences)
+        for sequence in sequences:
+            if searched and sequence.index:
+                sequence.status = Status.FINISHED  # until another beam forks
+            else:
+                self.scheduler.add(sequence)
+        if searched:
+            self._searches.add(Search(work, sequences))
+        elif sequences:
+            self._open[work.id] = dict(enumerate(sequences))
+            if work.prediction:
+                self._predicted.add(work.id)
+                self._guess()
+            if work.lease and self._caching:
+                self._lease(sequences, wanted)
+        self._meter.prompt_tokens += 0 if work.begun else len(work.token_ids)
+        self._changed = True
+        for index in set(range(work.n)) - wanted:
+            self.cancel(work.id, index)
+
+    def _sequences(self, work: Work, added: float, adapter: Adapter | None) -> list[Sequence]:
+        """One for each choice of a work, or for each beam of its search."""
         start = root(self.settings.model, work.salt, *([adapter.digest.hex()] if adapter else []))
         hashes: list[bytes] = []
         if self._caching:
@@ -225,7 +248,7 @@ class Loop:
         if work.beam is not None and limit:
             width = work.beam.width
             limit = min(limit, capacity(self.pool.size, width) - len(work.token_ids))
-        choices: dict[int, Sequence] = {}
+        made: list[Sequence] = []
         for index in range(width or work.n):
             given = work.given[index] if work.given and not width else []
             sequence = Sequence(
@@ -250,26 +273,10 @@ class Loop:
             if given and self._caching:
                 extend(sequence.hashes, start, sequence.tokens, len(sequence) // BLOCK_SIZE)
             self._arrivals += 1
-            choices[index] = sequence
-            if width and index:
-                sequence.status = Status.FINISHED  # until another beam forks
-            else:
-                self.scheduler.add(sequence)
-        if width:
-            self._searches.add(Search(work, list(choices.values())))
-        elif choices:
-            self._open[work.id] = choices
-            if work.prediction:
-                self._predicted.add(work.id)
-                self._guess()
-        if work.lease and self._caching and not width:
-            self._lease(choices, wanted)
-        self._meter.prompt_tokens += 0 if work.begun else len(work.token_ids)
-        self._changed = True
-        for index in set(range(work.n)) - wanted:
-            self.cancel(work.id, index)
+            made.append(sequence)
+        return made
 
-    def _lease(self, choices: dict[int, Sequence], wanted: set[int]) -> None:
+    def _lease(self, choices: list[Sequence], wanted: set[int]) -> None:
         """Give a work a lease for the whole pages of what its first choice begins with."""
         first = choices[0]
         starting = [choices[index] for index in sorted(wanted)]

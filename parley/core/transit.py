@@ -53,12 +53,13 @@ class Incoming:
 class Transit:
     """``tell(id, places)`` is called with what the lease of a work has got, as of ``Leases``, but by ``flush``.
 
-    ``holds`` is to be set before anything is called.
+    ``holds`` is to be set before anything is called. ``short``: how many pages had no place, in all.
     """
 
     holds: Holds
 
     def __init__(self, copier: Copier, tell: Callable[[str, list[int]], None]):
+        self.short = 0
         self._copier = copier
         self._tell = tell
         self._free = list(range(copier.blocks))  # a heap: low numbers lie side by side, and travel in one piece
@@ -101,6 +102,7 @@ class Transit:
         """The lease of a work ends."""
         outgoing = self._outgoing.pop(id, Outgoing())
         self._fresh.pop(id, None)
+        self.short += len(outgoing.pages) - outgoing.told
         for page in outgoing.pages[: outgoing.told]:
             place = self._places[page]
             self._readers[place] -= 1
@@ -140,6 +142,7 @@ class Transit:
 
     def _taken(self, key: str, answer: Answer, taken: Taken) -> None:
         count = min(len(taken.pages), len(self._free))
+        self.short += len(taken.pages) - count
         pairs = [(page, heappop(self._free)) for page in taken.pages[:count]]
         if taken.pages:
             self._incoming[key] = Incoming(pairs)

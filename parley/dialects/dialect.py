@@ -180,9 +180,10 @@ class Route:
 
     Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
     model: it is looked up before the body is read. ``model``: the name in a body, for routes whose bodies name their
-    model; others are for the main one. ``shares``: the name, or ``{endpoint}`` in the path, is an endpoint's, and
-    ``{served}`` one of its models. ``claims``: where several APIs share a path, a body with one of
-    these members is for this route. ``yields``: a body that nobody claims is rather for another route.
+    model; others are for the main one. ``first``: it is looked up before the rest of the body is read. ``shares``: the
+    name, or ``{endpoint}`` in the path, is an endpoint's, and ``{served}`` one of its models. ``claims``: where several
+    APIs share a path, a body with one of these members is for this route. ``yields``: a body
+    that nobody claims is rather for another route.
     """
 
     method: str
@@ -191,6 +192,7 @@ class Route:
     read: Callable[..., Any] | None = None
     write: Callable[[Any], Any] | None = None
     model: Callable[[bytes], str] | None = None
+    first: bool = False
     shares: bool = False
     claims: tuple[str, ...] = ()
     yields: bool = False

@@ -244,8 +244,12 @@ class Fields:
             if not text:
                 raise self._words.empty(where, "string")
         size = sum(map(len, value))
-        if size > total:
+        if size > total and len(value) == 1:
             raise self._words.long(self.path(name), "string", size, total)
+        if size > total:
+            raise self.fail(
+                name, f"at most {total} characters are allowed in all strings together, but there are {size}."
+            )
         return value
 
     def integers(self, name: str, *, cap: int, low: int | None, high: int | None) -> list[int]:

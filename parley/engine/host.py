@@ -1,4 +1,4 @@
-"""The engine's own side: load the model, then turn messages into steps. Runs as a process of its own or in a thread.
+"""The engine's own side: load the model, then serve what comes. Runs as a process of its own or in a thread.
 
 As a process (``python -m parley.engine.host FD``) it talks over one stream socket, inherited as file descriptor FD.
 The first frame is Settings; then ToEngine frames come in and FromEngine frames go out. End of file means that the API
@@ -23,39 +23,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parley import wire
-from parley.engine.messages import (
-    Cancel,
-    Changed,
-    Conclude,
-    Divide,
-    Fatal,
-    Filled,
-    Free,
-    FromEngine,
-    Landed,
-    LoadAdapter,
-    Outputs,
-    Progress,
-    Ready,
-    Release,
-    Reserve,
-    Reserved,
-    Reset,
-    Shutdown,
-    Submit,
-    ToEngine,
-    UnloadAdapter,
-    Wiped,
-)
+from parley.engine.inbox import Inbox, Send, serve
+from parley.engine.messages import Fatal, Filled, FromEngine, Outputs, Progress, Ready, ToEngine
 from parley.types import Output, Settings, Stats, Work
 
 if TYPE_CHECKING:
-    from parley.core.holds import Holds
-    from parley.core.landing import Taken
-    from parley.core.loop import Loop
     from parley.core.sequence import Runner
     from parley.core.shelf import Fetch, Fetched
-    from parley.core.transit import Transit
 
 log = logging.getLogger("parley.engine")
 
@@ -68,9 +42,6 @@ LIBRARIES = {
     "LRU_CACHE_CAPACITY": "128",
     "GOMP_SPINCOUNT": "2000",
 }
-
-Inbox = queue.SimpleQueue[ToEngine | Callable[[], None]]
-Send = Callable[[FromEngine], None]
 
 
 def work(settings: Settings, inbox: Inbox, send: Send) -> None:
@@ -113,6 +84,7 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
     def emit(outputs: list[Output], stats: Stats) -> None:
         if transit is not None:
             transit.flush()
+            stats.unstaged = transit.short
         send(Outputs(outputs, stats))
 
     fetch = _beside(runner, reading, inbox)
@@ -153,53 +125,6 @@ def _beside(runner: Runner, thread: ThreadPoolExecutor, inbox: Inbox) -> Fetch:
         thread.submit(read, folder, done)
 
     return fetch
-
-
-def serve(loop: Loop, holds: Holds | Transit, inbox: Inbox, send: Send) -> None:
-    """Do what messages say, step by step, until Shutdown. ``holds``: the loop's, or what stands before them."""
-    while True:
-        # New work and cancels come before scheduling; only an idle loop waits for them.
-        idle = loop.idle
-        while idle or not inbox.empty():
-            message = inbox.get()
-            if isinstance(message, Submit):
-                loop.add(message.work)
-            elif isinstance(message, Cancel):
-                loop.cancel(message.id, message.index)
-            elif isinstance(message, Conclude):
-                loop.conclude(message.id, message.reason)
-            elif isinstance(message, Reset):
-                send(Wiped(message.id, loop.reset(running=message.running)))
-            elif isinstance(message, LoadAdapter):
-                loop.shelf.put(message.name, message.folder, partial(_tell, send, message.id))
-            elif isinstance(message, UnloadAdapter):
-                known = loop.shelf.remove(message.name)
-                send(Changed(message.id, "" if known else "There is no adapter of this name."))
-            elif isinstance(message, Reserve):
-                answer = partial(_reserved, send, message.id)
-                holds.reserve(message.key, message.token_ids, message.salt, message.adapter, message.digest, answer)
-            elif isinstance(message, Landed):
-                holds.land(message.key, message.count)
-            elif isinstance(message, Free):
-                holds.free(message.key)
-            elif isinstance(message, Release):
-                holds.release(message.id)
-            elif isinstance(message, Divide):
-                loop.share.divide(message.percent / 100)
-            elif callable(message):
-                message()
-            elif isinstance(message, Shutdown):
-                return
-            idle = False
-        loop.step()
-
-
-def _tell(send: Send, id: int, error: str) -> None:
-    send(Changed(id, error))
-
-
-def _reserved(send: Send, id: int, taken: Taken) -> None:
-    send(Reserved(id, taken.skip, list(taken.pages), taken.error, taken.digest))
 
 
 def main(fd: int) -> None:

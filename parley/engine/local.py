@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 
-from parley.engine.host import Inbox
+from parley.engine.inbox import Inbox
 from parley.engine.messages import (
     Fatal,
     FromEngine,

@@ -20,7 +20,7 @@ import msgspec
 
 from parley.core.loop import Loop
 from parley.core.sequence import BLOCK_SIZE, Adapter, Proposer, Row, Sampled, Sequence, Step
-from parley.engine.host import Inbox, Send, serve
+from parley.engine.inbox import Inbox, Send, serve
 from parley.engine.messages import Cancel, Conclude, Fatal, Filled, Free, Landed, Outputs, Ready, Release, Submit
 from parley.types import Arena, ModelInfo, Settings, Work
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Message
 
 from parley.dialects.dialect import Answer
-from parley.engine.protocol import Stream
+from parley.engine.stream import Stream
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance import handover, recompute
 from parley.instance.outlet import Outlet
@@ -76,6 +76,8 @@ class Decode(Leg):
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens, attempt)
             work.begun = True
+        if self.generation.model.refusal() is not None:
+            self.lose()  # what has ended meanwhile is this instance, not the request
 
     def submitted(self, streams: list[Stream]) -> None:
         self._starting = set(self._keys)

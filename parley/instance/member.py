@@ -97,7 +97,7 @@ class Member:
                 exchange.identify(opened.unique)
                 exchange.created = opened.created
         exchange.leg = leg = Prefill(self, exchange, order, body, past, prompt)
-        exchange.divert(leg.front)
+        exchange.divert(leg.opening)
         self.note(body)
         del body
         await generate(service, route, exchange)

@@ -1,7 +1,7 @@
 """Where an answer goes whose client is behind a coordinator: it has the face of a connection's cycle.
 
-``Outlet`` writes to a request's channel. ``Front`` stands before the connection by which an order came: what the answer
-has until it is given out of hand, or all of it, is put into the order's own answer. Knows no generations.
+``Outlet`` writes to a request's channel. ``Opening`` stands before the connection by which an order came: what the
+answer has until it is given out of hand, or all of it, is put into the order's own answer. Knows no generations.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Outlet:
         return self.channel.write(data, last=last, record=behind, head=None if self.response_started else self._head)
 
 
-class Front(Outlet):
+class Opening(Outlet):
     """``answer`` is called when the answer goes on elsewhere or over the channel; if it ends before, that answers too.
 
     ``ready``: may it go over the channel from now on?

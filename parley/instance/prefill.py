@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parley.dialects.dialect import Answer, Headers
-from parley.engine.protocol import Stream
+from parley.engine.stream import Stream
 from parley.errors import EngineDied, NotReady, ParleyError, Stopping
 from parley.instance import handover, recompute
 from parley.instance.heads import LOST, UNKNOWN, Order
-from parley.instance.outlet import Front
+from parley.instance.outlet import Opening
 from parley.kv.giver import Giver, Refused
 from parley.kv.transport import LinkError
 from parley.server.chance import draw
@@ -64,7 +64,7 @@ class Prefill(Leg):
         self._asking: asyncio.Task[Giver] | None = None
         self._giver: Giver | None = None
         self._news: list[tuple[int, list[int]]] = []  # computed before there was one
-        self.front = Front(exchange.scope[CYCLE], order, self._records, lambda: self._begun and order.here)
+        self.opening = Opening(exchange.scope[CYCLE], order, self._records, lambda: self._begun and order.here)
 
     @property
     def ends(self) -> bool:  # type: ignore[override]
@@ -72,10 +72,10 @@ class Prefill(Leg):
 
     async def prepare(self, request: Request, works: list[Work]) -> None:
         past, attempt = self.past or [], draw().hex()[:8]
-        self.front.stream = request.stream
+        self.opening.stream = request.stream
         if self._order.here:
-            self.front.channel = self._member.node.results.channel(self._order.client, self._order.id)
-            self.front.channel.recall = self.recall
+            self.opening.channel = self._member.node.results.channel(self._order.client, self._order.id)
+            self.opening.channel.recall = self.recall
         recompute.restore(works, self._prompt, self.generation.model.info.max_model_len)
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
@@ -83,7 +83,7 @@ class Prefill(Leg):
             work.begun = self.past is not None
         self._first = works[0]
         if self._order.here or request.pooling is not None:
-            if self.front.exact:
+            if self.opening.exact:
                 self._body = b""
             return
         for number, work in enumerate(works):
@@ -117,22 +117,22 @@ class Prefill(Leg):
                 output.cached_tokens = 0  # what is cached now are the tokens of attempts before
         if self._order.here and recompute.lost(self.generation.model.engine, outputs):
             self.lose()
-        elif self._cut or self.front.exact or self._order.here:
+        elif self._cut or self.opening.exact or self._order.here:
             for output in outputs:
                 output.id = ""
             self._recent.append([(number, output) for output in outputs])
 
     def lose(self) -> None:
-        if not self._order.here or not self.front.answered:
+        if not self._order.here or not self.opening.answered:
             return  # the order's own answer says it
-        if self.front.exact:
-            self.front.lose()
+        if self.opening.exact:
+            self.opening.lose()
         else:
             self._give_back()
 
     def recall(self) -> None:
         """Have it go on elsewhere, for a coordinator that will get no more from here."""
-        if self.front.answered:
+        if self.opening.answered:
             self._give_back()
             self.drop()
         else:
@@ -143,10 +143,10 @@ class Prefill(Leg):
         assert exchange.created is not None
         past = [*(self.past or []), *self._recent]
         origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
-        self.front.retry(exchange.scope["path"], origin, self._first)
+        self.opening.retry(exchange.scope["path"], origin, self._first)
 
     def moved(self) -> None:
-        self.front.moved()
+        self.opening.moved()
 
     async def leave(self) -> None:
         assert self._asking is not None
@@ -157,15 +157,15 @@ class Prefill(Leg):
             raise Declined(f"[P Node] Send D request failed:{error}") from None
         self.left = True
         self._member.spawn(self._settle(giver))
-        self.front.answer()
+        self.opening.answer()
         self._exchange.status = 200  # of the order's answer
 
     def drop(self) -> None:
-        self.front.depart()
+        self.opening.depart()
 
     def close(self) -> None:
-        if self.front.channel is not None:
-            self.front.channel.close()
+        if self.opening.channel is not None:
+            self.opening.channel.close()
         if self.left:
             return
         if self._asking is not None:
@@ -175,11 +175,11 @@ class Prefill(Leg):
         self._release()
 
     def refusal(self, error: ParleyError) -> Answer | None:
-        if not isinstance(error, Declined) or not self.front.exact:
+        if not isinstance(error, Declined) or not self.opening.exact:
             return None
         told = {
             "reqId": self._order.id,
-            "isStream": self.front.stream,
+            "isStream": self.opening.stream,
             "isLastResp": False,
             "refused": True,
             "reason": error.message,
@@ -187,7 +187,7 @@ class Prefill(Leg):
         return Answer(503, msgspec.json.encode(told))
 
     def remarks(self, error: ParleyError) -> Headers:
-        return ((LOST, b"engine"),) if self.front.exact and isinstance(error, EngineDied | Stopping) else ()
+        return ((LOST, b"engine"),) if self.opening.exact and isinstance(error, EngineDied | Stopping) else ()
 
     def _records(self) -> list[Batch]:
         recent, self._recent = self._recent, []

@@ -2,7 +2,8 @@
 
 Shared by the coordinator, which chooses by them, and by instances, which report those of what they computed; both see
 the same bytes, so both find the same hashes. Nothing of the body is understood beyond where its prompt stands: the
-hashes are of the JSON text of tools and prompt as the client wrote it, salted with model and cache salt. They are taken
+hashes are of the JSON text of tools and prompt as the client wrote it, or of the prompt in a message of Triton's gRPC,
+salted with model and cache salt. They are taken
 at marks that lie further apart the longer the prompt is, so that a megabyte has some sixty of them.
 """
 
@@ -14,6 +15,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import msgspec
+
+from parley.dialects.triton import glance
 
 RATE = 4.02  # characters of a token
 FIRST, STEP, GROWTH = 128, 128, 1.125
@@ -92,25 +95,37 @@ def hash_of(parts: Iterable[bytes]) -> int:
 
 
 def look(body: bytes, rate: float = RATE) -> Look:
-    """A body's prompt. Anything may come: what is no JSON object, or has no prompt, gives no marks and length 0."""
+    """A body's prompt. Anything may come: what is neither a JSON object nor a message, or has no prompt, gives no marks
+    and length 0."""
     try:
         found = _DECODER.decode(body)
     except (msgspec.MsgspecError, RecursionError):
-        return Look()
-    members = (found.messages, found.prompt, found.inputs, found.input, found.text_input)
-    prompt = next((bytes(member) for member in members if bytes(member) not in (b"", b"null")), b"")
+        return _message(body, rate)
+    members = map(bytes, (found.messages, found.prompt, found.inputs, found.input, found.text_input))
+    prompt = next((member for member in members if member not in (b"", b"null")), b"")
     tools = bytes(found.tools)
     text = tools + prompt.rstrip(b']}" \t\r\n')  # a conversation that goes on begins with what was before its end
-    salt = b"\0".join(bytes(member) for member in (found.model, found.adapter_id, found.cache_salt))
+    salt = b"\0".join(map(bytes, (found.model, found.adapter_id, found.cache_salt)))
     length = _length(prompt, rate) + int(len(tools) / rate)
+    return Look(_name(bytes(found.model)), length, _marked(text, salt, length), bytes(found.messages))
+
+
+def _message(body: bytes, rate: float) -> Look:
+    model, prompt = glance.model(body), glance.prompt(body)
+    length = _length(prompt, rate)
+    return Look(model, length, _marked(prompt, model.encode(), length))
+
+
+def _marked(text: bytes, salt: bytes, length: int) -> list[Mark]:
+    """The marks of a text of so many tokens."""
     digest = hashlib.blake2b(salt, digest_size=6)
     marks, at, each = [], 0, length / len(text) if text else 0.0
     view = memoryview(text)
     for mark in MARKS[: bisect_right(MARKS, len(text))]:
         digest.update(view[at:mark])
-        marks.append(Mark(int(mark * each), int.from_bytes(digest.copy().digest())))
+        marks.append(Mark(int(mark * each), int.from_bytes(digest.digest())))
         at = mark
-    return Look(_name(bytes(found.model)), length, marks, bytes(found.messages))
+    return marks
 
 
 def _length(prompt: bytes, rate: float) -> int:

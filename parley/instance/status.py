@@ -77,6 +77,7 @@ def own(service: Service, node: Node, address: Address) -> dict[str, Any]:
         "max_seq_len": info.max_model_len if info is not None else 0,
         "pinned": sum(each.pinned for each in stats),
         "reserved": sum(each.reserved for each in stats),
+        "unstaged": sum(each.unstaged for each in stats),
         "running": sum(each.running for each in stats),
         "waiting": sum(each.waiting for each in stats),
         "prefill_rate": round(node.rates.prefill.value, 1),

@@ -23,6 +23,7 @@ from parley.kv.transport import Lost, Transport, Unreachable
 log = logging.getLogger("parley.kv")
 
 BEATS = 6  # heartbeats in a lease
+FAILED = "The link failed on this side."
 T = TypeVar("T")
 
 
@@ -95,7 +96,8 @@ class Link:
     async def work(self, action: Callable[..., T], *arguments: Any) -> T:
         """Do something that blocks in the link's thread. Raises Lost, OSError and Unreachable, as it does.
 
-        A caller that is cancelled does not wait for it, ``settle`` does.
+        A caller that is cancelled does not wait for it, ``settle`` does. Its defects are Lost as well, or somebody
+        would wait for what never comes.
         """
         if self.reason:
             raise Lost(self.reason)
@@ -158,7 +160,7 @@ class Link:
             self.fail(str(error))
         except Exception:  # a defect of this side; whoever waits must not do so for ever
             log.exception("a link failed")
-            self.fail("The link failed on this side.")
+            self.fail(FAILED)
 
     async def _beat(self) -> None:
         pause = self.lease / BEATS
@@ -179,3 +181,6 @@ def _attempt(action: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[An
     except (Lost, OSError, Unreachable) as error:
         error.__context__ = None
         return None, error.with_traceback(None)
+    except Exception:
+        log.exception("a link failed")
+        return None, Lost(FAILED)

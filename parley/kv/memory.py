@@ -36,11 +36,16 @@ class Memory:
             self.fd = os.open(f"/proc/{arena.pid}/fd/{arena.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise BadArena(f"The KV pages of process {arena.pid} cannot be opened: {error.strerror}.") from error
-        size = os.fstat(self.fd).st_size
-        if extent(arena) > size:
-            os.close(self.fd)
-            raise BadArena(f"The KV pages of process {arena.pid} have {size} bytes, not {extent(arena)}.")
-        self.map = mmap.mmap(self.fd, size)
+        try:
+            size = os.fstat(self.fd).st_size
+            if extent(arena) > size:
+                raise BadArena(f"The KV pages of process {arena.pid} have {size} bytes, not {extent(arena)}.")
+            self.map = mmap.mmap(self.fd, size)
+        except OSError as error:
+            raise BadArena(f"The KV pages of process {arena.pid} cannot be mapped: {error.strerror}.") from error
+        finally:
+            if self.map is None:
+                os.close(self.fd)
         self.view = memoryview(self.map)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from parley.kv.gate import GREET_S, Gate, Line, knock
 from parley.kv.giver import Giver
 from parley.kv.layout import difference
 from parley.kv.link import Link
+from parley.kv.maps import Maps
 from parley.kv.memory import Memory
 from parley.kv.shared import Proof, Shared
 from parley.kv.stream import Channel, Stream
@@ -57,6 +58,7 @@ class Peer:
         self._checksum = checksum
         self._shared = shared
         self._proof = Proof()
+        self._maps = Maps()
         self._gate = Gate(secret, lets, self._welcome, self._attach)
         self._accept: Callable[[Taker], Awaitable[None]] | None = None
         self._memories: dict[str, Memory] = {}
@@ -111,7 +113,7 @@ class Peer:
         async def fresh() -> Link:
             return await self._dial(address, name)
 
-        if idle := self._idle[address, name]:
+        if idle := self._idle.get((address, name)):
             link, timer = idle.popitem()
             timer.cancel()
             return Giver(link, memory, free, fresh)
@@ -132,6 +134,7 @@ class Peer:
         while self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
         self._proof.close()
+        await asyncio.to_thread(self._maps.close)
 
     # ------------------------------------------------------------------------------------------------ taking
 
@@ -170,17 +173,17 @@ class Peer:
         link.lease = min(hello.lease, self._lease)
         if not memory.page_bytes:
             return memory, Welcome("none", link.lease, link.checksum)
-        ways: list[Transport] = [Shared(memory)] if self._shared else []
+        ways: list[Transport] = [Shared(memory, self._proof, self._maps)] if self._shared else []
         ways.append(Stream(memory, link.lease))
         for way in ways:
             if way.name not in hello.offers:
                 continue
+            link.transport = way  # already now: whatever ends the link must close it
             try:
                 await link.work(way.reach, hello.offers[way.name])
             except Unreachable as no:
                 log.debug("%s cannot be reached by %s: %s", link.name, way.name, no)
                 continue
-            link.transport = way
             if isinstance(way, Stream):
                 self._tickets[ticket] = way
                 link.on_end(lambda link: self._forget(ticket))
@@ -244,7 +247,7 @@ class Peer:
                 raise LinkError("is not needed any more: the engine has ended")
             ways: list[Transport] = [Stream(memory, self._lease, pages)] if memory.page_bytes else []
             if self._shared and ways:
-                ways.append(Shared(memory, self._proof))
+                ways.append(Shared(memory, self._proof, self._maps))
             offers = {way.name: way.offer() for way in ways}
             link.send(Hello(name, memory.arena.layout, memory.sizes, offers, self._lease, self._checksum))
             answer = await link.read(FIRST_FRAME)

@@ -16,12 +16,14 @@ import mmap
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from parley.kv.maps import Maps, Place
 from parley.kv.memory import Memory, extent, runs
 from parley.kv.transport import Lost, Transport, Unreachable
 from parley.types import Arena, Region
@@ -46,18 +48,21 @@ class Offer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Shared(Transport):
-    """Reads the other process's arena. ``proof``: of the giver's side."""
+    """Reads the other process's arena. ``proof`` is of this process, as a giver's, ``maps`` as a taker's."""
 
     name = "shared"
 
-    def __init__(self, memory: Memory, proof: Proof | None = None):
+    def __init__(self, memory: Memory, proof: Proof, maps: Maps):
         self._memory = memory
         self._proof = proof
-        self._pages = 0  # of the giver's arena
-        self._grids: list[Grids] = []  # of the giver's arena and the own one; none while it is not open
+        self._maps = maps
+        self._place: Place | None = None  # of the giver's arena, when it is mapped
+        self._pages = 0  # of that
+        self._grids: list[Grids] = []  # of that and the own one
+        self._closed = False
+        self._lock = threading.Lock()  # of what is mapped
 
     def offer(self) -> bytes:
-        assert self._proof is not None
         arena, found = self._memory.arena, os.fstat(self._memory.fd)
         here = Arena(os.getpid(), self._memory.fd, arena.pages, arena.regions, "")
         return msgspec.msgpack.encode(Offer(here, (found.st_dev, found.st_ino), self._proof.fd, self._proof.nonce))
@@ -85,12 +90,18 @@ class Shared(Transport):
                 alike = found.st_dev == os.fstat(self._memory.fd).st_dev
                 if not (alike and fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK):
                     raise Unreachable("the file could be cut short while it is read")
-                source = mmap.mmap(file, extent(arena), prot=mmap.PROT_READ)
-            assert self._memory.map is not None
-            self._grids = _grids((source, arena), (self._memory.map, self._memory.arena))
+                self._map(file, arena)
         except OSError as error:
             raise Unreachable(f"its process's memory cannot be opened: {error.strerror}") from None
-        self._pages = arena.pages
+
+    def _map(self, file: int, arena: Arena) -> None:
+        with self._lock:
+            if self._closed:
+                raise Lost("The link was closed.")
+            assert self._memory.map is not None
+            self._place, source = self._maps.take(file)
+            self._grids = _grids((source, arena), (self._memory.map, self._memory.arena))
+            self._pages = arena.pages
 
     def send(self, pages: Sequence[int]) -> None:
         """Nothing: they are where they are."""
@@ -106,7 +117,12 @@ class Shared(Transport):
                 target[:, own : own + count] = source[:, first : first + count]
 
     def close(self) -> None:
-        self._grids = []
+        with self._lock:
+            self._closed = True
+            self._grids = []
+            if self._place is not None:
+                self._maps.give(self._place)
+                self._place = None
 
 
 class Proof:

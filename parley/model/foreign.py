@@ -26,9 +26,9 @@ from transformers.utils import logging as noise
 
 from parley import native
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
-from parley.model.lowering import TOLERANCE
 from parley.model.network import Batch, Pages, Place
 from parley.model.proof import deviation
+from parley.model.reference import TOLERANCE
 from parley.native.layout import LayerKV
 
 ATTENTION = "parley"  # the name under which Transformers finds ``attend``

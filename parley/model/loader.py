@@ -21,13 +21,14 @@ from parley.model.draft import Draft
 from parley.model.grammar import Grammars
 from parley.model.kv import PagedKV
 from parley.model.layout import fingerprint
-from parley.model.lowering import EMBEDDING, PROBE, TOLERANCE, deviation, lower
+from parley.model.lowering import EMBEDDING, lower
 from parley.model.memory import free, guarded, places, room
 from parley.model.network import Network
 from parley.model.packs import Packs, find
 from parley.model.pooling import Recipe, read_recipe
 from parley.model.quantisation import Quantisation
 from parley.model.reader import Reader
+from parley.model.reference import PROBE, TOLERANCE, deviation
 from parley.model.runner import Runner
 from parley.model.shape import Unfit, read_shape
 from parley.model.staging import Staging

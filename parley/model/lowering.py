@@ -1,7 +1,7 @@
-"""Turns a checkpoint of a Llama-shaped model into the fused decoder, and proves by numbers that it is the same model.
+"""Turns a checkpoint of a Llama-shaped model into the fused decoder; ``reference`` proves that it is the same model.
 
 Weights are merged and packed straight from the mapped files, one layer after another, so that no second copy of the
-model is ever held. The proof is a plain forward pass in float32, written from the definitions, on the unmerged weights.
+model is ever held.
 """
 
 from __future__ import annotations
@@ -13,28 +13,19 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint import Checkpoint, LoadError
 from parley.model.decoder import SITES, Decoder
-from parley.model.kv import PagedKV
-from parley.model.network import Batch, Place
+from parley.model.network import Place
 from parley.model.packs import Packs
 from parley.model.quantisation import Quantisation
 from parley.model.shape import Shape, Unfit
 from parley.model.weights import Linear, Plain, Weight
 from parley.native.layer import Layer
-from parley.native.layout import Span
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
 IGNORED = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed
-
-PROBE = 24  # tokens of the proof
-OUTPUTS = 4096  # tokens of the vocabulary whose logits it compares
-ALL = 50_000_000  # parameters up to which the proof runs all of them, else the first and the last
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
 
 
 def lower(
@@ -50,7 +41,7 @@ def lower(
     """Pack the checkpoint, or take what ``packs`` kept of the last time.
 
     Raises Unfit if it holds tensors the shape has no use for, LoadError if it lacks any."""
-    names = _Names(checkpoint, shape, quantisation, dtype, device)
+    names = Names(checkpoint, shape, quantisation, dtype, device)
     # A tied head's own tensor is of no use, and in many checkpoints all the same.
     used = {EMBEDDING, NORM, HEAD + ".weight", *names.tensors(names.head)}
     missing = set(names.of(shape.layers - 1)) - set(checkpoint.names)
@@ -74,7 +65,7 @@ def lower(
     return Decoder(shape, embedding, blocks, norm, head, max_len, names.parameters, held, names.linears())
 
 
-def _pack(names: _Names, progress: Callable[[float], None]) -> list[Any]:
+def _pack(names: Names, progress: Callable[[float], None]) -> list[Any]:
     """All layers, the last norm and the head."""
     shape = names.shape
     blocks: list[Layer] = []
@@ -104,7 +95,7 @@ def _held(things: Iterable[object]) -> int:
     return sum(found.values())
 
 
-class _Names:
+class Names:
     """Reads and merges a layer's tensors by the names that Hugging Face checkpoints have."""
 
     def __init__(
@@ -243,86 +234,3 @@ class _Names:
         if parts[0].bias:
             bias = torch.cat([self.copy(linear.name + ".bias", linear.out) for linear in parts])
         return type(weights[0]).pack(weights, bias, self.dtype, self.device)
-
-
-@torch.inference_mode()
-def deviation(decoder: Decoder, checkpoint: Checkpoint, quantisation: Quantisation) -> float:
-    """Relative error (L2) of the decoder's logits against ``reference`` for a few tokens."""
-    shape = decoder.shape
-    layers = list(range(shape.layers))
-    if decoder.parameters > ALL:
-        layers = sorted({0, shape.layers - 1})
-    token_ids = torch.linspace(0, shape.vocab - 1, PROBE).long()
-    outputs = torch.linspace(0, shape.vocab - 1, min(shape.vocab, OUTPUTS)).long()
-    expected = reference(checkpoint, shape, quantisation, token_ids, outputs, layers)
-
-    part = decoder.select(layers)
-    device = decoder.blocks[0].input_norm.device
-    count = -(-PROBE // BLOCK_SIZE)
-    pages = PagedKV(part.layers, count, decoder.blocks[0].input_norm.dtype, device)
-    pages.clear(list(range(count)))
-    places = torch.arange(PROBE, device=device)
-    batch = Batch(token_ids.to(device), places, places, [Span(0, PROBE, PROBE, list(range(count)))])
-    got = part.logits(part.hidden(batch, pages)[-1:])[:, outputs.to(device)].cpu()
-    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def reference(
-    checkpoint: Checkpoint,
-    shape: Shape,
-    quantisation: Quantisation,
-    token_ids: torch.Tensor,
-    outputs: torch.Tensor,
-    layers: list[int],
-) -> torch.Tensor:
-    """Logits of some ``outputs`` after the last of some tokens, by the definitions, with only the layers given.
-
-    float32 [1, len(outputs)]. The whole vocabulary in float32 would cost more than all the rest of the start.
-    """
-    names = _Names(checkpoint, shape, quantisation, torch.float32, torch.device("cpu"))
-    count = len(token_ids)
-
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        weight = checkpoint.tensor(name, x.shape[-1]).float()
-        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + shape.eps) * weight
-
-    def project(x: torch.Tensor, key: str, layer: int) -> list[torch.Tensor]:
-        results = []
-        for linear in names.parts(layer)[key]:
-            y = names.read(linear).product(x)
-            results.append(y + checkpoint.tensor(linear.name + ".bias", linear.out).float() if linear.bias else y)
-        return results
-
-    angles = torch.arange(count).float()[:, None, None] * shape.rope.inverse_frequencies()
-    cos, sin = angles.cos(), angles.sin()
-    half = shape.rope.rotary // 2
-
-    def rotate(x: torch.Tensor) -> torch.Tensor:
-        a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-        return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
-
-    distance = torch.arange(count)[:, None] - torch.arange(count)
-    x = checkpoint.tensor(EMBEDDING, shape.vocab, shape.hidden)[token_ids].float()
-    for layer in layers:
-        norms = names.norms(layer)
-        sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
-        qkv = torch.cat(project(norm(x, norms[0]), "qkv", layer), -1).view(count, -1, shape.head_dim)
-        q, k, v = qkv.split(sizes, 1)
-        if shape.qk_norm:
-            q, k = norm(q, norms[2]), norm(k, norms[3])
-        q, k = rotate(q), rotate(k)
-        k, v = (each.repeat_interleave(shape.heads // shape.kv_heads, 1) for each in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * shape.head_dim**-0.5
-        seen = distance >= 0
-        window = shape.windows[layer]
-        if window is not None:
-            seen &= distance < window
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-        attended = torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1)
-        x = x + project(attended, "output", layer)[0]
-        gate, up = torch.cat(project(norm(x, norms[1]), "gate_up", layer), -1).chunk(2, -1)
-        x = x + project(F.silu(gate) * up, "down", layer)[0]
-        checkpoint.drop(*names.of(layer))
-    logits = names.read(names.head, outputs).product(norm(x[-1:], NORM))
-    checkpoint.drop(*names.tensors(names.head))
-    return logits

@@ -9,16 +9,14 @@ wrote. For CUDA the memory is registered, so that the device copies by itself.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 
+from parley.model.checkpoint import LoadError
 from parley.model.kv import PagedKV, carve, regions
 from parley.native import memory
-
-log = logging.getLogger("parley.engine")
 
 BATCH = 32 << 20  # bytes that are copied at once, gathered on the device
 
@@ -26,7 +24,7 @@ BATCH = 32 << 20  # bytes that are copied at once, gathered on the device
 class Staging:
     """``blocks`` places for pages of ``cache``, in ``regions`` of ``file``. The loader says how many: see ``Arena``.
 
-    A ``core.transit.Copier``. Raises OSError where there is no memory that processes can share.
+    A ``core.transit.Copier``. Raises OSError where there is no memory that processes can share, and LoadError.
     """
 
     def __init__(self, cache: PagedKV, blocks: int):
@@ -49,7 +47,7 @@ class Staging:
                 for first, count, place in runs:
                     for source, target in zip(gathered, places, strict=True):  # by layer: there a run is one piece
                         target[place : place + count].copy_(source[first : first + count], non_blocking=True)
-            self._wait()  # for what was gathered as well as for the places
+            self._wait()
 
     @torch.inference_mode()
     def load(self, pairs: list[tuple[int, int]]) -> None:
@@ -74,14 +72,18 @@ class Staging:
             yield torch.tensor([page for page, _ in batch], device=self._device), runs
 
     def _wait(self) -> None:
-        """Until copies are done."""
+        """Until copies are done: whoever is told of them does not follow the device's stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
 
 def _register(whole: torch.Tensor) -> None:
-    """Lock memory, so that devices copy from and to it by themselves. Without that copies are slower."""
+    """Lock memory, so that devices copy from and to it by themselves. Raises LoadError: what CUDA failed at once it may
+    report again in the next step, so there is no going on without."""
     portable = 1  # in any context of CUDA
-    code = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, portable)
-    if int(code):
-        log.warning("Memory for pages on their way cannot be registered with CUDA (error %d); copies are slower.", code)
+    error = int(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, portable))
+    if error:
+        raise LoadError(
+            f"CUDA cannot lock {whole.nbytes >> 20} MiB of memory for staging pages (error {error}): "
+            "with a smaller kv_staging it may."
+        )

@@ -29,7 +29,7 @@ from parley.server.operations import HANDLERS, PROBES
 from parley.server.port import crossed
 from parley.server.respond import ClientGone, Exchange
 from parley.server.service import Service
-from parley.server.surfaces import OPEN, OWN, Surface, changes, members, table, universal, wording
+from parley.server.surfaces import INNER, OPEN, Surface, changes, members, table, universal, wording
 
 log = logging.getLogger("parley.server")
 
@@ -92,7 +92,7 @@ class App:
     def __init__(self, service: Service, surfaces: Sequence[Surface], host: str):
         options = service.options
         self.service = service
-        self.surfaces = [surface for surface in surfaces if surface is not OWN]
+        self.surfaces = [surface for surface in surfaces if surface not in INNER]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
         self._keys = Keys(options.api_keys, options.admin_keys)
         self.endpoints = endpoints(service, surfaces, self._keys)

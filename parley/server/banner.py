@@ -54,10 +54,11 @@ def opening(
     own = [] if options.port is None else [options.host]
     others = [each.host for each in options.listen + options.grpc if each.tls is None or not each.tls.clients]
     public = [host for host in own + others if not is_loopback(host)]
-    if public and member and not options.cluster_secret:
+    ordered = options.role != "mixed"  # by whoever may
+    if public and ordered and not options.cluster_secret:
         told = "may act for the cluster; --cluster-secret would name those who may"
         lines.append(f"  warning: everybody who reaches {public[0]} {told}")
-    elif public and not member and not options.api_keys:
+    elif public and not ordered and not options.api_keys:
         lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
     return "\n".join(lines)
 

@@ -7,48 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import grpc
-import msgspec
 
 from parley.dialects.dialect import Head
-from parley.dialects.triton import errors
 from parley.errors import ParleyError
+from parley.server.chance import draw
 from parley.server.logs import served
 from parley.server.model import Model
 from parley.server.respond import REQUEST_ID
 from parley.server.service import Service
+from parley.server.statuses import Refused, refused
 from parley.server.tally import Note
 
 log = logging.getLogger("parley.server")
-
-STATUSES = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    401: grpc.StatusCode.UNAUTHENTICATED,
-    403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND,
-    408: grpc.StatusCode.DEADLINE_EXCEEDED,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-
-
-class Refused(Exception):
-    """What did not succeed, as gRPC says it. ``fatal``: a stream does not go on after it."""
-
-    def __init__(self, code: grpc.StatusCode, message: str, *, fatal: bool = False):
-        super().__init__(message)
-        self.code, self.message, self.fatal = code, message, fatal
-
-
-def refused(error: ParleyError) -> Refused:
-    answer = errors.error(error)
-    return Refused(STATUSES.get(answer.status, grpc.StatusCode.INTERNAL), msgspec.json.decode(answer.body)["error"])
 
 
 class Call:
@@ -59,7 +34,7 @@ class Call:
         self.note = Note()
         self.arrived = time.perf_counter()
         self.tenant = ""  # on whose behalf, by the key
-        self.unique = secrets.token_hex(16)
+        self.unique = draw().hex()
         given = headers.get(b"x-request-id", b"")
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
         self._service = service

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from parley.dialects.dialect import Answer, Headers
-from parley.engine.protocol import Stream
+from parley.engine.stream import Stream
 from parley.errors import ParleyError
 from parley.types import Output, Request, Work
 

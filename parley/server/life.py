@@ -60,6 +60,8 @@ def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tu
     if route.shares:
         return _shared(service, route, exchange, body)
     named = exchange.path.get("model") or (route.model(body) if route.model is not None else "")
+    if route.first:
+        service.find(named).require()
     model = service.get(named)
     reply = route.read(body, head(model or service.main, exchange))
     if isinstance(reply, Answer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from parley.types import Chat, Text
 
 Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 
+HUGE = 1 << 20  # characters of a text from which tokenizing takes as much memory as is had for one at a time
+
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load", "status"})
 
 
@@ -40,8 +43,11 @@ async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
     if isinstance(prompt, Chat):
         exchange.names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
-    made = await off_loop(size, partial(_tokenized, model, wish))
-    await exchange.answer(await off_loop(size, partial(route.write, made)))
+    async with service.tokenizing if size > HUGE else nullcontext():
+        made = await off_loop(size, partial(_tokenized, model, wish))
+        answer = await off_loop(size, partial(route.write, made))
+        del made
+    await exchange.answer(answer)
 
 
 def _tokenized(model: Model, wish: Tokenize) -> Tokenized:

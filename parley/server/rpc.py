@@ -19,10 +19,11 @@ from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message
 from parley.errors import BadRequest, NotFound, UnknownModel
 from parley.server.auth import Keys
-from parley.server.call import Call, Refused
+from parley.server.call import Call
 from parley.server.generation import Generation
 from parley.server.model import Model, off_loop
 from parley.server.service import Service
+from parley.server.statuses import Refused
 from parley.server.tally import Tally
 
 Context = Any  # grpc.aio.ServicerContext, which has no types

@@ -38,6 +38,7 @@ class Service:
         self.calls = Count()  # answers over gRPC, by status
         self.endpoints = Endpoints(options.endpoints)
         self.adapting = asyncio.Lock()  # held while an adapter is loaded or unloaded
+        self.tokenizing = asyncio.Lock()  # held while a huge text is tokenized for its own sake
         self.draining = False
         self.stop: Callable[[], None] = lambda: None  # ends the server
         self.node = Node(self)

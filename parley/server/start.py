@@ -32,7 +32,7 @@ from parley.server.model import Model, share
 from parley.server.options import Listen, Offer, ServerOptions, Tls
 from parley.server.port import Server, crossed, http, keep_standard_streams, listen, reason, settle
 from parley.server.service import Service
-from parley.server.surfaces import ALONE, OWN, Surface, alone, universal
+from parley.server.surfaces import ALONE, INNER, Surface, alone, universal
 from parley.server.tls import BadTls, calling, context
 from parley.text import BadTokenizer
 
@@ -160,7 +160,7 @@ class Instance:
             (surface.dialect, root + surface.prefix)
             for place, root in zip(self._places, roots, strict=True)
             for surface in place.surfaces
-            if surface is not OWN
+            if surface not in INNER
         ]
         banner.say(banner.opening(self.options, self.offers, roots[0], surfaces, calls))
         serving = asyncio.create_task(self._serve())

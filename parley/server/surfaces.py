@@ -13,6 +13,7 @@ import msgspec
 
 from parley.dialects import databricks, mindie, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Kind, Route
+from parley.dialects.triton.calls import CALLS
 
 # Paths of the server itself, the same whatever APIs it speaks.
 OPERATIONS = (
@@ -68,6 +69,7 @@ SURFACES = (
 )
 
 OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
+INNER = (OWN, Surface("", CALLS))  # beside the APIs
 # APIs that may have a port; some are only ever there, for who reaches them may end the server.
 PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
 ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix} | PLANES
@@ -85,7 +87,8 @@ def universal(strict: bool = False, tgi_compat: str = "3") -> tuple[Surface, ...
         surface if surface.prefix else Surface("", manner.get(surface.dialect.name, surface.dialect))
         for surface in SURFACES
     )
-    return (OWN, *surfaces)
+    own, calls = INNER
+    return (own, *surfaces, calls)
 
 
 def alone(*names: str, apis: Mapping[str, Dialect] = ALONE) -> tuple[Surface, ...]:

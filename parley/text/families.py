@@ -130,6 +130,7 @@ PYTHON_LIST = Form("python", open=("[",), between=", ", close=("]",), bare=True)
 LLAMA4 = (PYTHON_LIST, Form("python", open=("<|python_start|>", "["), between=", ", close=("]", "<|python_end|>")))
 MISTRAL_ARGS = Form("named", each=("[TOOL_CALLS]",), id="[CALL_ID]", head=("[ARGS]",))
 MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(open=("[TOOL_CALLS]",)))
+MINIMAX = "]<]minimax[>["  # a token before every tag
 DEEPSEEK_V3 = _deepseek("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
 DEEPSEEK_V31 = _deepseek("", "<｜tool▁sep｜>", (), "")
 TOOL_CALLS = _list("<tool_calls>", "</tool_calls>")
@@ -195,6 +196,22 @@ CALLS = (
         "minimax_m2",
         (_invokes("<minimax:tool_call>\n", "</minimax:tool_call>"),),
         (("<minimax:tool_call>",),),
+    ),
+    Calls(
+        "minimax_m3",
+        (
+            Form(
+                "elements",
+                open=(f"{MINIMAX}<tool_call>\n",),
+                each=(f'{MINIMAX}<invoke name="',),
+                head=('">',),
+                key=(f"{MINIMAX}<", ">"),
+                value=("", f"{MINIMAX}</"),
+                after=(f"{MINIMAX}</invoke>", "\n"),
+                close=(f"{MINIMAX}</tool_call>",),
+            ),
+        ),
+        ((MINIMAX,),),
     ),
     Calls(
         "minicpm5",

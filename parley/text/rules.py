@@ -18,6 +18,7 @@ from .lark import Lark, quoted
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
+ITEM = "item"  # the tag of a list's elements
 KEY = "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/"
 ANY = """any: anytext | anyplain | "[" (any ("," any)*)? "]" | "{" (KEY ":" any ("," KEY ":" any)*)? "}\""""
 Schema = dict[str, Any]
@@ -65,6 +66,8 @@ class Rules:
         rest = not properties and schema.get("additionalProperties") is not False
         required = schema.get("required")
         needed = set(required) if isinstance(required, list) else set()
+        if shape == "elements":
+            return self._members(schema, 0, bound)
         if shape == "tags":
             parts = [(key in needed, self._tag(key, each)) for key, each in properties.items()]
             if rest:
@@ -131,6 +134,51 @@ class Rules:
             self._define_any()
             return self.rule('"{" (KEY ":" any ("," KEY ":" any)*)? "}"')
         return self._define_any()
+
+    def element(self, key: str, schema: Any, depth: int) -> str:
+        """The name of a rule for an element with its tags."""
+        form = self.form
+        start, end = self.text(f"{form.key[0]}{key}{form.key[1]}"), self.text(f"{key}{form.key[1]}")
+        return self.rule(f"{start} {self._inside(schema, depth)} {end}")
+
+    def _inside(self, schema: Any, depth: int) -> str:
+        """The name of a rule for what stands in an element, and what the tag that ends it begins with."""
+        while isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and depth < DEPTH:
+            schema, depth = follow(schema["$ref"], self._root), depth + 1
+        mark = self.form.value[1]
+        end = self.text(mark)
+        if not isinstance(schema, dict) or depth >= DEPTH:
+            return self.until(mark, {})
+        if choices := _choices(schema):
+            return self.rule(f"({' | '.join(map(_literal, choices))}) {end}")
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list) and schema[key]:
+                return self.rule(" | ".join(self._inside(each, depth + 1) for each in schema[key]))
+        said = schema.get("type")
+        if isinstance(said, list) and said:
+            return self.rule(" | ".join(self._inside({**schema, "type": each}, depth + 1) for each in said))
+        if said == "array":
+            least, most = (schema.get(key) for key in ("minItems", "maxItems"))
+            item = self.element(ITEM, schema.get("items", {}), depth + 1)
+            return self.rule(f"{item}{{{least or 0},{most if most is not None else ''}}} {end}")
+        if said == "object":
+            return self.rule(f"{self._members(schema, depth + 1)} {end}")
+        if said in ("number", "integer", "boolean", "null"):
+            return self.rule(f"{self.json(schema)} {end}")
+        return self.until(mark, schema)
+
+    def _members(self, schema: Schema, depth: int, bound: bool = True) -> str:
+        """The name of a rule for an object's elements."""
+        properties = _properties(schema) if bound else {}
+        if not properties and (not bound or schema.get("additionalProperties") is not False):
+            self._define(KEY)
+            form = self.form
+            free = f"{self.text(form.key[0])} KEY {self.text(form.key[1])} {self.until(form.value[1], {})} KEY"
+            return self.rule(f"({free} {self.text(form.key[1])})*")
+        required = schema.get("required")
+        needed = set(required) if isinstance(required, list) else set()
+        parts = [self.element(key, each, depth) + ("" if key in needed else "?") for key, each in properties.items()]
+        return self.rule(" ".join(parts) or '""')
 
     def _tag(self, key: str, schema: Any) -> str:
         form = self.form

@@ -67,7 +67,7 @@ def _call(rules: Rules, function: dict[str, Any], bound: bool) -> str:
             parts = [rules.text(f"{{{quoted}: "), arguments, rules.text("}")]
         case "named" if form.numbered:
             parts = [rules.text(f"functions.{name}:"), "/[0-9]{1,3}/", rules.text("".join(form.head)), arguments]
-        case "named" | "tags":
+        case "named" | "tags" | "elements":
             parts = [rules.text(name + "".join(form.head)), arguments]
         case "python":
             parts = [rules.text(f"{name}("), arguments, rules.text(")")]

@@ -11,7 +11,10 @@ from asking import told
 from scripted import Asked, Script, Scripted
 
 from parley.cluster import words
+from parley.cluster.config import Options
+from parley.cluster.coordinator import Coordinator
 from parley.cluster.paths import WITHIN, Paths
+from parley.server.port import listen
 from parley.server.surfaces import table, universal
 
 CHAT = Script([b"data: 0\n\n", b"data: 1\n\n"])
@@ -315,6 +318,27 @@ async def test_nobody_is_a_coordinator_through_one(cluster):
         assert (await running.post(path, b"{}")).status == 404
     assert (await running.get("/v1/models")).status == 200
     assert "parley-secret" not in instance.asked[-1].headers
+
+
+@pytest.mark.parametrize(
+    ("where", "given", "warns"),
+    [
+        ("0.0.0.0", {}, True),
+        ("::", {}, True),
+        ("127.0.0.1", {}, False),
+        ("0.0.0.0", {"secret": "s" * 32}, False),
+    ],
+)
+async def test_who_may_change_the_cluster_is_said_at_the_start(capsys, where, given, warns):
+    sockets = {"predict": ("127.0.0.1", listen("127.0.0.1", 0)), "management": (where, listen(where, 0))}
+    coordinator = Coordinator(Options(**given), sockets)
+    task, told = asyncio.create_task(coordinator.run(signals=False)), ""
+    while "management" not in told:
+        await asyncio.sleep(0.01)
+        told += capsys.readouterr().out
+    coordinator.stop()
+    await task
+    assert (f"everybody who reaches {where} may change which instances there are" in told) == warns, told
 
 
 def test_every_route_of_a_server_is_found():

@@ -242,6 +242,9 @@ async def test_alarms_come_in_and_its_own_beside_them_and_old_ones_go():
     async with served(management.app) as say:
         assert await say("POST", "/v1/alarm/llm_engine", '{"id":"x","level":"error"}') == (200, b"", False)
         assert (await say("POST", "/v1/alarm/coordinator", "5"))[0] == 400
+        for path in ("/v1/startup", "/v1/health"):
+            status, body, _ = await say("GET", path)
+            assert (status, json.loads(body)) == (200, {"message": "", "status": "0"})
         alarms = json.loads((await say("GET", "/v1/alarms"))[1])["alarms"]
         assert [each["id"] for each in alarms] == ["instance-2-lost", "instance-1-faulty", "x"]
         assert "no connection" in alarms[1]["detail"]

@@ -477,6 +477,42 @@ async def test_a_d_that_was_restarted_has_lost_its_requests(cluster):
     assert [given(asked) for asked in p.asked] == [[], [0, 1]]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_d_that_is_taken_out_of_the_list_leaves_no_request_hanging(cluster, others):
+    """It goes on with another, or with P alone."""
+    p, gone = Scripted("prefill", script=LONG), Scripted("decode")
+    running = await cluster(p, gone, *(Scripted("decode") for _ in range(others)))
+    table = running.coordinator.table
+
+    async def remove(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
+        d.part(id, parts, past)
+        await asyncio.sleep(0.02)
+        table.remove(next(each.id for each in table if each.url == d.url))
+
+    gone.decode = remove
+    answer = await running.post(body=BODY)
+    assert answer.body == b"".join(LONG.parts) and len(table) == 1 + others
+    assert [given(asked) for asked in p.asked] == [[], [0, 1]]
+    assert running.coordinator.choice.open == 0
+
+
+async def test_it_is_said_that_the_results_of_a_d_cannot_be_received(cluster):
+    class Deaf(Scripted):
+        async def _results(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(raw(400, b"Only the Decode node supports dresult but you send to prefill"))
+            await writer.drain()
+
+    running = await cluster(Scripted("prefill"), Deaf("decode"), ready=False)
+    alarms, table = running.coordinator.management.alarms, running.coordinator.table
+    await running.until(lambda: alarms)
+    assert "Its results cannot be received. It refused to send results, with status 400." in alarms[0]["detail"]
+    await running.until(lambda: table.lack())
+    assert table.lack() == "The results of instance 2 cannot be received."
+    assert json.loads((await running.get("/health/ready")).body)["reason"] == table.lack()
+    answer = await running.post("/mindie/generate", BODY)
+    assert (answer.status, answer.body) == (503, words.plain(words.NOT_READY))
+
+
 @pytest.mark.parametrize(
     "path,error",
     [

@@ -39,6 +39,10 @@ class Echo(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(answer)
 
 
+async def nobody(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("it is no call for the coordinator")
+
+
 @pytest.fixture
 async def passed() -> AsyncIterator[tuple[Echo, grpc.aio.Channel, Table]]:
     echo, server = Echo(), grpc.aio.server()
@@ -47,7 +51,7 @@ async def passed() -> AsyncIterator[tuple[Echo, grpc.aio.Channel, Table]]:
     await server.start()
     table = Table(Options(instances=(Static(id=1, url="http://127.0.0.1:1", grpc=place),)))
     table.heard(table.instances[1])
-    port = Port(table, 1 << 20)
+    port = Port(table, nobody, table.options)
     async with grpc.aio.insecure_channel(await port.start("127.0.0.1", 0)) as channel:
         yield echo, channel, table
     await port.stop(0)

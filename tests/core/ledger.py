@@ -44,7 +44,7 @@ def histories(salt: str, tokens: list[int]) -> list[int]:
 
 
 class LedgerRunner:
-    def __init__(self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, clears: bool = True):
+    def __init__(self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000):
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
         self.proposer: Guesser | None = None

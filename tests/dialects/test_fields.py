@@ -150,7 +150,8 @@ def test_lists_are_capped_and_their_members_named():
     assert refusal(lambda: strings(["a", ""])).code == "empty_string"
     assert refusal(lambda: strings("")).code == "empty_string"
     assert refusal(lambda: strings("abcdef")).code == "string_above_max_length"
-    assert refusal(lambda: strings(["ab", "cd", "ef"])).field == "stop"
+    several = refusal(lambda: strings(["ab", "cd", "ef"]))
+    assert several.field == "stop" and "at most 5 characters are allowed in all strings together" in str(several)
 
 
 def test_integers_name_the_one_that_is_wrong():

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from parley.dialects.dialect import Head
 from parley.dialects.facts import Card, Facts, Totals
-from parley.dialects.triton import errors
+from parley.dialects.triton import errors, glance
 from parley.dialects.triton import infer as http
 from parley.dialects.triton.model import INPUTS, OUTPUTS
-from parley.dialects.triton.rpc import control, infer, schema
+from parley.dialects.triton.rpc import control, frames, infer, schema
 from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE
 from parley.dialects.triton.sampling import KNOWN
 from parley.dialects.triton.tensors import FORMATS
@@ -351,3 +351,47 @@ def test_no_request_is_too_odd(inputs, raw, parameters, outputs, id):
         return
     events = [Accepted(0, [1]), *(ended(index) for index in range(inference.request.n))]
     assert inference.answer(events).id == id and inference.ended
+
+
+# -- at a glance
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=9), st.text(max_size=300), st.text(max_size=9), parameters, st.booleans(), st.integers(0, 2))
+def test_a_glance_finds_what_a_message_says(model, text, id, parameters, raw, place):
+    other = typed("stream", "BOOL", "bool_contents", True)
+    prompt = typed("text_input", "BYTES", "bytes_contents", text.encode())
+    tensors = [other, other]
+    tensors.insert(place, {name: value for name, value in prompt.items() if not raw or name != "contents"})
+    behind = [b"\1", b"\1"]
+    behind.insert(place, texts(text.encode()))
+    message = request(*tensors, raw=tuple(behind) if raw else (), parameters=parameters, id=id)
+    message.model_name = model
+    data = message.SerializeToString()
+    assert (glance.model(data), glance.prompt(data)) == (model, text.encode())
+
+
+def test_a_glance_at_more_fields_than_anybody_writes_is_none():
+    """It would take a second for each megabyte."""
+    message = request()
+    message.model_name = "m"
+    data = message.SerializeToString()
+    assert glance.model(b"\x10\x01" * 4000 + data) == "m"
+    assert glance.model(b"\x10\x01" * 4096 + data) == ""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+def test_a_glance_at_anything_is_none(data):
+    glance.model(data)
+    glance.prompt(data)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5), st.data())
+def test_frames_may_be_cut_anywhere(messages, data):
+    stream = b"".join(map(frames.frame, messages)) + frames.failure(404, "It is not there.")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    reader = frames.Reader()
+    found = [each for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True) for each in
+             reader.feed(stream[start:end])]  # fmt: skip
+    assert found == [*messages, frames.Failure(404, "It is not there.")]

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.engine.fake import FakeEngine
-from parley.engine.protocol import EngineFailed, Stream
+from parley.engine.protocol import EngineFailed
+from parley.engine.stream import Stream
 from parley.types import Output, Work
 
 

@@ -48,7 +48,8 @@ async def pair(
         await d.close()
     await asyncio.sleep(0)
     after = left()
-    assert after == before
+    assert after[:2] == before[:2]
+    assert after[2] <= before[2]  # those of an engine in an earlier test may be collected meanwhile
 
 
 async def begun(p: Peer, d: Peer, takers: asyncio.Queue[Taker], parts: int = 1) -> tuple[Giver, Taker, Any]:

@@ -1,6 +1,8 @@
 """Who is let in, and what anybody else can do: with another secret, with bytes of an earlier link, with garbage."""
 
 import asyncio
+import fcntl
+import os
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -18,10 +20,12 @@ from parley.kv import gate, proof
 from parley.kv.frames import Accept, Beat, Begin, End, Give, Got, Held, Hello, Read, Refuse, Settled, Welcome
 from parley.kv.frames import Pages as Named
 from parley.kv.giver import Refused
+from parley.kv.memory import BadArena
 from parley.kv.peer import Peer
 from parley.kv.shared import Offer, Shared
 from parley.kv.taker import Taker
 from parley.kv.transport import LinkError, Lost
+from parley.types import Arena, Region
 
 LAYOUT = "model=demo;dtype=bfloat16"
 SECRET = b"secret"
@@ -290,7 +294,9 @@ async def test_memory_that_is_not_the_givers_is_not_read(offer: Callable[..., An
         async with taking(target) as (peer, _):
             other = Peer(secret=SECRET)
             other.add("demo", source.arena)
-            ours = msgspec.msgpack.decode(Shared(other._memories["demo"], other._proof).offer(), type=Offer)
+            ours = msgspec.msgpack.decode(
+                Shared(other._memories["demo"], other._proof, other._maps).offer(), type=Offer
+            )
 
             def arena(**changes: Any) -> Any:
                 return {**msgspec.to_builtins(ours.arena), **changes}
@@ -333,6 +339,28 @@ async def test_a_file_that_could_be_cut_short_is_not_mapped() -> None:
             assert giver.transport == "tcp"
             assert [target.page(page) for page in range(3)] == [source.page(page) for page in (3, 4, 5)]
             await other.close()
+
+
+async def test_memory_beyond_all_addresses_is_not_mapped() -> None:
+    """A file may be as large as it likes while nobody writes into it."""
+    file = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 1 << 56)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    arena = Arena(os.getpid(), file, 1 << 16, [Region(0, 1 << 40, 64), Region(64, 1 << 40, 32)], LAYOUT)
+    with Pages() as target:
+        async with taking(target) as (peer, _):
+            before = left()
+            with pytest.raises(BadArena, match="mapped"):
+                peer.add("demo", arena)
+            assert left() == before
+            found, proof = os.fstat(file), peer._proof
+            offer = Offer(arena, (found.st_dev, found.st_ino), proof.fd, proof.nonce)
+            raw = await Raw.open(peer.port, said=False)
+            raw.send(Hello("demo", LAYOUT, [64, 32], {"shared": msgspec.msgpack.encode(offer), "tcp": b""}, 30.0))
+            answer = await wire.read(raw.reader, msgspec.msgpack.Decoder(Any))
+            assert answer[:2] == ["welcome", "tcp"]
+            raw.writer.close()
+    os.close(file)
 
 
 async def test_a_connection_for_pages_needs_the_ticket_of_a_link() -> None:

@@ -1,8 +1,10 @@
 """Hand-overs between two peers: every page arrives where it is wanted, byte for byte, by both transports."""
 
 import asyncio
+import os
 import threading
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -295,6 +297,60 @@ async def test_a_link_from_the_pool_that_has_ended_is_replaced() -> None:
             await taker.accept([])
             await question
             await giver.done()
+
+
+@pytest.mark.parametrize("side", ("send", "fetch", "checksum"))
+async def test_a_defect_of_a_transport_ends_the_hand_over(side: str) -> None:
+    """Nobody waits for what will not come."""
+    with Pages(seed=2) as source, Pages() as target:
+        async with pair("tcp", source, target, checksum=True) as (p, d, takers):
+            giver, taker, question = await begun(p, d, takers)
+            await taker.accept([(0, [3])])
+            await question
+
+            def fail(*arguments: Any) -> None:
+                raise RuntimeError("a defect")
+
+            of = {"send": giver._link.carrier, "fetch": taker._link.carrier, "checksum": giver._memory}
+            setattr(of[side], side, fail)
+            giver.filled(0, [8])
+            await taker.settled()
+            await giver.done()
+            assert taker.bytes == 0
+            with pytest.raises(Lost):
+                await taker.given()
+
+
+async def test_links_to_one_giver_share_its_memory() -> None:
+    """Mapped once however many there are, and not any more when the last of them has ended."""
+    with Pages(seed=2) as source, Pages() as target:
+        inode = os.fstat(source.fd).st_ino
+
+        def maps() -> int:
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            return sum(line.split()[4] == str(inode) for line in lines)
+
+        before = maps()
+        async with pair("shared", source, target) as (p, d, takers):
+            own = maps() - before  # the giver's
+            for _ in range(2):
+                givers = []
+                for number in range(5):
+                    giver, taker, question = await begun(p, d, takers)
+                    await taker.accept([(0, [number])])
+                    await question
+                    givers.append(giver)
+                assert maps() - before - own == 1
+                for number, giver in enumerate(givers):
+                    giver.filled(0, [number])
+                    await giver.done()
+                assert [target.page(number) for number in range(5)] == [source.page(number) for number in range(5)]
+                for link in list(d._links):
+                    link.fail("not needed")
+                while maps() - before > own:
+                    await asyncio.sleep(0.01)
+                target.bytes[:] = bytes(len(target.bytes))
+        assert maps() == before
 
 
 async def test_a_taker_whose_engine_ended_loses_its_hand_overs() -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
-from parley.model import loader, lowering, quantisation
+from parley.model import loader, lowering, quantisation, reference
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.kv import PagedKV
 from parley.model.loader import load
@@ -169,7 +169,7 @@ def test_few_operators_per_layer(architecture, most):
 
 def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog):
     folder = models.model("qwen3")
-    parts = lowering._Names.parts
+    parts = lowering.Names.parts
 
     def swapped(self, layer):
         found = parts(self, layer)
@@ -182,11 +182,11 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog)
 
     def error():
         decoder = lower(checkpoint, shape, torch.bfloat16)
-        return lowering.deviation(decoder, checkpoint, PLAIN)
+        return reference.deviation(decoder, checkpoint, PLAIN)
 
-    assert error() < lowering.TOLERANCE[torch.bfloat16] / 2
-    monkeypatch.setattr(lowering._Names, "parts", swapped)
-    assert error() > lowering.TOLERANCE[torch.bfloat16] * 2
+    assert error() < reference.TOLERANCE[torch.bfloat16] / 2
+    monkeypatch.setattr(lowering.Names, "parts", swapped)
+    assert error() > reference.TOLERANCE[torch.bfloat16] * 2
     with caplog.at_level("INFO"):
         assert not start(folder, dtype="bfloat16")[1].lowered
     assert "not used" in caplog.text
@@ -201,7 +201,7 @@ def test_weights_that_are_not_numbers_are_no_proof(tmp_path):
     save_file(tensors, folder / "model.safetensors")
     checkpoint, shape = Checkpoint(folder), read_shape(read_config(folder))
     decoder = lower(checkpoint, shape, torch.float32)
-    assert not lowering.deviation(decoder, checkpoint, PLAIN) <= lowering.TOLERANCE[torch.float32]
+    assert not reference.deviation(decoder, checkpoint, PLAIN) <= reference.TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from parley.model.checkpoint import LoadError
 from parley.model.foreign import Foreign, load_foreign
 from parley.model.kv import PagedKV
-from parley.model.lowering import TOLERANCE
 from parley.model.network import Batch
 from parley.model.proof import deviation
+from parley.model.reference import TOLERANCE
 from parley.native.layout import Span
 from parley.types import Sampling, Work
 

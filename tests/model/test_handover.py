@@ -17,7 +17,9 @@ from msgspec.structs import replace
 from serving import serve, start
 
 from parley.engine.local import LocalEngine
-from parley.engine.protocol import Engine, Stream
+from parley.engine.protocol import Engine
+from parley.engine.stream import Stream
+from parley.kv.maps import Maps
 from parley.kv.memory import Memory
 from parley.kv.shared import Proof, Shared
 from parley.text import Language
@@ -98,16 +100,14 @@ def joined(outputs: list[Output], index: int) -> tuple[list[int], list, list]:
 def copy(source: ModelInfo, target: ModelInfo, pages: list[int], into: list[int]) -> None:
     """Raises Unreachable where an engine's memory is not as it has to be."""
     assert source.arena is not None and target.arena is not None and source.arena.layout == target.arena.layout
-    ours, theirs, proof = Memory(source.arena), Memory(target.arena), Proof()
+    ours, theirs, proof, maps = Memory(source.arena), Memory(target.arena), Proof(), Maps()
+    taker = Shared(theirs, proof, maps)
     try:
-        taker = Shared(theirs)
-        taker.reach(Shared(ours, proof).offer())
+        taker.reach(Shared(ours, proof, maps).offer())
         taker.fetch(pages, into)
-        taker.close()
     finally:
-        proof.close()
-        ours.close()
-        theirs.close()
+        for each in (taker, maps, proof, ours, theirs):
+            each.close()
 
 
 async def pair(folder: Path, staging: tuple[int | None, int | None] = (None, None), **settings) -> list[Engine]:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
-from parley.model import lowering, quantisation
+from parley.model import lowering, quantisation, reference
 from parley.model.checkpoint import Checkpoint, LoadError, read_config
 from parley.model.loader import load
 from parley.model.shape import read_shape
@@ -220,13 +220,13 @@ def test_a_wrong_scale_is_no_proof(tmp_path):
     decoder = lowering.lower(
         checkpoint, read_shape(config), stored, torch.bfloat16, torch.device("cpu"), 64, lambda fraction: None
     )
-    allowed = lowering.TOLERANCE[torch.bfloat16] + stored.noise
-    assert lowering.deviation(decoder, checkpoint, stored) < allowed / 2
+    allowed = reference.TOLERANCE[torch.bfloat16] + stored.noise
+    assert reference.deviation(decoder, checkpoint, stored) < allowed / 2
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.gate_proj.weight_scale"
     tensors[name] = tensors[name].flip(0) * 1.5
     save_file(tensors, folder / "model.safetensors")
-    assert lowering.deviation(decoder, Checkpoint(folder), stored) > allowed
+    assert reference.deviation(decoder, Checkpoint(folder), stored) > allowed
 
 
 def test_weights_become_the_nearest_int8():

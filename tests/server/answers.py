@@ -6,6 +6,9 @@ import json
 import re
 from typing import Any
 
+from parley.dialects.triton.rpc import infer
+from parley.dialects.triton.rpc.frames import Failure, Reader
+
 TIMES = re.compile(rb'("[a-z_]*(?:time|cost|time_arr|batch_size)": ?)([0-9.e+-]+|\[[^\]]*\])')
 EVENT = re.compile(rb"(?<=\n\n)|(?<=\0)")
 PIECES = {"text", "content", "arguments", "reasoning", "reasoning_content", "text_output", "name"}
@@ -17,9 +20,19 @@ def same(one: bytes, other: bytes) -> bool:
     one, other = TIMES.sub(rb"\1_", one), TIMES.sub(rb"\1_", other)
     if one == other:
         return True
+    if one[:1] == other[:1] == b"\0":
+        return called(one) == called(other)
     if one.startswith(b'{"text"'):  # each event says all until then
         return re.split(rb"[\n\0]+", one)[-2:] == re.split(rb"[\n\0]+", other)[-2:]
     return one.count(b"data:") > 1 and folded(one) == folded(other)
+
+
+def called(stream: bytes) -> tuple[bytes, list[Failure], Any]:
+    """What a stream over gRPC says in all: its text, how it failed, and what its last answer is but for its text."""
+    answers = Reader().feed(stream)
+    made = [infer.STREAMED.FromString(each).infer_response for each in answers if isinstance(each, bytes)]
+    text = b"".join(each.raw_output_contents.pop(0)[4:] for each in made)
+    return text, [each for each in answers if isinstance(each, Failure)], made[-1]
 
 
 def folded(stream: bytes) -> dict[Any, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from served import concrete
 
+from parley.dialects.triton.calls import SERVICE
+from parley.dialects.triton.rpc import infer
 from parley.server.surfaces import table, universal
 
 Members = dict[str, Any]
@@ -44,6 +46,18 @@ TRITON: list[Members] = [
 ]  # fmt: skip
 
 
+def message(text: str, stream: bool, wishes: Members) -> bytes:
+    """A request over gRPC, as far as its parameters have these wishes."""
+    made = infer.REQUEST(model_name="tiny", id="7")
+    made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
+    made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    for name, wish in wishes.items():
+        if type(wish) in kinds:
+            setattr(made.parameters[name], kinds[type(wish)], wish)
+    return made.SerializeToString()
+
+
 def routes() -> list[tuple[str, str]]:
     """Path and dialect of every route that makes text."""
     found = {}
@@ -66,6 +80,8 @@ def body(path: str, rng: random.Random) -> bytes:
             made |= each
         return made
 
+    if path.startswith(SERVICE):
+        return message(text, rng.random() < 0.7, {"max_tokens": length} | some(TRITON, SAMPLING))
     if path.endswith("/infer") and "/mindie" not in path and path != "/infer":  # of Triton, of vLLM's backend
         inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}]
         inputs += [{"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [length]}] * rng.randint(0, 1)

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coordinated import Cluster
 from models import write_tokenizer
-from pair import CREATED, UNIQUE, Pair
+from pair import CREATED, UNIQUE, Pair, join
 from served import INFO, Served
 
+from parley.cluster.config import Options, Static
+from parley.cluster.coordinator import Coordinator
 from parley.engine.fake import FakeEngine, echo
 from parley.engine.local import LocalEngine
 from parley.server import respond, start
 from parley.server.app import build
 from parley.server.model import Model
 from parley.server.options import ServerOptions
+from parley.server.port import listen
 from parley.server.service import Service
 from parley.types import Settings, Work
 
@@ -102,3 +106,41 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     yield make
     for pair in pairs:
         await pair.close()
+
+
+@pytest.fixture
+async def cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
+    """Start a cluster of these roles, whose answers show the same id and time as those of single servers."""
+    made: list[tuple[Cluster, asyncio.Task[int]]] = []
+
+    async def begin(*roles: str, **options: Any) -> Cluster:
+        instances = [await serve(role=role, **options) for role in roles]
+        members = [await join(served) for served in instances]
+        places = [
+            Static(id=number, url=f"http://127.0.0.1:{served.port}", role=role)
+            for number, (served, role) in enumerate(zip(instances, roles, strict=True), 1)
+        ]
+        sock = listen("127.0.0.1", 0)
+        told = Options(
+            instances=tuple(places),
+            separate="always",
+            heartbeat=0.05,
+            max_requests=1000,
+            secret=options.get("cluster_secret"),
+        )
+        coordinator = Coordinator(told, {"predict": ("127.0.0.1", sock)}, access_log=False)
+        task = asyncio.create_task(coordinator.run(signals=False))
+        each = Cluster(instances, members, coordinator, sock.getsockname()[1])
+        made.append((each, task))
+        await each.front.until(lambda: len(coordinator.table.usable()) == len(roles))
+        return each
+
+    head = Model.head
+    monkeypatch.setattr(Model, "head", lambda self, *given: head(self, *given[:4], CREATED))
+    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
+    yield begin
+    for each, task in made:
+        each.coordinator.stop()
+        await task
+        for member in each.members:
+            await member.close()

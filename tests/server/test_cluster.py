@@ -8,7 +8,6 @@ import json
 import os
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,10 @@ import pytest
 from answers import same
 from asked import body, routes
 from certificates import authority, certificate
-from pair import CREATED, join
 from served import Answer, Served, request
 
-from parley.cluster.config import Options, Static, read
+from parley.cluster.config import read
 from parley.cluster.coordinator import Coordinator
-from parley.instance.member import Member
-from parley.server import respond
-from parley.server.model import Model
 from parley.server.port import listen
 from parley.types import Work
 
@@ -37,55 +32,6 @@ def scripted(work: Work, index: int) -> list[int]:
     """Any tokens, as many as come to the script's mind; none at all sometimes."""
     rng = random.Random(f"{work.seed + index} {work.token_ids[-3:]}")
     return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
-
-
-class Cluster:
-    """Members and a coordinator before them."""
-
-    def __init__(self, instances: list[Served], members: list[Member], coordinator: Coordinator, port: int):
-        self.instances, self.members, self.coordinator = instances, members, coordinator
-        self.front = Served(instances[0].service, instances[0].engine, instances[0].server, port)
-
-    async def idle(self) -> None:
-        """Nothing is left of any request anywhere."""
-        await self.front.until(lambda: not self.coordinator.front.open and not self.coordinator.choice.open)
-        for served, member in zip(self.instances, self.members, strict=True):
-            await served.idle()
-            await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
-            channels = [channel for client in member.node.results.clients.values() for channel in client.channels]
-            assert not channels
-
-
-@pytest.fixture
-async def cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Start a cluster of these roles, whose answers show the same id and time as those of single servers."""
-    made: list[tuple[Cluster, asyncio.Task[int]]] = []
-
-    async def begin(*roles: str, **options: Any) -> Cluster:
-        instances = [await serve(role=role, **options) for role in roles]
-        members = [await join(served) for served in instances]
-        places = [
-            Static(id=number, url=f"http://127.0.0.1:{served.port}", role=role)
-            for number, (served, role) in enumerate(zip(instances, roles, strict=True), 1)
-        ]
-        sock = listen("127.0.0.1", 0)
-        told = Options(instances=tuple(places), separate="always", heartbeat=0.05, max_requests=1000)
-        coordinator = Coordinator(told, {"predict": ("127.0.0.1", sock)}, access_log=False)
-        task = asyncio.create_task(coordinator.run(signals=False))
-        each = Cluster(instances, members, coordinator, sock.getsockname()[1])
-        made.append((each, task))
-        await each.front.until(lambda: len(coordinator.table.usable()) == len(roles))
-        return each
-
-    head = Model.head
-    monkeypatch.setattr(Model, "head", lambda self, *given: head(self, *given[:4], CREATED))
-    monkeypatch.setattr(respond, "draw", lambda: bytes.fromhex(UNIQUE))
-    yield begin
-    for each, task in made:
-        each.coordinator.stop()
-        await task
-        for member in each.members:
-            await member.close()
 
 
 async def compare(one: Served, many: Served, path: str, asked: bytes) -> None:
@@ -172,6 +118,56 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: s
     for answer in await asyncio.gather(*calls):
         assert same(answer.body, expected.body)
     assert many.coordinator.choice.tally.retries
+    await many.idle()
+
+
+async def test_what_a_coordinator_that_ends_has_begun_ends_with_an_error(cluster) -> None:
+    many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.05)
+    asked = json.dumps(CHAT | {"stream": True}).encode()
+    streamed = asyncio.create_task(many.front.call("POST", "/v1/chat/completions", asked, JSON))
+    whole = asyncio.create_task(many.front.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), JSON))
+    decoding = many.instances[1]
+    await decoding.until(lambda: decoding.engine.stats.running == 2)
+    many.coordinator.stop()
+    many.coordinator.stop()  # wait no longer
+    answer = await streamed
+    *_, last, done, _ = answer.body.split(b"\n\n")
+    assert b"The server is shutting down." in last and b'"error"' in last and done == b"data: [DONE]", answer.body
+    refused = await whole
+    assert (refused.status, refused.json["error"]["type"]) == (503, "service_unavailable")
+    await many.idle()
+
+
+async def test_bodies_that_are_arriving_count_as_memory(cluster) -> None:
+    many = await cluster("mixed")
+    many.coordinator.front._memory = 1 << 20
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    first, second = await many.front.connect(), await many.front.connect()
+    await first.send(head + b"a0000\r\n" + b" " * 0xA0000)
+    await many.front.until(lambda: many.coordinator.front.held == 0xA0000)
+    await second.send(head + b"a0000\r\n" + b" " * 0xA0000)
+    answer = await second.answer()
+    assert (answer.status, answer.json["error"]["message"]) == (429, "Memory limit exceeded")
+    first.close()
+    await many.front.until(lambda: many.coordinator.front.held == 0)
+    third = await many.front.connect()
+    await third.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
+    assert (await third.answer()).status == 413  # to come again is of no use
+    await many.idle()
+
+
+async def test_only_clients_with_a_key_are_answered(cluster) -> None:
+    many = await cluster("prefill", "decode", api_keys=("k",), cluster_secret="s")
+    strangers: list[dict[str, str]] = [{}, {"parley-secret": "s"}, {"authorization": "Bearer s"}]
+    for method, path, asked in (
+        ("POST", "/v1/chat/completions", json.dumps(CHAT).encode()),
+        ("GET", "/v1/models", b""),
+        ("GET", "/metrics", b""),
+        ("GET", "/load", b""),
+    ):
+        for shown in strangers:
+            assert (await many.front.call(method, path, asked, JSON | shown)).status == 401, (path, shown)
+        assert (await many.front.call(method, path, asked, JSON | {"authorization": "Bearer k"})).status == 200, path
     await many.idle()
 
 

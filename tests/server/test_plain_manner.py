@@ -129,7 +129,7 @@ async def test_answers_are_those_of_one_server(cluster, path: str, asked: dict[s
     text, last = await made.coordinator.finish(told)
     assert same(alike(text), alike(one.body)), (text, one.body)
     if last is not None:
-        assert last.kind == "lastData" and last.id == "77"
+        assert last.kind == "lastData" and last.id == b"77"
         kinds = {piece.split(b":")[0] for piece in made.coordinator.raw.split(b"\0") if piece}
         assert kinds <= {b"reqId", b"data", b"lastData", b"ka"} | ({b'{"text"'} if path == "/generate" else set())
     for served in (made.prefill, *made.decodes):
@@ -162,7 +162,7 @@ async def test_a_request_goes_on_where_an_engine_was_lost(
     made.decodes[0].engine.crash()
     while (frame := await coordinator.frame()).kind == "data":
         text += frame.payload
-    assert frame.kind == "retry" and frame.id == "77"
+    assert frame.kind == "retry" and frame.id == b"77"
     again = json.loads(frame.payload)
     if not exact:
         assert len(again.pop(ORIGIN)) > 10
@@ -192,7 +192,7 @@ async def test_a_request_goes_on_elsewhere_where_it_outlasts_a_role(
     assert (await made.decodes[0].post("/v1/role/prefill", {"local": local, "peers": [local]})).status == 200
     while (frame := await coordinator.frame()).kind == "data":
         text += frame.payload
-    assert frame.kind == "retry" and frame.id == "77"
+    assert frame.kind == "retry" and frame.id == b"77"
     await made.decodes[0].until(lambda: made.decodes[0].service.node.role.name == "prefill")
     await made.decodes[0].idle()
     told = await coordinator.begin(CHAT, json.loads(frame.payload), made.places[1], **{"is-recompute": "true"})

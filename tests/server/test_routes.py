@@ -1,13 +1,16 @@
 """Every route: who may enter, what it answers, and what comes of a path or method that does not exist."""
 
+import asyncio
 import base64
 import re
+import threading
 
 import pytest
 from served import HELLO, Served, concrete
 
 from parley import __version__
 from parley.engine.protocol import EngineFailed
+from parley.server import operations
 from parley.server.app import App
 from parley.server.surfaces import alone, universal
 
@@ -303,6 +306,32 @@ async def test_tokens_there_and_back(serve):
     answer = await served.post("/detokenize", {"tokens": [5, 10_000]})
     assert (answer.status, answer.error["param"]) == (400, "tokens")
     assert (await served.post("/tokenize", {"prompt": "a", "model": "other"})).status == 404
+
+
+async def test_huge_texts_are_tokenized_one_at_a_time_and_others_beside_them(serve, monkeypatch):
+    """For each takes a hundred times its size of memory."""
+    served, running, small = await serve(), [], threading.Event()
+    tokenized, most = operations._tokenized, []
+
+    def counted(model, wish):
+        if len(wish.prompt.text) > operations.HUGE:
+            running.append(wish)
+            most.append(len(running))
+            assert small.wait(30)
+            running.pop()
+        return tokenized(model, wish)
+
+    monkeypatch.setattr(operations, "_tokenized", counted)
+    monkeypatch.setattr(operations, "HUGE", 20_000)
+    huge = [
+        asyncio.create_task(served.post("/tokenize", {"prompt": "a" * operations.HUGE + letters}))
+        for letters in ("b", "bc", "bcd")
+    ]
+    assert (await served.post("/tokenize", {"prompt": "abc"})).json["count"] == 3
+    while not most:
+        await asyncio.sleep(0.01)
+    small.set()
+    assert [(await task).json["count"] - operations.HUGE for task in huge] == [1, 2, 3] and most == [1, 1, 1]
 
 
 async def test_the_tokenizers_configuration_only_if_allowed(serve):

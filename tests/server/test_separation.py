@@ -56,13 +56,21 @@ async def resume(pair: Pair, path: str, asked: bytes, rng: random.Random) -> Non
         assert same(got, whole.body), (path, asked, count, got, whole.body)
 
 
-@pytest.mark.parametrize("here", [False, True] if NIGHTLY else [False])
-async def test_answers_are_those_of_one_server(alike, tmp_path: Path, here: bool) -> None:
+@pytest.mark.parametrize(
+    ("here", "places"), [(False, None), (True, None), (False, 12), (False, 200)] if NIGHTLY else [(False, None)]
+)
+async def test_answers_are_those_of_one_server(alike, tmp_path: Path, here: bool, places: int | None) -> None:
     adapters = {"adapted": str(write_adapter(tmp_path / "adapter", BUILT_IN, seed=1))} if NIGHTLY else {}
 
     def settings() -> Settings:
         return Settings(
-            model=str(BUILT_IN), shared=True, threads=1, kv_memory=24 << 20, max_batch=32, adapters=dict(adapters)
+            model=str(BUILT_IN),
+            shared=True,
+            staging=places and places * PAGE,
+            threads=1,
+            kv_memory=24 << 20,
+            max_batch=32,
+            adapters=dict(adapters),
         )
 
     one, pair = await alike(settings=settings, names=("tiny", "parley-demo"), here=here)
@@ -157,6 +165,8 @@ async def test_pages_pass_through_memory_of_the_host(alike, places: tuple[int, i
     assert max(landed.values()) <= min(places)
     assert sum(landed.values()) > 20 if min(places) == 40 else landed
     await pair.idle()
+    for served, count in zip((pair.prefill, pair.decode), places, strict=True):
+        assert (served.engine.stats.unstaged > 0) == (count < 40)
 
 
 async def test_pages_that_are_lost_leave_their_room_to_the_request(alike, monkeypatch: pytest.MonkeyPatch) -> None:

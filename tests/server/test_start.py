@@ -273,6 +273,10 @@ def test_an_open_server_is_warned_of():
     assert "--api-key" not in text(host="127.0.0.1")
     assert "--api-key" not in text(host="::1")
     assert "--api-key" in text(listen=(Listen("tgi", "0.0.0.0", 80),))
+    for role in ("none", "prefill", "decode", "flex"):
+        assert "--cluster-secret" in text(host="0.0.0.0", role=role, api_keys=("k",))
+        assert "warning" not in text(host="0.0.0.0", role=role, cluster_secret="s" * 16)
+        assert "warning" not in text(host="127.0.0.1", role=role)
 
 
 def test_the_line_of_a_loaded_model_has_its_memory_plan():

@@ -121,6 +121,16 @@ async def test_chats_and_texts(served):
     assert (await served.post("/vllm/invocations", HELLO, **JSON)).json["object"] == "chat.completion"
 
 
+async def test_lists_of_the_whole_vocabulary_are_bounded_over_all_that_a_request_makes(served):
+    """They are made in one go, and nobody else gets a token meanwhile."""
+    asked = {"model": "tiny", "prompt": "ab", "max_tokens": 204}
+    assert (await served.post("/v1/completions", asked | {"logprobs": -1, "n": 2})).status == 200
+    for members in ({"logprobs": -1, "n": 2, "max_tokens": 205}, {"prompt": "a" * 410, "prompt_logprobs": -1}):
+        answer = await served.post("/v1/completions", asked | members)
+        assert answer.status == 400 and "at most 409 tokens" in answer.error["message"], answer.body[:300]
+        assert answer.error["param"] in members
+
+
 async def test_refusals_in_its_own_form(served):
     async def refused(body, path="/vllm/v1/completions", **headers):
         answer = await served.post(path, body, **(JSON | headers))

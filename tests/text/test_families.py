@@ -40,6 +40,7 @@ TOOLS = Tools(
                         "l": {"type": "array"},
                         "o": {"$ref": "#/$defs/o"},
                         "e": {"enum": ["1", 1]},
+                        "text": {"type": "string"},
                     },
                     "$defs": {"o": {"type": "object"}},
                 },
@@ -196,6 +197,30 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             [F, F],
         )
     ],
+    "minimax_m3": [
+        (
+            'So.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<text>a]<]minimax[>[</text>'
+            ']<]minimax[>[<n>3]<]minimax[>[</n>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="f">'
+            "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+            "So.",
+            [("f", '{"text": "a", "n": 3}'), ("f", "{}")],
+        ),
+        (
+            ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">\n]<]minimax[>[<l>]<]minimax[>[<item>1'
+            "]<]minimax[>[</item>]<]minimax[>[<item>]<]minimax[>[<k> é<]]<]minimax[>[</k>]<]minimax[>[</item>"
+            "]<]minimax[>[</l>\n]<]minimax[>[<o>\n]<]minimax[>[<item>true]<]minimax[>[</item>]<]minimax[>[</o>"
+            "]<]minimax[>[<x>null]<]minimax[>[</x>]<]minimax[>[<o>]<]minimax[>[</o>]<]minimax[>[<l>]<]minimax[>[</l>\n"
+            "]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+            "",
+            [("f", '{"l": [1, {"k": " é<]"}], "o": {"item": true}, "x": null, "o": {}, "l": []}')],
+        ),
+        (
+            ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<text>a]<]mini',
+            "",
+            [("f", '{"text": "a]<]mini')],
+        ),
+        ("]<]minimax[>[<tool_call>what?", "]<]minimax[>[<tool_call>what?", []),
+    ],
     "minicpm5": [
         (
             'So.\n<function name="f"><param name="s">a</param><param name="n">3</param></function>\n'
@@ -321,7 +346,7 @@ def marked() -> Tokenizer:
     """A tokenizer for which all marks between brackets are special tokens."""
     whole = " ".join(mark for row in CALLS for mark in detect("", row.name, "none").marks)
     backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
-    found = set(re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]", whole))
+    found = set(re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[", whole))
     backend.add_special_tokens([AddedToken(mark, special=True) for mark in sorted(found)])
     return Tokenizer(backend)
 
@@ -518,6 +543,7 @@ SIGNS = [
      "hy_v3_opensource"),
     ("<|think:start|><|tool_call:start|>name\n<|tool_arg:start|>", "solar_open2", "solar_open2"),
     ("'<function name=\"' ~ name ~ '\">' '<param name=\"' <think>", "minicpm5", "qwen3"),
+    ("{%- set ns = ']<]minimax[>[' %}<tool_call> <mm:think>", "minimax_m3", "minimax_m3"),
     ("plain", "none", "none"),
 ]  # fmt: skip
 

@@ -68,7 +68,13 @@ def tokenizer(marked: bool) -> Tokenizer:
     if not marked:
         return made
     marks = {mark for row in CALLS for mark in detect("", row.name, "none").marks}
-    found = sorted({part for mark in marks for part in re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]", mark)})
+    found = sorted(
+        {
+            part
+            for mark in marks
+            for part in re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[", mark)
+        }
+    )
     made.backend.add_special_tokens([AddedToken(mark, special=True) for mark in found])
     return Tokenizer(made.backend, made.names, made.eos_ids)
 

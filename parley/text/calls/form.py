@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Shape = Literal["object", "named", "tags", "python", "loose", "keyed"]
+Shape = Literal["object", "named", "tags", "elements", "python", "loose", "keyed"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Form:
     - "tags": the name, the marks ``head``, and arguments, each a name between the marks ``key`` and a value between the
       marks ``value``; ``typed``: a mark says whether the value is text; ``verbatim``: marks that a model may put around
       a value in which the mark behind it occurs
+    - "elements": the same, but the name comes again behind the value, and values that are objects or lists are such
+      arguments themselves
     - "python": ``name(key=value, …)``
     - "loose": ``name{key:value,…}``, text between the marks ``quote``
     - "keyed": a JSON object with the name as its only key and the arguments as its value

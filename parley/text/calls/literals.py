@@ -1,6 +1,6 @@
 """Values that are not written as JSON, turned into JSON while they arrive: Python's literals, and Gemma's own notation.
 
-Nothing is evaluated. What is neither raises Malformed, and what was turned until then stands.
+Nothing is evaluated. What is neither raises Garbled, and what was turned until then stands.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 
 from ..marks import marks
 from .form import Form
-from .scan import Malformed, Scan, Wait
+from .scan import Garbled, Scan, Wait
 from .tools import Tools
 
 DEEPEST = 64  # levels of nesting
@@ -33,7 +33,7 @@ def escaped(text: str) -> str:
 def literal(scan: Scan, quote: str = "", depth: int = 0) -> Wait:
     """One value, as JSON into the open call's arguments. ``quote``: the mark around strings; empty: as in Python."""
     if depth > DEEPEST:
-        raise Malformed
+        raise Garbled
     char = yield from scan.peek()
     if char in "[(":
         scan.at += 1
@@ -90,7 +90,7 @@ def bare(scan: Scan, value: bool) -> Generator[None, None, str]:
     scan.tail = None
     if not 0 < size <= LONGEST:
         scan.say("".join(parts))
-        raise Malformed
+        raise Garbled
     return "".join(parts)
 
 
@@ -110,7 +110,7 @@ def converted(text: str) -> str:
     try:
         for _ in literal(whole):
             return ""
-    except Malformed:
+    except Garbled:
         return ""
     return "".join(whole.said) if not whole.text[whole.at :].strip() else ""
 
@@ -142,7 +142,7 @@ def _items(scan: Scan, quote: str, depth: int, closing: str, keyed: bool) -> Wai
         if (yield from scan.peek()) == ",":
             scan.at += 1
         elif scan.text[scan.at] != closing:
-            raise Malformed
+            raise Garbled
     scan.at += 1
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Generator
 from functools import cache
 
-from .scan import Malformed, Scan, Wait
+from .scan import Garbled, Scan, Wait
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
@@ -26,7 +26,7 @@ def whole(scan: Scan) -> Wait:
     while (yield from scan.peek()) != "}":
         key = yield from string(scan)
         if scan.form.bare and not scan.inside and key not in (*NAMES, *ARGUMENTS, *BESIDE):
-            raise Malformed  # an answer in JSON, which should not wait for its end
+            raise Garbled  # an answer in JSON, which should not wait for its end
         yield from scan.expect(":")
         yield from scan.peek()
         if key in NAMES and not scan.inside:
@@ -44,10 +44,10 @@ def whole(scan: Scan) -> Wait:
         if (yield from scan.peek()) == ",":
             scan.at += 1
         elif scan.text[scan.at] != "}":
-            raise Malformed
+            raise Garbled
     scan.at += 1
     if not scan.inside:
-        raise Malformed
+        raise Garbled
 
 
 def keyed(scan: Scan) -> Wait:
@@ -69,14 +69,14 @@ def named(scan: Scan) -> Wait:
             break
         yield from scan.expect(mark.strip())
     if not scan.form.head and (yield from scan.peek()) != "{":
-        raise Malformed
+        raise Garbled
     scan.announce(name, id)
     yield from scan.peek()
     yield from passing(scan)
 
 
 def heading(scan: Scan) -> Generator[None, None, tuple[str, str | None]]:
-    """The name of a call that stands for itself, and the id with it if there is one. Raises Malformed."""
+    """The name of a call that stands for itself, and the id with it if there is one. Raises Garbled."""
     written = yield from word(scan)
     if scan.form.numbered:
         name, _, number = written.removeprefix("functions.").partition(":")
@@ -95,7 +95,7 @@ def word(scan: Scan) -> Generator[None, None, str]:
         end = _NAME.match(scan.text, scan.at).end()  # type: ignore[union-attr]  # it also matches nothing
         scan.take(end, parts.append)
         if sum(map(len, parts)) > LONGEST:
-            raise Malformed
+            raise Garbled
         if end < len(scan.text):
             break
         yield
@@ -112,7 +112,7 @@ def passing(scan: Scan) -> Wait:
 def value(scan: Scan, into: Callable[[str], object]) -> Wait:
     """Any JSON value, passed on in pieces. Only brackets and strings are told apart.
 
-    Where the form has a mark that ends a call, it also ends a value that is broken. Raises Malformed then.
+    Where the form has a mark that ends a call, it also ends a value that is broken. Raises Garbled then.
     """
     guard = scan.form.guard
     outside, within = _breaks(guard[:1])
@@ -130,7 +130,7 @@ def value(scan: Scan, into: Callable[[str], object]) -> Wait:
         char = found[0]
         if char == guard[:1]:
             if (torn or not quoted) and (yield from scan.stands(guard)):
-                raise Malformed
+                raise Garbled
         elif char == "\\":
             if scan.at + 1 == len(scan.text):
                 yield
@@ -148,7 +148,7 @@ def value(scan: Scan, into: Callable[[str], object]) -> Wait:
 
 
 def string(scan: Scan) -> Generator[None, None, str]:
-    """A JSON string, decoded. Raises Malformed."""
+    """A JSON string, decoded. Raises Garbled."""
     yield from scan.expect('"')
     parts = ['"']
     while True:
@@ -158,14 +158,14 @@ def string(scan: Scan) -> Generator[None, None, str]:
             yield
             continue
         if found[0] < " ":
-            raise Malformed
+            raise Garbled
         scan.take(scan.at + (2 if found[0] == "\\" else 1), parts.append)
         if found[0] == '"':
             break
     try:
         return json.loads("".join(parts))
     except ValueError:
-        raise Malformed from None
+        raise Garbled from None
 
 
 def _scalar(scan: Scan, into: Callable[[str], object]) -> Wait:
@@ -178,7 +178,7 @@ def _scalar(scan: Scan, into: Callable[[str], object]) -> Wait:
             break
         yield
     if empty:
-        raise Malformed
+        raise Garbled
 
 
 def _drop(_: str) -> None:

@@ -6,7 +6,7 @@ import json
 
 from .literals import bare, literal, scalar
 from .objects import heading
-from .scan import Malformed, Scan, Wait
+from .scan import Garbled, Scan, Wait
 
 
 def call(scan: Scan) -> Wait:
@@ -39,7 +39,7 @@ def _arguments(scan: Scan, name: str, assign: str, closing: str, quote: str) -> 
         key = word if named else order[count] if count < len(order) else None
         if key is None:
             scan.say(word or "")
-            raise Malformed
+            raise Garbled
         scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         count += 1
         if named:
@@ -52,6 +52,6 @@ def _arguments(scan: Scan, name: str, assign: str, closing: str, quote: str) -> 
         if (yield from scan.peek()) == ",":
             scan.at += 1
         elif scan.text[scan.at] != closing:
-            raise Malformed
+            raise Garbled
     scan.at += 1
     scan.say("}" if count else "{}")

@@ -11,15 +11,16 @@ from collections.abc import Callable, Generator
 
 from parley.types import CallDelta
 
-from . import objects, python, tags
+from . import elements, objects, python, tags
 from .form import Form
-from .scan import Malformed, Scan, Wait
+from .scan import Garbled, Scan, Wait
 from .tools import Tools
 
 SHAPES: dict[str, Callable[[Scan], Wait]] = {
     "object": objects.whole,
     "named": objects.named,
     "tags": tags.call,
+    "elements": elements.call,
     "python": python.call,
     "loose": python.loose,
     "keyed": objects.keyed,
@@ -50,7 +51,7 @@ class CallReader(Scan):
         self.text, self.at, self._start, self._deltas = text, start, start, []
         try:
             next(self._run)
-        except (StopIteration, Malformed):
+        except (StopIteration, Garbled):
             self.ended = True
         if not self.inside:
             self._raw.append(text[self._start : self.at])
@@ -88,7 +89,7 @@ class CallReader(Scan):
                 yield from self.expect(mark.strip())
             try:
                 yield from SHAPES[form.shape](self)
-            except Malformed:
+            except Garbled:
                 if not self.inside:
                     raise
             self.leave()

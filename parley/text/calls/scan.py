@@ -18,7 +18,7 @@ Wait = Generator[None, None, None]  # yields when it needs more text than there 
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
-class Malformed(Exception):
+class Garbled(Exception):
     """What comes is not what the form says."""
 
 
@@ -44,9 +44,9 @@ class Scan:
         self._deltas: list[CallDelta] = []
 
     def announce(self, name: str, id: str | None = None) -> None:
-        """The name is known: from here on it is a call. Raises Malformed if it cannot be one."""
+        """The name is known: from here on it is a call. Raises Garbled if it cannot be one."""
         if not name or ((self.form.known or self.form.bare) and name not in self.tools):
-            raise Malformed
+            raise Garbled
         self._deltas.append(CallDelta(self._index + self.calls, id or self._new_id(), name))
         self.calls += 1
         self.inside = self._empty = True
@@ -90,10 +90,10 @@ class Scan:
             yield
 
     def expect(self, mark: str) -> Wait:
-        """Step over blanks and the mark. Raises Malformed."""
+        """Step over blanks and the mark. Raises Garbled."""
         yield from self.peek()
         if not (yield from self.stands(mark)):
-            raise Malformed
+            raise Garbled
         self.at += len(mark)
 
     def stands(self, mark: str) -> Generator[None, None, bool]:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from ..marks import marks
 from .literals import LONGEST, converted, escaped, marked
 from .objects import heading
-from .scan import Malformed, Scan, Wait
+from .scan import Garbled, Scan, Wait
 from .tools import kind
 
 LINE = "\n"
@@ -33,10 +33,10 @@ def call(scan: Scan) -> Wait:
         if not (yield from scan.stands(opening)):
             break
         scan.at += len(opening)
-        key = yield from _until(scan, closing)
+        key = yield from until(scan, closing)
         typed = None
         if form.typed:
-            typed = '"true"' in (yield from _until(scan, ">"))
+            typed = '"true"' in (yield from until(scan, ">"))
         if before:
             yield from scan.expect(before)
         scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
@@ -49,11 +49,11 @@ def call(scan: Scan) -> Wait:
         if typed or (typed is None and kinds == {"string"}):
             yield from marked(scan, end, form.value[0].endswith("\n"))
         else:
-            scan.say(_value((yield from _whole(scan, end)), kinds))
+            scan.say(value((yield from whole(scan, end)), kinds))
     scan.say("}" if count else "{}")
 
 
-def _until(scan: Scan, mark: str) -> Generator[None, None, str]:
+def until(scan: Scan, mark: str) -> Generator[None, None, str]:
     """A short text up to the mark, which is stepped over."""
     parts: list[str] = []
     watched = marks(mark)
@@ -64,14 +64,14 @@ def _until(scan: Scan, mark: str) -> Generator[None, None, str]:
         scan.take(end, parts.append)
         if size > LONGEST:
             scan.say("".join(parts))
-            raise Malformed
+            raise Garbled
         if found:
             scan.at += len(mark)
             return "".join(parts).strip()
         yield
 
 
-def _whole(scan: Scan, mark: str) -> Generator[None, None, str]:
+def whole(scan: Scan, mark: str) -> Generator[None, None, str]:
     """All text up to the mark."""
     parts: list[str] = []
     watched = marks(mark)
@@ -87,7 +87,7 @@ def _whole(scan: Scan, mark: str) -> Generator[None, None, str]:
     return "".join(parts)
 
 
-def _value(text: str, kinds: frozenset[str]) -> str:
+def value(text: str, kinds: frozenset[str]) -> str:
     """The JSON that a text stands for: a value of one of the kinds if it is one, else the text as a string."""
     bare = text.strip()
     for found, foreign in ((bare, False), (converted(bare), True)):

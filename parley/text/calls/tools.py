@@ -34,6 +34,10 @@ class Tools:
         rest = root.get("additionalProperties") if isinstance(root, dict) else None
         return kinds(self._properties(name).get(parameter, rest), root)
 
+    def schema(self, name: str) -> Any:
+        """The schema of the tool's arguments, None if there is none."""
+        return self._parameters.get(name)
+
     def _properties(self, name: str) -> dict[str, Any]:
         schema = self._parameters.get(name)
         properties = schema.get("properties") if isinstance(schema, dict) else None
@@ -66,6 +70,27 @@ def _kinds(schema: Any, root: Any, depth: int) -> Iterator[str]:
         for key in ("anyOf", "oneOf", "allOf"):
             for each in schema[key] if isinstance(schema.get(key), list) else ():
                 yield from _kinds(each, root, depth + 1)
+
+
+def part(schema: Any, root: Any, key: str | None, depth: int = 0) -> Any:
+    """The schema of an object's member, or with ``key`` None of a list's items; None if this one does not tell."""
+    if not isinstance(schema, dict) or depth > DEPTH:
+        return None
+    if isinstance(schema.get("$ref"), str):
+        return part(follow(schema["$ref"], root), root, key, depth + 1)
+    properties = schema.get("properties")
+    if key is None:
+        found = schema.get("items")
+    elif isinstance(properties, dict) and key in properties:
+        found = properties[key]
+    else:
+        found = schema.get("additionalProperties")
+    if isinstance(found, dict):
+        return found
+    others = (
+        each for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list) for each in schema[name]
+    )
+    return next((found for each in others if (found := part(each, root, key, depth + 1)) is not None), None)
 
 
 def follow(reference: str, root: Any) -> Any:

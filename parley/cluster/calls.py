@@ -1,0 +1,169 @@
+"""A call over gRPC on its way through the front: each message is a request there, as those of all APIs are.
+
+Here is what stands for a connection: one message in, its answer out, alone or as several in a stream whose client may
+read slowly. Knows no instances.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+import msgspec
+from starlette.types import ASGIApp, Message
+
+from parley.cluster import words
+from parley.dialects.triton.rpc.frames import Failure, Reader
+from parley.server.cycle import CYCLE
+from parley.server.statuses import Refused, status
+
+HOLD = 64 << 10  # bytes that wait for a client that does not read, from which on who answers waits as well
+UNREAD = "The answers were not read in time."
+FATAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)  # to all requests of a stream
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Line:
+    """What goes to the client of a stream, one after the other. ``write`` takes a message when it has been read as far
+    as that; ``patience``: seconds that this may take."""
+
+    def __init__(self, write: Callable[[bytes], Awaitable[None]], patience: float):
+        self._write, self._patience = write, patience
+        self._queue: asyncio.Queue[bytes | Refused | None] = asyncio.Queue()
+        self._waiting = 0  # bytes
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def full(self) -> bool:
+        return self._waiting > HOLD
+
+    def put(self, message: bytes) -> None:
+        self._queue.put_nowait(message)
+        self._waiting += len(message)
+        if self.full:
+            self._room.clear()
+
+    def end(self, refused: Refused | None = None) -> None:
+        """Nothing comes behind that: the stream ends, in this way if it is not well."""
+        self._queue.put_nowait(refused)
+
+    async def room(self) -> None:
+        await self._room.wait()
+
+    async def run(self) -> None:
+        """Write until the end. Raises Refused."""
+        while isinstance(message := await self._queue.get(), bytes):
+            try:
+                async with asyncio.timeout(self._patience):
+                    await self._write(message)
+            except TimeoutError:
+                raise Refused(grpc.StatusCode.ABORTED, UNREAD) from None
+            self._waiting -= len(message)
+            if not self.full:
+                self._room.set()
+        if message is not None:
+            raise message
+
+
+class Cycle:
+    """One request and its answer, with the face of a connection's (``server.cycle``). ``line``: of the stream that it
+    is part of, if it is."""
+
+    whole = True
+
+    def __init__(self, line: Line | None = None):
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self._line = line
+        self._request = b""
+        self._body: list[bytes] = []
+        self._reader = Reader()
+        self._failure: Failure | None = None
+        self._complete = self._aborted = False
+        self._watchers: set[Callable[[], None]] = set()
+
+    async def run(self, front: ASGIApp, method: str, path: str, headers: Headers, body: bytes = b"") -> bytes:
+        """Have a request answered: the answer, as far as it is not in the line. Raises Refused."""
+        self._request = body
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": headers,
+            CYCLE: self,
+        }
+        await front(scope, self._receive, self.send)
+        told = b"".join(self._body)
+        if self._aborted or not self._complete:
+            raise Refused(grpc.StatusCode.ABORTED, UNREAD if self._line else words.D_FAILED)
+        if self._failure is not None:
+            raise Refused(status(self._failure.status), self._failure.error)
+        if self.status != 200:
+            raise Refused(status(self.status), _sentence(told))
+        return told
+
+    async def _receive(self) -> Message:
+        return {"type": "http.request", "body": self._request, "more_body": False}
+
+    # -- what the front has of a connection
+
+    @property
+    def response_started(self) -> bool:
+        return self.status != 0
+
+    @property
+    def blocked(self) -> bool:
+        return self._line is not None and self._line.full
+
+    def begin(self, status: int, headers: Headers) -> None:
+        self.status, self.headers = status, dict(headers)
+
+    def part(self, data: bytes, *, last: bool = False) -> bool:
+        if self._aborted:
+            return True
+        self._complete = last
+        if self._line is None or self.status != 200:
+            self._body.append(data)
+            return True
+        for each in self._reader.feed(data):
+            if isinstance(each, Failure):
+                self._failure = each
+            else:
+                self._line.put(each)
+        return not self._line.full
+
+    async def send(self, message: Message) -> None:
+        if self._line is not None:
+            await self._line.room()
+        if message["type"] == "http.response.start":
+            self.begin(message["status"], message["headers"])
+        else:
+            self.part(message.get("body", b""), last=not message.get("more_body", False))
+
+    def abort(self) -> None:
+        self._aborted = not self._complete
+        for departed in tuple(self._watchers):
+            departed()
+
+    def watch(self, departed: Callable[[], None]) -> bool:
+        self._watchers.add(departed)
+        return not self._aborted
+
+    def unwatch(self, departed: Callable[[], None]) -> None:
+        self._watchers.discard(departed)
+
+
+def _sentence(body: bytes) -> str:
+    """What an error says: in the API's form, or as MindIE's coordinators put it."""
+    try:
+        return str(msgspec.json.decode(body)["error"])
+    except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError):
+        return body.decode("utf-8", "replace").strip()

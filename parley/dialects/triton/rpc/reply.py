@@ -1,0 +1,65 @@
+"""A call that generates as a request over HTTP: its message in, its answers out, alone or as frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from parley.dialects.dialect import Head, Reply
+from parley.dialects.triton.errors import Internal
+from parley.dialects.triton.errors import error as answered
+from parley.dialects.triton.rpc import infer
+from parley.dialects.triton.rpc.frames import failure, frame
+from parley.dialects.triton.rpc.messages import Message
+from parley.errors import ParleyError, UnknownModel
+from parley.types import Event, Usage
+
+UNREADABLE = "The message could not be read."
+UNNAMED = "Request for unknown model: '' is not found"
+
+
+class InferenceReply(Reply):
+    type = b"application/x-protobuf"
+    media_type: ClassVar[str] = "application/x-protobuf"
+    ping: ClassVar[bytes] = b""
+
+    def __init__(self, inference: infer.Inference, *, stream: bool):
+        self.request = inference.request
+        self.request.stream = stream
+        self._inference = inference
+        self._answer: Message = None
+
+    def chunk(self, events: Sequence[Event]) -> bytes:
+        answer = self._inference.answer(events)
+        if answer is None:
+            return b""
+        return frame(infer.streamed(answer, final=self._inference.ended).SerializeToString())
+
+    def end(self, usage: Usage) -> bytes:
+        return b""
+
+    def fail(self, error: ParleyError) -> bytes:
+        answer = answered(error)
+        return failure(answer.status, msgspec.json.decode(answer.body)["error"])
+
+    def add(self, events: Sequence[Event]) -> None:
+        self._answer = self._answer or self._inference.answer(events)
+
+    def body(self, usage: Usage) -> bytes:
+        return bytes(self._answer.SerializeToString())
+
+
+def read(body: bytes, head: Head, *, stream: bool) -> InferenceReply:
+    """Raises BadRequest, NotFound."""
+    try:
+        message = infer.REQUEST.FromString(body)
+    except DecodeError:
+        raise Internal(UNREADABLE) from None
+    if not message.model_name:
+        raise UnknownModel(UNNAMED)
+    head = replace(head, path=infer.path(message))
+    return InferenceReply(infer.read(message, head, whole=not stream), stream=stream)

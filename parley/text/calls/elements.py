@@ -1,0 +1,71 @@
+"""Calls whose arguments are elements, each named by its tag, as in ``<city>Oslo</city>``: made into JSON.
+
+Elements stand in one another where a value is an object or a list; those of a list are called ``item``. A mark before
+every tag tells it from text. What a value means is told by its part of the tool's schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from typing import Any
+
+from .literals import DEEPEST, marked
+from .objects import heading
+from .scan import Garbled, Scan, Wait
+from .tags import until, value, whole
+from .tools import kinds, part
+
+ITEM = "item"
+
+
+def call(scan: Scan) -> Wait:
+    """A name, the marks ``head``, and an element for each argument."""
+    name, id = yield from heading(scan)
+    for mark in scan.form.head:
+        yield from scan.expect(mark.strip())
+    scan.announce(name, id)
+    root = scan.tools.schema(name)
+    yield from _row(scan, root, root, 0)
+
+
+def _row(scan: Scan, schema: Any, root: Any, depth: int, first: str | None = None, listed: bool = False) -> Wait:
+    """Elements up to what is none, as an object's members or a list's. ``first``: the tag of one that was begun."""
+    before, end = ("[", "]") if listed else ("{", "}")
+    while first is not None or (yield from _begins(scan)):
+        key = (yield from until(scan, scan.form.key[1])) if first is None else first
+        scan.say(before if listed else f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+        yield from _value(scan, part(schema, root, None if listed else key), root, depth)
+        before, first = ", ", None
+    scan.say(end if before == ", " else "{}")
+
+
+def _value(scan: Scan, schema: Any, root: Any, depth: int) -> Wait:
+    """What stands in an element, and the tag that ends it, however that is called."""
+    if depth > DEEPEST:
+        raise Garbled
+    end = scan.form.value[1]
+    types = kinds(schema, root)
+    if types == {"string"}:
+        yield from marked(scan, end)
+    elif (yield from _begins(scan, blanks=bool(types) and "string" not in types)):
+        key = yield from until(scan, scan.form.key[1])
+        listed = key == ITEM and (not types or "array" in types)
+        yield from _row(scan, schema, root, depth + 1, key, listed)
+        yield from scan.expect(end)
+    else:
+        text = yield from whole(scan, end)
+        hollow = not text.strip() and "string" not in types and types & {"array", "object"}
+        scan.say(("[]" if "array" in types else "{}") if hollow else value(text, types))
+    yield from until(scan, scan.form.key[1])
+
+
+def _begins(scan: Scan, blanks: bool = True) -> Generator[None, None, bool]:
+    """Step over what an element's tag begins with, if one comes. ``blanks``: those before it mean nothing."""
+    opening, closing = scan.form.key[0], scan.form.value[1]
+    if blanks:
+        yield from scan.peek()
+    if (yield from scan.stands(closing)) or not (yield from scan.stands(opening)):
+        return False
+    scan.at += len(opening)
+    return True

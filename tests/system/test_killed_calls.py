@@ -1,0 +1,76 @@
+"""Calls over gRPC to a cluster of real processes, of which one is killed: what an undisturbed stream says, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from clustered import Cluster, free
+
+from parley.dialects.triton.calls import STREAM
+from parley.dialects.triton.rpc import infer
+
+pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
+
+TEXT = "Tell me about the river and the town. "
+
+
+def request(number: int) -> bytes:
+    made = infer.REQUEST(model_name="parley-demo", id=f"{number}")
+    text, stream = TEXT * (1 + 6 * (number % 3)), number % 4 != 3
+    made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
+    made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
+    made.parameters["max_tokens"].int64_param = 150
+    made.parameters["ignore_eos"].bool_param = True
+    made.parameters["seed"].int64_param = number
+    made.parameters["temperature"].double_param = 0.9
+    return made.SerializeToString()
+
+
+async def ask(address: str, seen: Callable[[int], Any] = lambda count: None) -> dict[str, tuple[bytes, bool, str]]:
+    """Text, end and errors of each request of a stream. ``seen`` is told how many answers have come."""
+    found: dict[str, tuple[bytes, bool, str]] = {}
+    async with grpc.aio.insecure_channel(address) as channel:
+        stream = channel.stream_stream(STREAM, response_deserializer=infer.STREAMED.FromString)()
+        for number in range(8):
+            await stream.write(request(number))
+        await stream.done_writing()
+        count = 0
+        async for answer in stream:
+            inner, count = answer.infer_response, count + 1
+            text, ended, error = found.get(inner.id, (b"", False, ""))
+            assert not ended, "something came behind the end"
+            text += b"".join(inner.raw_output_contents)[4:]
+            found[inner.id] = text, inner.parameters[infer.FINAL].bool_param, error + answer.error_message
+            seen(count)
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 2], ids=["prefill", "decode"])
+async def test_a_process_that_is_killed(tmp_path: Path, number: int) -> None:
+    port = free() + 99
+    cluster = Cluster(tmp_path, *("prefill", "prefill", "decode", "decode"), grpc_port=port, separate="always")
+    try:
+        place = f"127.0.0.1:{port}"
+        wanted = await ask(place)
+        assert len(wanted) == 8 and all(ended and not error for _, ended, error in wanted.values())
+        for victim in (number, number + 1):
+            for moment in (1, 40, 300):
+                killed = cluster.instances[victim]
+
+                def seen(count: int, moment: int = moment, killed: Any = killed) -> None:
+                    if count == moment:
+                        killed.signal(signal.SIGKILL)
+
+                assert await ask(place, seen) == wanted, moment
+                killed.restart()
+                await asyncio.to_thread(cluster.ready)
+        await asyncio.to_thread(cluster.idle)
+    finally:
+        cluster.close()
