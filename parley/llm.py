@@ -128,7 +128,8 @@ class LLM:
             while (piece := self._wait(_next(pieces))) is not None:
                 yield piece
         finally:
-            self._wait(pieces.aclose())
+            if not self._closed:
+                self._wait(pieces.aclose())
 
     async def agenerate(self, prompt: Input | Sequence[Input], **options: Any) -> Any:
         """As ``generate``."""
@@ -149,7 +150,8 @@ class LLM:
             while (piece := await self._follow(_next(pieces))) is not None:
                 yield piece
         finally:
-            await self._follow(pieces.aclose())
+            if not self._closed:
+                await self._follow(pieces.aclose())
 
     def close(self) -> None:
         """End the engine and free its memory. Work that is still running ends with an error."""

@@ -156,6 +156,11 @@ def test_an_engine_process_gives_the_same_answer(llm):
     with LLM(str(models.model("qwen3")), in_process=False, threads=1, kv_memory=8 << 20) as other:
         theirs, ours = (each.chat(TALK, max_tokens=12, temperature=0) for each in (other, llm))
         assert theirs.completions == ours.completions
+        left, wanted = (other.stream(TALK, max_tokens=1500, ignore_eos=True) for _ in range(2))
+        assert next(left) and next(wanted)
         other.close()
+    left.close()  # as when it is forgotten
+    with pytest.raises(RuntimeError, match="closed"):
+        next(wanted)
     with pytest.raises(RuntimeError, match="closed"):
         other.generate("x")

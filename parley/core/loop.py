@@ -77,14 +77,14 @@ class Loop:
         self._searches = Searches(runner, self._meter, self._give, self._leave)
         self.scheduler: Scheduler | Whole
         self.speculation: Speculation | None = None
-        self._speculates = False  # for all, or only for works that say what is expected
         if runner.blocks:
             # A sequence that is alone can always go on: no context is longer than the pool.
             self.context = min(self.context, runner.blocks * BLOCK_SIZE)
             proposer = Lookup() if settings.speculate == "ngram" else runner.proposer
             guesses = proposer if isinstance(proposer, Lookup) else Predicted(proposer)
-            self.speculation = Speculation(guesses, settings.speculate_tokens, runner.vocab_size)
-            self._speculates = proposer is not None
+            self.speculation = Speculation(
+                guesses, settings.speculate_tokens, runner.vocab_size, always=proposer is not None
+            )
             self.scheduler = Scheduler(
                 self.pool,
                 pace,
@@ -92,7 +92,7 @@ class Loop:
                 self._admit,
                 self._release,
                 settings.prefix_cache,
-                self.speculation if self._speculates else None,
+                self.speculation,
                 self.holds.fits,
                 self.holds.revoke,
                 self.share,
@@ -104,7 +104,6 @@ class Loop:
         self._emit = emit
         self._pace = pace
         self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
-        self._predicted: set[str] = set()  # works that say what is expected of them
         self._outputs: list[Output] = []
         self._changed = False  # something happened that no emit has told of
         self._stuck = False  # whoever is next waits for pages that are held for other instances
@@ -226,9 +225,8 @@ class Loop:
             self._searches.add(Search(work, sequences))
         elif sequences:
             self._open[work.id] = dict(enumerate(sequences))
-            if work.prediction:
-                self._predicted.add(work.id)
-                self._guess()
+            if work.prediction and self.speculation is not None:
+                self.speculation.expect(work.id)
             if work.lease and self._caching:
                 self._lease(sequences, wanted)
         self._meter.prompt_tokens += 0 if work.begun else len(work.token_ids)
@@ -311,7 +309,7 @@ class Loop:
         seconds = self._meter.seconds
         self._pace.observe(seconds)
         self.share.observe(seconds, step.tokens)
-        if self.speculation is not None and (self._speculates or self._predicted) and not self._meter.prompt:
+        if self.speculation is not None and self.speculation.wanted and not self._meter.prompt:
             self.speculation.observe(step, seconds)
         return results
 
@@ -408,14 +406,8 @@ class Loop:
         if not choices:
             del self._open[sequence.id]
             self.intake.end(sequence.id)
-            if sequence.work.prediction:
-                self._predicted.discard(sequence.id)
-                self._guess()
-
-    def _guess(self) -> None:
-        """Let the scheduler ask for guesses while there is anything to guess by."""
-        if isinstance(self.scheduler, Scheduler):
-            self.scheduler.speculation = self.speculation if self._speculates or self._predicted else None
+            if self.speculation is not None:
+                self.speculation.drop(sequence.id)
 
     def _admit(self, sequence: Sequence) -> bool:
         if not sequence.preemptions:

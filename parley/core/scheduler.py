@@ -124,7 +124,7 @@ class Scheduler:
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
         self.share.begin(len(decodes))
         drafts: dict[Sequence, tuple[int, ...]] = {}
-        if self.speculation is not None:
+        if self.speculation is not None and self.speculation.wanted:
             busy = any(len(each.tokens) - each.computed > 1 and self._may(each) for each in self.running)
             drafts = self.speculation.drafts(decodes, busy=busy)
         self.pace.begin(len(decodes) + sum(map(len, drafts.values())))

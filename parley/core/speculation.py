@@ -65,20 +65,38 @@ class Habit:
 
 
 class Speculation:
-    """Drafts by ``proposer``, of at most ``most`` tokens each, in a vocabulary of ``vocab_size`` ids."""
+    """Drafts by ``proposer``, of at most ``most`` tokens each, in a vocabulary of ``vocab_size`` ids.
 
-    def __init__(self, proposer: Proposer, most: int, vocab_size: int):
+    Always, or only while there are works that say what is expected of them.
+    """
+
+    def __init__(self, proposer: Proposer, most: int, vocab_size: int, always: bool = True):
         self.proposer = proposer
         self.most = most
         self.vocab_size = vocab_size
         self.tried = Tried(accepted=[0] * most)
         self.costs = Costs()
+        self._always = always
+        self._expected: set[str] = set()  # works that say so
         self._habits: dict[Sequence, Habit] = {}
         self._usual = START  # rate of all sequences
         self._price = 0.0
         self._rows = 1  # decodes in the step at hand
         self._spent = 0.0  # seconds on the drafts of the step at hand
         self._failed = False
+
+    @property
+    def wanted(self) -> bool:
+        """Is there anything to guess by?"""
+        return self._always or bool(self._expected)
+
+    def expect(self, id: str) -> None:
+        """A work says what is expected of it."""
+        self._expected.add(id)
+
+    def drop(self, id: str) -> None:
+        """The work has ended. Unknown ones are ignored."""
+        self._expected.discard(id)
 
     def drafts(self, decodes: list[Sequence], *, busy: bool) -> dict[Sequence, tuple[int, ...]]:
         """Drafts for some of the sequences that are one token behind. ``busy``: the step also reads prompts, which

@@ -283,7 +283,7 @@ class Bench:
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
         self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets), filled=self.filled, share=self.share)
-        self.speculates = self.loop.scheduler.speculation is not None
+        self.speculates = self.loop.speculation is not None and self.loop.speculation.wanted
         if self.loop.speculation is not None:  # whether it pays or not
             self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
             self.loop.speculation.costs.best = lambda rows, chances: len(chances)  # type: ignore[method-assign]

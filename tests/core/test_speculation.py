@@ -70,7 +70,7 @@ def test_a_prediction_saves_steps_of_the_work_that_has_it_and_of_no_other() -> N
     wrong = [*whole[0][:20], 49, 49, 49, *whole[0][25:]]
     for prediction, most in ((whole[0], 18), (wrong, 25), ([49] * 90, 62), ([10**9, -1, 3], 62)):
         bench = Bench(slots=4)
-        assert bench.loop.scheduler.speculation is None
+        assert not bench.loop.speculation.wanted
         given = msgspec.structs.replace(work, prediction=prediction)
         plain = Work("plain", [4, 5, 6, 4, 5, 6], max_tokens=20, sampling=Sampling(temperature=0))
         bench.loop.add(given)
@@ -81,7 +81,7 @@ def test_a_prediction_saves_steps_of_the_work_that_has_it_and_of_no_other() -> N
             steps += 1
         assert steps <= most
         bench.drain()
-        assert bench.loop.scheduler.speculation is None and not bench.loop.speculation._habits
+        assert not bench.loop.speculation.wanted and not bench.loop.speculation._habits
         assert all(len(part.token_ids) == 1 for part in bench.outputs["plain", 0])
         same(bench.result("plain"), plain)
         for index in range(2):
