@@ -6,13 +6,17 @@ import asyncio
 import itertools
 import json
 import re
+import socket
+from hashlib import sha256
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 import pytest
 from scripted import Asked, Script, Scripted, record
 
 from parley.cluster import words
+from parley.cluster.coordinator import seat
 from parley.instance import frames
 
 CHAT = Script([b'data: {"a":0}\n\n', b'data: {"a":1}\n\n', b'data: {"a":2}\n\n', b"data: [DONE]\n\n"])
@@ -459,6 +463,18 @@ async def test_a_broken_connection_is_made_again_and_nothing_is_lost_or_doubled(
     answer, _ = await asyncio.gather(running.post(body=BODY), breaking())
     assert answer.body == b"".join(LONG.parts)
     assert len(d.connected) >= 3 and len(p.asked) == 1
+
+
+async def test_instances_are_told_where_a_coordinator_is_and_which_run_it_is(cluster):
+    """Runs at one place have names of their own; another place is another coordinator's."""
+    d = Scripted("decode")
+    ports = [(await cluster(Scripted("prefill"), d)).port for _ in range(2)]
+    told = [dict(parse_qsl(asked.target.partition("?")[2])) for asked in d.connected]
+    assert len({each["client"] for each in told}) == 2
+    for each, port in zip(told, ports, strict=True):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            assert each["seat"] != seat("127.0.0.1", other)
+        assert each["seat"] == sha256(f"{socket.gethostname()} 127.0.0.1 {port}".encode()).hexdigest()[:32]
 
 
 async def test_a_d_that_was_restarted_has_lost_its_requests(cluster):
