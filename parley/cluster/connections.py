@@ -144,7 +144,7 @@ class Connections:
         found = self._feeds.pop(instance.id, None)
         if found is not None:
             found[1].cancel()
-        if all(each.url != instance.url for each in self._table):
-            upstream = self._upstreams.pop(instance.url, None)
-            if upstream is not None:
+        used = {place for each in self._table for place in (each.url, each.management, each.metrics)}
+        for place in {instance.url, instance.management, instance.metrics} - used:
+            if (upstream := self._upstreams.pop(place, None)) is not None:
                 upstream.close()

@@ -5,6 +5,7 @@ What it has no route for is answered as documented for all ports, 400 and a clos
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ log = logging.getLogger("parley.cluster")
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
 LIMIT = 64 << 20  # bytes of a body; 4096 instances with their hashes are some 20 MB
+PATIENCE = 60.0  # seconds for a body to arrive
 UNKNOWN = b"Invalid request\r\n"
 
 
@@ -94,14 +96,18 @@ class Plane:
             return Reply(400, UNKNOWN, TEXT, close=True)
         body = bytearray()
         more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return Reply(400, UNKNOWN, TEXT, close=True)
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            if len(body) > LIMIT:
-                return Reply(413, b"The body is too large.\r\n", TEXT, close=True)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return Reply(400, UNKNOWN, TEXT, close=True)
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > LIMIT:
+                        return Reply(413, b"The body is too large.\r\n", TEXT, close=True)
+        except TimeoutError:
+            return Reply(408, b"The body did not come in time.\r\n", TEXT, close=True)
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
             made = route(Asked(rest, pairs, bytes(body)))

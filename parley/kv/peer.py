@@ -1,7 +1,7 @@
 """An instance as others of its cluster see it: where hand-overs come in, and from where its own go out.
 
-It knows the arenas there are, what has to be alike on both sides of a link, by which ways pages can come, and which
-links are idle. What is handed over it does not know.
+It knows the arenas there are, what has to be alike on both sides of a link, and by which ways pages can come. What is
+handed over it does not know.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -20,6 +19,7 @@ from parley.kv.layout import difference
 from parley.kv.link import Link
 from parley.kv.maps import Maps
 from parley.kv.memory import Memory
+from parley.kv.pool import NEEDLESS, Pool
 from parley.kv.shared import Proof, Shared
 from parley.kv.stream import Channel, Stream
 from parley.kv.taker import Taker
@@ -30,8 +30,6 @@ log = logging.getLogger("parley.kv")
 
 LEASE_S = 30.0
 LINKS = 4096  # that may come in
-IDLE = 8  # links to one taker that wait for their next hand-over
-IDLE_S = 60.0
 
 
 class Peer:
@@ -63,7 +61,7 @@ class Peer:
         self._accept: Callable[[Taker], Awaitable[None]] | None = None
         self._memories: dict[str, Memory] = {}
         self._links: dict[Link, str] = {}  # and the arena that they are for
-        self._idle: dict[tuple[str, str], dict[Link, asyncio.TimerHandle]] = defaultdict(dict)
+        self._pool = Pool()
         self._tickets: dict[bytes, Stream] = {}  # of links whose pages need a connection
         self._tasks: set[asyncio.Task[None]] = set()  # that take hand-overs
         self._endings: set[asyncio.Task[None]] = set()  # that wait for the end of others
@@ -108,14 +106,12 @@ class Peer:
             raise LinkError(f"There are no pages of a model {name} here.")
 
         def free(link: Link) -> None:
-            self._pool(link, address, name)
+            self._free(link, address, name)
 
         async def fresh() -> Link:
             return await self._dial(address, name)
 
-        if idle := self._idle.get((address, name)):
-            link, timer = idle.popitem()
-            timer.cancel()
+        if (link := self._pool.take(address, name)) is not None:
             return Giver(link, memory, free, fresh)
         return Giver(await fresh(), memory, free)
 
@@ -264,13 +260,12 @@ class Peer:
         self._keep(link, name)
         return link
 
-    def _pool(self, link: Link, address: str, name: str) -> None:
+    def _free(self, link: Link, address: str, name: str) -> None:
         """A link is free for its next hand-over."""
-        idle = self._idle[address, name]
-        if self._closed or len(idle) >= IDLE:
-            link.fail("The link is not needed any more.")
+        if self._closed:
+            link.fail(NEEDLESS)
         else:
-            idle[link] = asyncio.get_running_loop().call_later(IDLE_S, link.fail, "The link is not needed any more.")
+            self._pool.put(link, address, name)
 
     def _keep(self, link: Link, name: str) -> None:
         self._links[link] = name
@@ -279,12 +274,7 @@ class Peer:
 
     def _ended(self, link: Link) -> None:
         del self._links[link]
-        for key, idle in list(self._idle.items()):
-            timer = idle.pop(link, None)
-            if timer is not None:
-                timer.cancel()
-            if not idle:
-                del self._idle[key]
+        self._pool.remove(link)
         _start(self._endings, link.settle())
 
 

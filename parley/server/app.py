@@ -21,10 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from parley.dialects.dialect import Dialect, Headers, Route
 from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
 from parley.instance.heads import Refused, preface
+from parley.server.aside import off_loop
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
-from parley.server.model import off_loop
 from parley.server.operations import HANDLERS, PROBES
 from parley.server.port import crossed
 from parley.server.respond import ClientGone, Exchange

@@ -8,8 +8,8 @@ from functools import partial
 from parley.dialects.dialect import Route
 from parley.dialects.wishes import Order, Told
 from parley.errors import Forbidden
+from parley.server.aside import off_loop
 from parley.server.life import head
-from parley.server.model import off_loop
 from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.types import Pooling, Text, Work

@@ -13,10 +13,11 @@ from functools import partial
 
 from parley.dialects.dialect import Timings
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
+from parley.server.aside import off_loop
 from parley.server.branch import Branch
 from parley.server.clock import Clock
 from parley.server.leg import Leg
-from parley.server.model import Model, off_loop
+from parley.server.model import Model
 from parley.server.tally import Tally
 from parley.server.works import check_adapter, works
 from parley.text import Stops

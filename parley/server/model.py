@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -35,9 +35,6 @@ from parley.types import ModelInfo, Settings
 if TYPE_CHECKING:
     from parley.server.generation import Generation
 
-T = TypeVar("T")
-
-LARGE = 16 << 10  # bytes or characters from which work on a text leaves the event loop
 GRACE = 2.0  # seconds for the last events of aborted requests to be written
 
 
@@ -51,11 +48,6 @@ ENGINES: dict[str, Callable[[Settings], Engine]] = {
     "thread": LocalEngine,
     "scripted": scripted,
 }
-
-
-async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do the work, in a thread if its input is large."""
-    return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 class Model:

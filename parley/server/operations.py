@@ -18,9 +18,10 @@ from parley.dialects.wishes import Adapt, Detokenize, Halt, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.instance import routes
 from parley.server import adapters, control, page
+from parley.server.aside import off_loop
 from parley.server.life import generate, head
 from parley.server.metrics import View
-from parley.server.model import Model, off_loop
+from parley.server.model import Model
 from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.types import Chat, Text

@@ -18,10 +18,11 @@ from google.protobuf.message import DecodeError
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message
 from parley.errors import BadRequest, NotFound, UnknownModel
+from parley.server.aside import off_loop
 from parley.server.auth import Keys
 from parley.server.call import Call
 from parley.server.generation import Generation
-from parley.server.model import Model, off_loop
+from parley.server.model import Model
 from parley.server.service import Service
 from parley.server.statuses import Refused
 from parley.server.tally import Tally

@@ -14,7 +14,8 @@ import msgspec
 
 from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, excerpt
 from parley.server import beams, vector
-from parley.server.model import Model, off_loop
+from parley.server.aside import off_loop
+from parley.server.model import Model
 from parley.text import Prepared
 from parley.text.grammar import WORKERS
 from parley.types import Chat, ModelInfo, Prompt, Request, Text, Work

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from floor import Clock, Net, cluster, lose, up
 
+from parley.cluster import plane
 from parley.cluster.choice import Choice
 from parley.cluster.health import Health
 from parley.cluster.management import Management
@@ -53,9 +54,10 @@ async def served(app):
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     port = sock.getsockname()[1]
 
-    async def say(method, target, content="", *headers):
+    async def say(method, target, content="", *headers, length=None):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        lines = [f"{method} {target} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Length: {len(content)}", *headers]
+        size = len(content) if length is None else length
+        lines = [f"{method} {target} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Length: {size}", *headers]
         writer.write("\r\n".join([*lines, "", content]).encode())
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         size = int(next(line for line in head.splitlines() if line.startswith("content-length")).split()[1])
@@ -409,3 +411,11 @@ async def test_who_changes_something_shows_the_secret_where_there_is_one():
     clients = cluster("mixed", clock=Clock(), secret="s", tls={"certificate": "c", "key": "k", "clients": "a"})
     async with served(Management(*clients).app) as say:  # those are known by their certificates
         assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}'))[0] == 200
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(plane, "PATIENCE", 0.05)
+    _, _, management = empty()
+    async with served(management.app) as say:
+        status, told, closed = await say("POST", "/v1/instances/refresh", "{", length=9)
+        assert (status, told, closed) == (408, b"The body did not come in time.\r\n", True)

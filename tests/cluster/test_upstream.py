@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from parley.cluster.config import Options
+from parley.cluster.connections import Connections
+from parley.cluster.table import Instance, Table
 from parley.cluster.upstream import Broken, Response, Unreachable, Upstream
 
 SIZED = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nX-A: b\r\n\r\nabc"
@@ -121,3 +124,27 @@ async def test_all_that_is_asked_can_be_given_up(pair):
     for result in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(result, Broken)
     assert not upstream.busy
+
+
+async def test_an_instance_that_leaves_leaves_no_connection():
+    left = asyncio.Event()
+
+    async def tell(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await reader.read()
+        left.set()
+        writer.close()
+
+    server = await asyncio.start_server(tell, "127.0.0.1", 0)
+    place = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    options = Options()
+    table = Table(options)
+    connections = Connections(table, options, "a seat")
+    connections.start()
+    table.add(Instance(1, "http://127.0.0.1:9", "prefill", metrics=place))
+    assert await connections.ask(f"{place}/metrics") == (200, b"ok")
+    table.remove(1)
+    await asyncio.wait_for(left.wait(), 10)
+    await connections.stop()
+    server.close()
