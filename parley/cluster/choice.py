@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from parley.cluster import words
@@ -37,8 +37,8 @@ class Chosen:
     __slots__ = ("_began", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
                  "ok", "p", "separate", "tokens")  # fmt: skip
 
-    def __init__(self, choice: Choice, pair: Pair, wanted: Wanted):
-        now = choice.table.clock()
+    def __init__(self, choice: Choice, pair: Pair, sight: Sight):
+        wanted, now = sight.wanted, sight.now
         self.p, self.d = pair.p, pair.d
         self.separate = pair.p is not pair.d
         self.length = wanted.length
@@ -47,7 +47,6 @@ class Chosen:
         choice.open += 1
         choice.tally.chosen(self.separate)
         self._choice = choice
-        sight = Sight(wanted, (), now)
         asked = sight.asked(self.p)
         self._fresh = self.p.prefill.tokens + asked.tokens  # tokens to be computed until its first
         self._charges: tuple[Charge, Charge] = (
@@ -175,9 +174,10 @@ class Choice:
         Who is cancelled while waiting holds nothing. One that was chosen is to be told of its end.
         """
         self.tally.asked(wanted.attempt)
-        if not wanted.attempt and not self.possible():
+        usable = self.table.usable()
+        if not wanted.attempt and not self._possible(usable):
             raise self._refused(503, words.NOT_READY)
-        chosen = None if self._queue else self._try(wanted)
+        chosen = None if self._queue else self._try(wanted, usable)
         if chosen is not None:
             return chosen
         if len(self._queue) >= self.options.max_schedule_count:
@@ -211,21 +211,27 @@ class Choice:
 
     def possible(self) -> bool:
         """Can requests be served at all?"""
-        return self.table.ready() or (self.options.fallback and any(each.extended for each in self.table.usable()))
+        return self._possible(self.table.usable())
 
-    def _try(self, wanted: Wanted) -> Chosen | None:
+    def _possible(self, usable: Sequence[Instance]) -> bool:
+        return self.table.complete(usable) or (self.options.fallback and any(each.extended for each in usable))
+
+    def _try(self, wanted: Wanted, usable: Sequence[Instance]) -> Chosen | None:
         """Raises Refused; None if there is no room now."""
-        usable = self._able(wanted)
-        pair = self._policy.pick(wanted, usable, self.table.clock())
+        able, now = self._able(wanted, usable), self.table.clock()
+        others = [each for each in able if each.id not in wanted.avoid] if wanted.avoid else able
+        sight = Sight(wanted, others, now)
+        pair = self._policy.pick(sight)
         if pair is None and wanted.avoid:  # who failed it once is better than nobody
-            pair = self._policy.pick(wanted, self._able(wanted, avoid=False), self.table.clock())
+            sight = Sight(wanted, able, now)
+            pair = self._policy.pick(sight)
         if pair is None:
-            if self.possible() and not usable:
+            if not others and self._possible(usable):
                 raise self._refused(500, words.NOBODY)
             return None
         if wanted.attempt == 0:
             self._admit(wanted, pair)
-        return Chosen(self, pair, wanted)
+        return Chosen(self, pair, sight)
 
     def _admit(self, wanted: Wanted, pair: Pair) -> None:
         """Refuse what would be late because of others: its first token, or those behind it. Raises Refused.
@@ -243,12 +249,10 @@ class Choice:
             if slow:
                 raise self._refused(429, words.TOO_MANY, after)
 
-    def _able(self, wanted: Wanted, avoid: bool = True) -> list[Instance]:
+    def _able(self, wanted: Wanted, usable: Sequence[Instance]) -> Sequence[Instance]:
         """Usable instances that have the model. Where nobody has it, any of them may say so to the client."""
-        usable = self.table.usable()
-        if wanted.model and any(wanted.model in each.models for each in self.table):
-            usable = [each for each in usable if wanted.model in each.models]
-        return [each for each in usable if each.id not in wanted.avoid] if avoid else usable
+        able = [each for each in usable if wanted.model in each.models] if wanted.model else usable
+        return able if able or any(wanted.model in each.models for each in self.table) else usable
 
     def _refused(self, status: int, text: str, after: float | None = None) -> Refused:
         self.tally.refused(status)
@@ -265,12 +269,13 @@ class Choice:
 
     def _serve(self) -> None:
         self._woken = False
+        usable = self.table.usable()
         full: set[str] = set()  # models for which the first that waits finds no room: nobody overtakes it
         for each in tuple(self._queue):
             if each.future.done() or each.wanted.model in full:
                 continue
             try:
-                chosen = self._try(each.wanted)
+                chosen = self._try(each.wanted, usable)
             except Refused as refused:
                 each.future.set_exception(refused)
                 self._queue.remove(each)

@@ -183,8 +183,11 @@ class Passage:
 
     def _wait_for_first(self) -> None:
         """Time runs out when the first token is due, unless the client has got it."""
-        if self._ended is None:
-            self._timer.reschedule(self._due if self._splice.sent else min(self._due, self._soon))
+        self._wait_until(self._due if self._splice.sent else min(self._due, self._soon))
+
+    def _wait_until(self, due: float) -> None:
+        if self._ended is None and due != self._timer.when():  # mostly it is the same, and a timer is dear
+            self._timer.reschedule(due)
 
     def _spent(self) -> float:
         """Seconds since the client asked: its limits are for all attempts together."""
@@ -259,7 +262,7 @@ class Passage:
         try:
             upstream = self._connections.upstream(p)
             answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._asked)
-            self._timer.reschedule(self._due if self._ended is None else 0.0)
+            self._wait_until(self._due)
         except Unreachable:
             self._busy = ()
             self._choice.table.fault(p, words.NO_CONNECTION)

@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
 
 class Policy(Protocol):
-    def pick(self, wanted: Wanted, usable: Sequence[Instance], now: float) -> Pair | None:
+    def pick(self, sight: Sight) -> Pair | None:
         """Among usable instances; None if none has room."""
 
 
@@ -107,8 +107,7 @@ class Base:
 class LoadBalance(Base):
     """The least loaded P, then the least loaded D that it is linked with; of equals the lower id."""
 
-    def pick(self, wanted: Wanted, usable: Sequence[Instance], now: float) -> Pair | None:
-        sight = Sight(wanted, usable, now)
+    def pick(self, sight: Sight) -> Pair | None:
         values, coefficient = self.options.load_cost_values, self.options.load_cost_coefficient
         ds = self.decodes(sight)
         ps = self.prefills(sight, ds)
@@ -131,8 +130,7 @@ class Turn(Base):
         super().__init__(options)
         self._p = self._d = -1  # whose turn it was, by id
 
-    def pick(self, wanted: Wanted, usable: Sequence[Instance], now: float) -> Pair | None:
-        sight = Sight(wanted, usable, now)
+    def pick(self, sight: Sight) -> Pair | None:
         ds = self.decodes(sight)
         ps = self.prefills(sight, ds)
         if not ps:
@@ -156,19 +154,19 @@ class CacheAffinity(Base):
         self._turn = Turn(options)
         self._held: OrderedDict[int, int] = OrderedDict()  # history -> instance
 
-    def pick(self, wanted: Wanted, usable: Sequence[Instance], now: float) -> Pair | None:
-        mixed = [each for each in usable if each.role == "mixed"]
-        turns = wanted.turns
+    def pick(self, sight: Sight) -> Pair | None:
+        mixed = Sight(sight.wanted, [each for each in sight.usable if each.role == "mixed"], sight.now)
+        turns = sight.wanted.turns
         if turns is None:
-            return self._turn.pick(wanted, mixed, now)
+            return self._turn.pick(mixed)
         pair: Pair | None = None
         if turns.count > 2 and turns.before in self._held:
             id = self._held[turns.before]
-            found = next((each for each in mixed if each.id == id), None)
-            if found is not None and self._free(found) and self.room(found.decode, Sight(wanted, mixed, now)):
+            found = next((each for each in mixed.usable if each.id == id), None)
+            if found is not None and self._free(found) and self.room(found.decode, mixed):
                 del self._held[turns.before]
                 pair = Pair(found, found)
-        pair = pair or self._turn.pick(wanted, mixed, now)
+        pair = pair or self._turn.pick(mixed)
         if pair is not None:
             self._held[turns.whole] = pair.p.id
             self._held.move_to_end(turns.whole)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from parley.cluster.config import Options
 from parley.cluster.load import prefill_load
-from parley.cluster.policy import Base, Pair, Sight, Wanted, followers
+from parley.cluster.policy import Base, Pair, Sight, followers
 from parley.cluster.table import Instance
 
 TRIAL = 32  # of so many short prompts one is handed over all the same, or what that takes would not be known any more
@@ -21,21 +21,20 @@ class Predicted(Base):
         super().__init__(options)
         self._short = 0  # prompts that were
 
-    def pick(self, wanted: Wanted, usable: Sequence[Instance], now: float) -> Pair | None:
-        sight = Sight(wanted, usable, now)
+    def pick(self, sight: Sight) -> Pair | None:
         mode = self.options.separate
         ds = self.decodes(sight)
         pair = self._pair(sight, ds)
         if pair is not None and pair.p.role == "mixed":
             return pair
-        whole = [each for each in usable if each.extended and each.role != "mixed"]
+        whole = [each for each in sight.usable if each.extended and each.role != "mixed"]
         if mode == "never":
             return self._alone(sight, whole) or pair
         if pair is None:
-            return self._alone(sight, whole) if wanted.attempt > 0 or self.options.fallback else None
+            return self._alone(sight, whole) if sight.wanted.attempt > 0 or self.options.fallback else None
         if mode == "always":
             return pair
-        if pair.p.apart(pair.d, now):
+        if pair.p.apart(pair.d, sight.now):
             return self._alone(sight, whole) or pair
         short = [d for d in ds if d.extended and _short(sight, d, pair)]
         self._short += bool(short)

@@ -7,7 +7,7 @@ know when one comes, goes, is lost or was restarted watches the table. Opens no 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -252,7 +252,10 @@ class Table:
 
     def ready(self, model: str = "") -> bool:
         """Is there a P and a linked D, or one that does both? ``model``: that have it."""
-        usable = [each for each in self.usable() if not model or model in each.models or not each.models]
+        return self.complete([each for each in self.usable() if not model or model in each.models or not each.models])
+
+    def complete(self, usable: Sequence[Instance]) -> bool:
+        """Are a P and a linked D among these, or one that does both?"""
         mode = self.options.deploy_mode
         if mode in ("auto", "single_node") and any(each.role == "mixed" for each in usable):
             return True

@@ -16,7 +16,7 @@ import httptools
 
 CONNECT = 5.0  # seconds for a connection to be made
 FRESH = 20.0  # seconds that an idle connection is used again; servers keep them longer
-IDLE = 256  # connections that are kept
+IDLE = 2048  # connections that are kept: as many are in use where so many requests come at once
 LARGEST = 256 << 20  # bytes of an answer that is gathered
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -213,7 +213,7 @@ class Upstream:
         self._context = context or ssl.create_default_context() if tls else None
         self._tail = b"host: %b\r\n" % split.netloc.encode("latin-1")
         self.busy: set[Connection] = set()
-        self._idle: list[Connection] = []
+        self._idle: dict[Connection, None] = {}  # in the order of their use
         self._closed = False
 
     async def connect(self) -> Connection:
@@ -235,7 +235,7 @@ class Upstream:
     def idle(self) -> Connection | None:
         """A connection that was used before and is still good, as far as one can know."""
         while self._idle:
-            connection = self._idle.pop()
+            connection, _ = self._idle.popitem()
             if not connection.transport.is_closing():
                 if time.monotonic() - connection.since < FRESH:
                     return connection
@@ -286,13 +286,12 @@ class Upstream:
             connection.transport.close()
             return
         connection.since = time.monotonic()
-        self._idle.append(connection)
+        self._idle[connection] = None
 
     def forget(self, connection: Connection) -> None:
         """It has ended."""
         self.busy.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self._idle.pop(connection, None)
 
     def fail(self, message: str) -> None:
         """Nothing that was asked is answered any more, and no connection is good."""
@@ -305,4 +304,4 @@ class Upstream:
         """Close what is idle, and what will be."""
         self._closed = True
         while self._idle:
-            self._idle.pop().transport.close()
+            self._idle.popitem()[0].transport.close()

@@ -101,11 +101,11 @@ def look(body: bytes, rate: float = RATE) -> Look:
         found = _DECODER.decode(body)
     except (msgspec.MsgspecError, RecursionError):
         return _message(body, rate)
-    members = (found.messages, found.prompt, found.inputs, found.input, found.text_input)
-    prompt = next((bytes(member) for member in members if bytes(member) not in (b"", b"null")), b"")
+    members = map(bytes, (found.messages, found.prompt, found.inputs, found.input, found.text_input))
+    prompt = next((member for member in members if member not in (b"", b"null")), b"")
     tools = bytes(found.tools)
     text = tools + prompt.rstrip(b']}" \t\r\n')  # a conversation that goes on begins with what was before its end
-    salt = b"\0".join(bytes(member) for member in (found.model, found.adapter_id, found.cache_salt))
+    salt = b"\0".join(map(bytes, (found.model, found.adapter_id, found.cache_salt)))
     length = _length(prompt, rate) + int(len(tools) / rate)
     return Look(_name(bytes(found.model)), length, _marked(text, salt, length), bytes(found.messages))
 
@@ -120,9 +120,10 @@ def _marked(text: bytes, salt: bytes, length: int) -> list[Mark]:
     """The marks of a text of so many tokens."""
     digest = hashlib.blake2b(salt, digest_size=6)
     marks, at, each = [], 0, length / len(text) if text else 0.0
+    view = memoryview(text)
     for mark in MARKS[: bisect_right(MARKS, len(text))]:
-        digest.update(memoryview(text)[at:mark])
-        marks.append(Mark(int(mark * each), int.from_bytes(digest.copy().digest())))
+        digest.update(view[at:mark])
+        marks.append(Mark(int(mark * each), int.from_bytes(digest.digest())))
         at = mark
     return marks
 

@@ -229,7 +229,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
     def _judge(self) -> ParleyError | None:
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         if size > self.options.header_limit:
             return HeadersTooLarge(f"The request's headers have {size} bytes; {self.options.header_limit} are allowed.")
         if len(self.headers) > self.options.header_count:

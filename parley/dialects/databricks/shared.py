@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects import fields
+from parley.dialects import words
 from parley.dialects.dialect import Answer, Head, Reply
-from parley.dialects.fields import Fields, kind
+from parley.dialects.fields import Fields
+from parley.dialects.words import kind
 from parley.errors import (
     BadRequest,
     Conflict,
@@ -87,7 +88,7 @@ def refuse_unknown(value: Any, tree: Tree) -> None:
                 refuse_unknown(inner, tree[name])
 
 
-class Words(fields.Words):
+class Words(words.Words):
     """``task``: how a sentence about what is missing calls the request."""
 
     def __init__(self, task: str = "Chat", code: str | None = None):

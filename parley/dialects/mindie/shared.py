@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects import fields
+from parley.dialects import words
 from parley.dialects.dialect import Answer, Head
 from parley.dialects.mindie.rules import Rules
 from parley.errors import (
@@ -85,7 +85,7 @@ EXPIRED = {
 OTHERWISE = {"max_tokens": "Parameter max_tokens not number_integer"}  # what is said of another type
 
 
-class Words(fields.Words):
+class Words(words.Words):
     """``unread``: what is said of a body that is no JSON object; each route has its own sentence."""
 
     def __init__(self, unread: str = ""):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from parley.dialects.facts import Card
-from parley.dialects.fields import WORDS, Fields, Words, decode
+from parley.dialects.fields import Fields, decode
 from parley.dialects.openai import shared
 from parley.dialects.openai.messages import conversation
 from parley.dialects.openai.shared import RULES, Rules
 from parley.dialects.wishes import Detokenize, Tokenize, Tokenized
+from parley.dialects.words import WORDS, Words
 from parley.types import Chat, Prompt, Text
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects import fields
+from parley.dialects import words
 from parley.dialects.dialect import Answer, Headers, Timings
 from parley.errors import (
     BadRequest,
@@ -92,7 +92,7 @@ TYPES = {
 }
 
 
-class Words(fields.Words):
+class Words(words.Words):
     """Refusals as the original's JSON reader words them, up to where it counts lines and columns."""
 
     def missing(self, path: str) -> BadRequest:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parley.dialects import fields
+from parley.dialects import words
 from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
 
 TYPES = {
@@ -72,7 +72,7 @@ EMPTY: dict[str, str] = {
 KEYS = re.compile(r"\[(\d+)\]")
 
 
-class Words(fields.Words):
+class Words(words.Words):
     """``body``: what refusals may tell of."""
 
     def __init__(self, body: Mapping[str, Any] | None = None):
