@@ -88,7 +88,7 @@ def _up(config: Config) -> int:
 
 
 def _check(wanted: Plan, path: str) -> None:
-    """Read the programs' options as they will: one that cannot start would only be started again. Raises ConfigError."""
+    """Read the programs' options as they will: one that cannot start would be started again. Raises ConfigError."""
     from parley.cluster.config import read
     from parley.config import SERVE
 
