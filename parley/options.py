@@ -175,8 +175,12 @@ def read_toml(path: str) -> dict[str, Any]:
 
 
 def read_file(table: Sequence[Option], path: str) -> dict[str, tuple[Any, str]]:
-    """Raw values of a TOML file: keys at the top, or under a table named for the option's section. ConfigError."""
-    content = read_toml(path)
+    """Raw values of a TOML file. Raises ConfigError."""
+    return read_content(table, read_toml(path), path)
+
+
+def read_content(table: Sequence[Option], content: Mapping[str, Any], source: str) -> dict[str, tuple[Any, str]]:
+    """Raw values of what a file says: keys at the top, or under a table named for the option's section. ConfigError."""
     options = {option.name: option for option in table if option.variable and option.name != "config"}
     sections = {option.section for option in options.values()}
     found: dict[str, tuple[Any, str]] = {}
@@ -188,10 +192,10 @@ def read_file(table: Sequence[Option], path: str) -> dict[str, tuple[Any, str]]:
             where = f" in [{section}]" if section else ""
             wanted = [option.name for option in options.values() if section in ("", option.section)]
             hint = f" It belongs in [{known.section}]." if known else nearest(name, [*wanted, *sections])
-            raise ConfigError(f"{path}: unknown key {key}{where}.{hint}")
+            raise ConfigError(f"{source}: unknown key {key}{where}.{hint}")
         if name in found:
-            raise ConfigError(f"{path}: {name} is given twice.")
-        found[name] = (raw, path)
+            raise ConfigError(f"{source}: {name} is given twice.")
+        found[name] = (raw, source)
 
     for key, raw in content.items():
         if isinstance(raw, dict) and key in sections:
@@ -227,7 +231,8 @@ def resolve(
     for option in table:
         raw, source = next((layer[option.name] for layer in layers if option.name in layer), (None, "default"))
         default = list(option.default or []) if option.many else option.default
-        values[option.name] = Value(option.read(raw, source) if source != "default" else default, source)
+        place = f"{source}: {option.name}" if source == file else source  # flags and variables name it themselves
+        values[option.name] = Value(option.read(raw, place) if source != "default" else default, source)
     known = [option.key for option in table if option.variable] + list(others)
     return Config(
         values,

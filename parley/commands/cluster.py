@@ -9,11 +9,14 @@ import sys
 import tempfile
 import time
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parley.errors import excerpt
 from parley.kinds import duration, integer, switch, text
-from parley.options import Config, ConfigError, Option
+from parley.options import Config, ConfigError, Option, read_content
+
+if TYPE_CHECKING:
+    from parley.cluster.plan import Plan
 
 USAGE = """\
 usage: parley cluster up FILE [--detach]     start what FILE describes, and wait until it is ready
@@ -54,6 +57,7 @@ def _up(config: Config) -> int:
     if not config["first"]:
         raise ConfigError("up needs a file: parley cluster up FILE.")
     wanted = plan.read(config["first"])
+    _check(wanted, config["first"])
     address = config["address"] or wanted.address
     from parley.cluster import place
 
@@ -81,6 +85,18 @@ def _up(config: Config) -> int:
     if wanted.name in place.names():
         place.down(keeper)
     return 0
+
+
+def _check(wanted: Plan, path: str) -> None:
+    """Read the programs' options as they will: one that cannot start would be started again. Raises ConfigError."""
+    from parley.cluster.config import read
+    from parley.config import SERVE
+
+    read(wanted.coordinator, f"{path}: coordinator")
+    known = {option.name: option for option in SERVE}
+    for group in wanted.groups:
+        for name, (raw, source) in read_content(SERVE, group.options, f"{path}: {group.name}").items():
+            known[name].read(raw, f"{source}: {name}")
 
 
 def _status(config: Config) -> int:

@@ -87,6 +87,22 @@ def test_a_wrong_call_ends_with_2_and_a_sentence(words, said):
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ("[coordinator]\npredict_prot = 1\n[[instances]]", "coordinator: unknown key predict_prot. Did you mean"),
+        ("[coordinator]\nslo_ttft = 1979-05-27\n[[instances]]", "coordinator: slo_ttft"),
+        ("[[instances]]\nkv-memry = 1", "mixed: unknown key kv-memry. Did you mean kv-memory?"),
+        ('[[instances]]\nrole = "flex"\nmax-batch = 1979-05-27', "flex: max-batch: "),
+    ],
+)
+def test_a_plan_that_its_programs_would_refuse_is_refused_at_once(tmp_path, plan, said):
+    (tmp_path / "plan.toml").write_text(plan)
+    done = run("cluster", "up", str(tmp_path / "plan.toml"))
+    assert done.returncode == 2 and not done.stdout
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
 def test_an_unknown_variable_is_a_warning():
     done = run("serve", "--show-config", PARLEY_PROT="1")
     assert done.returncode == 0
