@@ -94,7 +94,9 @@ class Keeper:
         """Where clients find the coordinator."""
         options = {"host": HOST, "predict_port": PORT, **self._plan.coordinator}
         shown = {"0.0.0.0": self._seen[COORDINATOR].host, "::": self._seen[COORDINATOR].host}
-        return f"http://{shown.get(options['host'], options['host'])}:{options['predict_port']}"
+        host = shown.get(options["host"], options["host"])
+        port = self._seen[COORDINATOR].ports.get("predict_port", options["predict_port"])
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def end(self) -> None:
         """Stop every process, the coordinator first."""
@@ -135,7 +137,7 @@ class Keeper:
         """Make actors that are missing, some at a time, and remove the newest of those that are too many."""
         if COORDINATOR not in self._actors:
             options = {"host": HOST, "predict_port": PORT, **self._plan.coordinator, "secret": self._secret}
-            ports = ["management_port", "metrics_port", "status_port"]
+            ports = ["predict_port", "management_port", "metrics_port", "status_port"]
             hosts = ["management_host", "metrics_host", "status_host"]
             self._add(COORDINATOR, "", ["coordinator"], options, hosts, ports, self._plan.needs)
         for group in self._groups.values():

@@ -29,6 +29,11 @@ from parley.options import ConfigError, nearest, read_toml
 ROLES = ("mixed", "prefill", "decode", "flex")
 KEYS = ("name", "address", "coordinator", "instances")
 OURS = ("host", "port", "config", "peer-port", "cluster-secret", "cluster-secret-file")  # the placement's to say
+REFUSED = {  # keys of the coordinator's own file, and why not
+    "secret": "for one is drawn for the cluster",
+    "secret_file": "for one is drawn for the cluster",
+    "tls": "for what is said within the cluster is not encrypted; have a proxy before it do that",
+}
 MOST = 1000  # instances of a kind
 NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
@@ -77,10 +82,14 @@ def read(path: str) -> Plan:
         if key not in KEYS:
             raise ConfigError(f"{path}: unknown key {key}.{nearest(key, KEYS)}")
     name = _name(content, path, Path(path).stem)
-    coordinator = dict(_table(content.get("coordinator", {}), f"{path}: coordinator"))
-    for key in ("secret", "secret_file"):
-        if key in coordinator or key.replace("_", "-") in coordinator:
-            raise ConfigError(f"{path}: coordinator: {key} cannot be set, for one is drawn for the cluster.")
+    coordinator: dict[str, Any] = {}
+    for spelled, value in _table(content.get("coordinator", {}), f"{path}: coordinator").items():
+        key = spelled.replace("-", "_")
+        if key in coordinator:
+            raise ConfigError(f"{path}: coordinator: {key} is given twice.")
+        if key in REFUSED:
+            raise ConfigError(f"{path}: coordinator: {key} cannot be set, {REFUSED[key]}.")
+        coordinator[key] = value
     needs = _needs(coordinator, f"{path}: coordinator", cpus=0.0)
     listed = content.get("instances")
     if not isinstance(listed, list) or not listed:

@@ -63,6 +63,8 @@ def test_groups_and_what_they_need(tmp_path):
         ("[[instances]]\n[[instances]]", "two kinds of instances have the name mixed"),
         ("[[instances]]\nname = 'a b'", "name is 'a b'"),
         ("[coordinator]\nsecret-file = 'x'\n[[instances]]", "secret_file cannot be set"),
+        ("[coordinator.tls]\nca = 'x'\n[[instances]]", "tls cannot be set"),
+        ("[coordinator]\npredict-port = 1\npredict_port = 1\n[[instances]]", "predict_port is given twice"),
         ("coordinator = 1\n[[instances]]", "coordinator is 1, not a table"),
         ("[[instances", "is not valid TOML"),
     ],
