@@ -8,6 +8,7 @@ import json
 import os
 import random
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from asked import body, routes
 from certificates import authority, certificate
 from served import Answer, Served, request
 
+from parley.cluster.choice import policy
 from parley.cluster.config import read
 from parley.cluster.coordinator import Coordinator
 from parley.server.port import listen
@@ -118,6 +120,26 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: s
     for answer in await asyncio.gather(*calls):
         assert same(answer.body, expected.body)
     assert many.coordinator.choice.tally.retries
+    await many.idle()
+
+
+async def test_a_stream_whose_only_server_ends_goes_on_at_another(cluster, serve) -> None:
+    def reply(work: Work, index: int) -> list[int]:
+        return [70 + k % 90 for k in range(40)]
+
+    many, one = await cluster("mixed", "mixed", reply=reply, tick=0.01, drain=0.05), await serve(reply=reply)
+    choice = many.coordinator.choice
+    choice._policy = policy(replace(choice.options, separate="never"))
+    asked = json.dumps(CHAT | {"stream": True}).encode()
+    expected = await one.call("POST", "/v1/chat/completions", asked, JSON)
+    calls = [asyncio.create_task(many.front.call("POST", "/v1/chat/completions", asked, JSON)) for _ in range(8)]
+    ending = many.instances[0]
+    await ending.until(lambda: ending.engine.stats.running)
+    await asyncio.sleep(0.05)
+    await ending.service.drain()
+    for answer in await asyncio.gather(*calls):
+        assert same(answer.body, expected.body)
+    assert choice.tally.retries
     await many.idle()
 
 
