@@ -126,10 +126,10 @@ class Gate:
         host = named.decode("latin-1").lower()
         name = _hostname(host)
         if self._check_host and host and not is_loopback(name) and name not in self._hosts:
-            raise Forbidden("The Host header names another machine. Allow it with --allow-host if that is intended.")
+            raise Forbidden("The Host header names another machine; the option allow-host lets it in.")
         origin = page.decode("latin-1")
         if self._check_origin and origin and origin not in self._origins and _authority(origin) != host:
-            raise Forbidden("Web pages of other origins may not call this server. Allow one with --cors-origin.")
+            raise Forbidden("Web pages of other origins may not call this server; the option cors-origin lets one in.")
 
 
 def _hostname(host: str) -> str:
