@@ -66,13 +66,14 @@ def portions(logits: torch.Tensor) -> Iterator[slice]:
 
 def best(logits: torch.Tensor, bits: np.ndarray) -> int:
     """The id of the largest logit whose bit is 1, the lowest of several equal ones, -inf or not: float32 [V] without
-    NaN, uint8 [V / 8] as of ``strike``, in which some are 1."""
+    NaN, uint8 [V / 8 or more] as of ``strike``, in which some are 1."""
     ids = torch.from_numpy(np.flatnonzero(np.unpackbits(bits, count=len(logits), bitorder="little"))).to(logits.device)
     return int(ids[argmax(logits[ids][None])[1][0]])
 
 
 def strike(logits: torch.Tensor, bits: np.ndarray) -> None:
-    """Set those logits to -inf, in place, whose bit is 0: float32 [V], uint8 [V / 8], the first in the lowest bit."""
+    """Set those logits to -inf, in place, whose bit is 0: float32 [V], uint8 [V / 8 or more], the
+    first in the lowest bit."""
     keep = np.unpackbits(bits, count=len(logits), bitorder="little")
     logits.masked_fill_(torch.from_numpy(keep == 0).to(logits.device), float("-inf"))
 
