@@ -1,6 +1,6 @@
 """What the coordinator costs: CPU seconds of its process per request and per token frame, streams at once.
 
-    python bench/coordinator.py [--requests N] [--streams N] [--crowd N] [--json]
+    python bench/coordinator.py [--requests N] [--streams N] [--crowd N] [--rounds N] [--json]
 
 Instances are scripted and in a process of their own: P answers at once, D sends one frame to each stream every tick, as
 an engine does that makes steps. The same streams are also taken through a proxy that only passes bytes on, which is
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import httptools
 import uvloop
@@ -223,7 +224,7 @@ async def run(
     return cpu(pid) - before, time.monotonic() - began
 
 
-async def measure(requests: int, streams: int, crowd: int) -> dict[str, float]:
+async def measure(requests: int, streams: int, crowd: int, rounds: int) -> dict[str, float]:
     instance, front, plain = free(), free(), free()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "c.toml"
@@ -243,12 +244,16 @@ async def measure(requests: int, streams: int, crowd: int) -> dict[str, float]:
             found: dict[str, float] = {}
             for name, port, process in (("coordinator", front, running[2]), ("proxy", plain, running[1])):
                 await run(port, process.pid, 4 * streams, streams, SHORT, instance)  # warm
-                short, _ = await run(port, process.pid, requests, streams, SHORT, instance)
-                long, seconds = await run(port, process.pid, requests, streams, LONG, instance)
-                frame = (long - short) / requests / (LONG - SHORT)
-                found[f"{name}_frame_us"] = 1e6 * frame
-                found[f"{name}_request_us"] = 1e6 * (short / requests - frame * SHORT)
-                found[f"{name}_tokens_per_second"] = requests * LONG / seconds
+                frames, asked, paces = [], [], []
+                for _ in range(rounds):
+                    short, _ = await run(port, process.pid, requests, streams, SHORT, instance)
+                    long, seconds = await run(port, process.pid, requests, streams, LONG, instance)
+                    frames.append((long - short) / requests / (LONG - SHORT))
+                    asked.append(short / requests - frames[-1] * SHORT)
+                    paces.append(requests * LONG / seconds)
+                found[f"{name}_frame_us"] = 1e6 * median(frames)
+                found[f"{name}_request_us"] = 1e6 * median(asked)
+                found[f"{name}_tokens_per_second"] = median(paces)
                 if crowd:
                     before, _ = resident(process.pid)
                     used, _ = await run(port, process.pid, crowd, crowd, CROWD, instance, SLOW)
@@ -270,6 +275,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--streams", type=int, default=400)
     parser.add_argument("--crowd", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--to", type=int, default=0, help=argparse.SUPPRESS)
@@ -278,11 +284,12 @@ def main() -> None:
         work = proxy(given.serve, given.to) if given.to else instances(given.serve)
         uvloop.run(work)
         return
-    found = uvloop.run(measure(given.requests, given.streams, given.crowd))
+    found = uvloop.run(measure(given.requests, given.streams, given.crowd, given.rounds))
     if given.json:
         print(json.dumps(found))
         return
     print(f"{given.streams} streams at once, {given.requests} requests; CPU of the process in µs")
+    print(f"medians of {given.rounds}")
     for name in ("coordinator", "proxy"):
         print(
             f"  {name:<12} {found[f'{name}_request_us']:7.1f} per request  {found[f'{name}_frame_us']:6.2f} per token"
