@@ -71,7 +71,7 @@ class Coordinator:
         self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
-        self.management = Management(self.table, self.choice, hosts.get("management", host))
+        self.management = Management(self.table, self.choice, self.connections.ask, hosts.get("management", host))
         self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, self.management, hosts.get("status", host))
         most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
