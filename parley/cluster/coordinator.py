@@ -46,6 +46,7 @@ log = logging.getLogger("parley.cluster")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DRAIN = 30.0  # seconds that open requests have after the first signal
 GRACE = 1.0  # seconds to tell those an error that did not end
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of the kernel
 LOOK = 0.05  # seconds between two looks whether they have ended
 
 
@@ -221,8 +222,14 @@ def ports(options: Options) -> Sequence[tuple[str, str, int]]:
 
 
 def seat(host: str, sock: socket.socket) -> str:
-    """What a coordinator that is started again has in common with the one before, and with no other: where it is."""
-    return sha256(f"{socket.gethostname()} {host} {sock.getsockname()[1]}".encode()).hexdigest()[:32]
+    """What a coordinator that is started again has in common with the one before: where it is.
+
+    Names of hosts may be equal, but not the ids of their kernels' runs. What is left are containers of one host that
+    were given one name: instances see to it that they do not disturb each other (``Results.serve``).
+    """
+    kernel = BOOT.read_text().strip() if BOOT.exists() else ""
+    place = f"{kernel} {socket.gethostname()} {host} {sock.getsockname()[1]}"
+    return sha256(place.encode()).hexdigest()[:32]
 
 
 def port_options(options: Options, host: str) -> ServerOptions:

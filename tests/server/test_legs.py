@@ -331,6 +331,44 @@ async def test_who_comes_in_a_coordinators_place_ends_what_it_left(alike, here: 
     await pair.idle()
 
 
+async def test_two_coordinators_that_have_one_seat_do_not_disturb_each_other(alike) -> None:
+    """Whoever was there before is nobody's successor, however often its connection breaks."""
+    _, pair = await alike(reply=long, tick=0.01)
+    served, results = pair.decode, pair.members[1].node.results
+
+    async def line(client: str, epoch: str = "") -> Connection:
+        connection = await served.connect()
+        known = f"&epoch={epoch}&from=0" if epoch else ""
+        await connection.send(request("GET", f"/dresult?client={client}&seat=one{known}"))
+        assert (await connection.head())[0] == 200
+        await served.until(lambda: results.client(client).connected)
+        return connection
+
+    async def leave(connection: Connection, client: str) -> None:
+        connection.close()
+        await served.until(lambda: not results.clients[client].connected)
+
+    lines = {name: await line(name) for name in "ab"}
+    orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
+    body = json.dumps(CHAT | {"stream": True, "max_tokens": 1000}).encode()
+    assert (await pair.prefill.call("POST", "/v1/chat/completions", body, HEADERS | orders)).status == 200
+    served.engine.gate.clear()
+    await leave(lines["a"], "a")
+    await leave(lines["b"], "b")
+    lines["b"] = await line("b")
+    assert results.clients["a"].channels
+    await leave(lines["b"], "b")
+    results.clients["b"].close()  # it was away for too long, and is forgotten
+    lines["b"] = await line("b", "before")
+    assert results.clients["a"].channels
+    lines["a"] = await line("a", results.clients["a"].epoch)
+    assert results.clients["a"].channels
+    served.engine.gate.set()
+    for each in lines.values():
+        each.close()
+    await pair.idle()
+
+
 async def test_a_coordinator_that_is_gone_ends_its_requests(alike) -> None:
     _, pair = await alike(reply=long, tick=0.01)
     asking = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
