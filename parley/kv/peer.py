@@ -114,7 +114,8 @@ class Peer:
 
         if (link := self._pool.take(address, name)) is not None:
             return Giver(link, memory, free, fresh)
-        return Giver(await fresh(), memory, free)
+        link = await fresh()
+        return Giver(link, self._memories[name], free)  # which may be another by now, and is the link's
 
     async def close(self) -> None:
         """End all links and the listening; returns when nothing of it is left."""
