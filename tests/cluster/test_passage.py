@@ -372,6 +372,7 @@ ANSWERS = {
     "no output": b'{"reqId":"1","isStream":true,"isLastResp":true}',
     "no last": b'{"reqId":"1","isStream":true,"output":""}',
     "no base64": b'{"reqId":"1","isStream":true,"isLastResp":true,"output":"?","encoding":"base64"}',
+    "no header": '{"reqId":"1","isStream":true,"isLastResp":true,"output":"","headers":[["x","…"]]}'.encode(),
 }
 
 

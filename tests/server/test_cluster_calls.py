@@ -17,7 +17,7 @@ from served import Served
 from test_triton_grpc import BROKEN, Calls, final, refused, said
 from test_triton_grpc import request as unseeded
 
-from parley.cluster import calls
+from parley.cluster import calls, words
 from parley.cluster import rpc as before
 from parley.cluster.config import Tls
 from parley.dialects.triton.calls import SERVICE
@@ -346,6 +346,21 @@ async def test_clients_may_be_encrypted_and_known(both, tmp_path: Path) -> None:
         await each.many.channel.close()
     with pytest.raises(BadTls, match="password"):
         before.encryption(Tls(**place, password=str(tmp_path / "word")))
+
+
+async def test_a_strict_coordinator_says_the_same_in_grpcs_form(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
+    coordinator = each.cluster.coordinator
+    monkeypatch.setattr(coordinator.front, "_strict", True)
+    await each.same(request(max_tokens=9))
+    monkeypatch.setattr(coordinator.choice, "options", replace(coordinator.options, infer_timeout=0.3))
+    stream = each.many.stream()
+    await stream.write(request(id="7", stream=True, max_tokens=3000).SerializeToString())
+    await stream.done_writing()
+    *parts, last = [answer async for answer in stream]
+    assert parts and not any(answer.error_message for answer in parts)
+    assert (last.error_message, last.infer_response.id, final(last)) == (words.LATE_END, "7", True)
+    await each.cluster.idle()
 
 
 async def test_instances_without_the_packages_say_so(both, monkeypatch: pytest.MonkeyPatch) -> None:

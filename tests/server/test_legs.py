@@ -102,6 +102,16 @@ async def test_one_whose_other_side_is_not_there_is_refused(alike) -> None:
     await pair.idle()
 
 
+@pytest.mark.parametrize("name,told", [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
+async def test_one_that_the_others_role_is_not_for_is_refused(alike, name: str, told: str) -> None:
+    _, pair = await alike(reply=long)
+    role = pair.members[1].node.role
+    role.name, role.share = name, 100
+    given = await asked(pair, stream=True)
+    assert given.status == 503 and json.loads(given.body)["reason"].endswith(f"Its role is {told}")
+    await pair.idle()
+
+
 async def test_the_other_side_is_asked_for_nothing_where_it_ends_at_once(alike) -> None:
     _, pair = await alike(reply=long)
     pair.target = "127.0.0.1;1"
