@@ -11,7 +11,7 @@ import msgspec
 from parley.dialects.dialect import Answer, Head
 from parley.dialects.facts import Facts
 from parley.dialects.triton import control
-from parley.dialects.triton.rpc.messages import HEALTH, Message, filled, told, values
+from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message, filled, told, values
 from parley.errors import NotFound, UnknownModel
 
 Ask = Callable[[Message, Head, Facts], Message]
@@ -159,3 +159,10 @@ CALLS: dict[str, Ask] = {
     **_shared("System"),
     **_shared("Cuda"),
 }
+
+_QUESTIONS = {method.name: method.input_type.name for method in INFERENCE.service("GRPCInferenceService")[1]}
+
+
+def question(method: str) -> Any:
+    """The class of a method's message."""
+    return INFERENCE(_QUESTIONS[method])
