@@ -6,10 +6,11 @@ import random
 
 import msgspec
 import pytest
-from served import HELLO, INFO, request
+from served import HELLO, INFO, concrete, request
 
 from parley.engine.messages import Outputs
 from parley.errors import NotReady
+from parley.server.surfaces import table, universal
 from parley.text import ChatTemplate, Tokenizer, detect
 from parley.types import Output
 
@@ -489,7 +490,7 @@ async def thinker(serve, folder):
     return served
 
 
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
 
 
 async def test_reasoning_and_calls_in_one_piece(thinker):
@@ -517,6 +518,21 @@ async def test_reasoning_and_calls_as_a_stream_are_the_same(thinker):
     assert arguments == message["tool_calls"][0]["function"]["arguments"]
     assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
     assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+CHATS = [concrete(path) for way, path in table(universal()) if way == "POST" and path.endswith("chat/completions")]
+
+
+@pytest.mark.parametrize("path", CHATS)
+async def test_a_call_that_the_limit_cuts_ends_by_it_in_every_api(thinker, folder, path):
+    cut = len(Tokenizer.load(folder).encode(CALLING[: CALLING.index("1}}")], False))
+    for tokens, reasons in ((cut, {"length"}), (500, {"tool_calls", "stop"})):
+        body = HELLO | {"tools": TOOLS, "max_tokens": tokens}
+        (choice,) = (await thinker.post(path, body)).json["choices"]
+        assert choice["finish_reason"] in reasons and choice["message"]["tool_calls"][0]["function"]["name"] == "add"
+        events = (await thinker.post(path, body | {"stream": True})).events
+        told = [each["finish_reason"] for event in events for each in event["choices"] if each["finish_reason"]]
+        assert set(told) <= reasons and (told or "tgi" in path)  # whose calls end without saying how
 
 
 async def test_without_tools_a_call_is_text(thinker):
