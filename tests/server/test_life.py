@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+import resource
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -545,3 +547,19 @@ async def test_without_tools_a_call_is_text(thinker):
 async def test_completions_do_not_tell_parts_apart(thinker):
     choice = (await thinker.post(TEXT, {"prompt": "a", "max_tokens": 500})).json["choices"][0]
     assert choice["text"] == CALLING
+
+
+# -- huge texts
+
+
+async def test_the_memory_of_a_huge_text_is_given_back(serve):
+    """A hundred times its size and more while it is tokenized, little once it is answered."""
+    served = await serve()
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    body = json.dumps({"prompt": "a b c " * 350_000}).encode()
+    before = resident()
+    assert (await served.call("POST", "/tokenize", body)).status == 200
+    assert resident() - before < 100 << 20  # what the C library would keep is three times that
