@@ -71,7 +71,7 @@ class Coordinator:
         self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
-        self.management = Management(self.table, self.choice, hosts.get("management", host))
+        self.management = Management(self.table, self.choice, self.connections.ask, hosts.get("management", host))
         self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, self.management, hosts.get("status", host))
         most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
@@ -173,12 +173,19 @@ class Coordinator:
         lines = [
             f"  {port.name:<10} {banner.address(port.host, port.sock.getsockname()[1], secure)}" for port in self._ports
         ]
-        open_to = [port.host for port in self._ports if port.name == "management" and not is_loopback(port.host)]
-        if open_to and self.options.tls.clients is None and not self.options.secret:
-            lines.append(
-                f"  warning: everybody who reaches {open_to[0]} may change which instances there are;"
-                " a secret would keep others out"
+        if self.options.tls.clients is not None:  # those who may are known
+            return lines
+        public = [(port.name, port.host) for port in self._ports if not is_loopback(port.host)]
+        changing = [] if self.options.secret else [place for place in public if place[0] == "management"]
+        telling = [place for place in public if place[0] in ("management", "metrics", "status")]
+        if changing:
+            told = "may change which instances there are, and end them; a secret would keep others out"
+            lines.append(banner.warning(changing, told))
+        if telling:
+            told = (
+                "may see which instances there are and what they do; certificates ([tls] clients) would keep others out"
             )
+            lines.append(banner.warning(telling, told))
         return lines
 
     async def _page(self) -> bytes:
