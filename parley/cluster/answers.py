@@ -63,14 +63,14 @@ def first(body: bytes) -> First:
         output = (said.output or "").encode()
         if said.encoding == "base64":
             output = binascii.a2b_base64(output, strict_mode=True)
-        record = said.records.encode()
+        headers = STREAM if said.stream else WHOLE
+        if said.headers is not None:
+            headers = _coded(said.headers)
+        return First(
+            said.stream, bool(said.last), output, said.status, headers, said.headers is not None, said.records.encode()
+        )
     except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
         raise BadAnswer("It is not of the form that was expected.") from error
-    exact = said.headers is not None
-    headers = STREAM if said.stream else WHOLE
-    if said.headers is not None:
-        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in said.headers]
-    return First(said.stream, bool(said.last), output, said.status, headers, exact, record)
 
 
 def refused(answer: Response) -> bool:
@@ -92,9 +92,14 @@ def head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
     """Status and headers of an answer in one piece. Raises BadAnswer."""
     try:
         said = msgspec.json.decode(payload, type=_Head)
-        return said.status, [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in said.headers]
+        return said.status, _coded(said.headers)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise BadAnswer("It is not of the form that was expected.") from error
+
+
+def _coded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Headers as they go out. Raises UnicodeError."""
+    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def opening(payload: bytes) -> bool:

@@ -162,8 +162,9 @@ class Cycle:
 
 
 def _sentence(body: bytes) -> str:
-    """What an error says: in the API's form, or as MindIE's coordinators put it."""
+    """What an error says: in the API's form, in that of paths that are nobody's, or as MindIE's coordinators put it."""
     try:
-        return str(msgspec.json.decode(body)["error"])
+        error = msgspec.json.decode(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
     except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError):
         return body.decode("utf-8", "replace").strip()

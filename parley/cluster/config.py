@@ -41,7 +41,7 @@ class Static:
     id: int | None = entry(integer(0, 2**63 - 1), None, "Its number; without one, its place in the list from 1 on.")
     management: str | None = entry(URL, None, "Where it answers /v1/status and takes roles; at its url if not said.")
     metrics: str | None = entry(URL, None, "Where it answers /metrics; at the management address if not said.")
-    grpc: str | None = entry(text("HOST:PORT"), None, "Where it answers Triton's gRPC, for calls that do not generate.")
+    grpc: str | None = entry(text("HOST:PORT"), None, "Where a server of another make answers Triton's gRPC.")
     peer: str | None = entry(PEER, None, "Where it takes hand-overs; if not said, what it tells of itself.")
     group: int = entry(integer(0), 0, "P and D are only put together within a group.")
     slots: int | None = entry(integer(1, 5000), None, "Requests that it computes at a time, if it does not tell.")

@@ -18,9 +18,10 @@ import msgspec
 
 from parley.cluster.choice import Choice
 from parley.cluster.health import Ask, Unanswered
+from parley.cluster.instance import Instance
 from parley.cluster.management import idle
 from parley.cluster.ratio import Ratio, Shares, Work, shared
-from parley.cluster.table import Instance, Table
+from parley.cluster.table import Table
 
 log = logging.getLogger("parley.cluster")
 
@@ -167,7 +168,7 @@ class Controller:
 
     async def _change(self, instance: Instance, role: str) -> None:
         """Give an instance a role, in the documented order."""
-        options, before = self.table.options, instance.role
+        options, before, withheld = self.table.options, instance.role, instance.offline
         log.info("Instance %d is to change from %s to %s.", instance.id, before, role)
         self.table.withhold(instance, True)
         try:
@@ -183,7 +184,7 @@ class Controller:
             if not done:
                 log.warning("Instance %d did not become %s in time.", instance.id, role)
         finally:
-            self.table.withhold(instance, False)
+            self.table.withhold(instance, withheld)  # who was out of service stays so
 
     async def _until(self, true: Callable[[], bool], seconds: float) -> bool:
         deadline = self.table.clock() + seconds

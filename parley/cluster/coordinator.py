@@ -46,6 +46,7 @@ log = logging.getLogger("parley.cluster")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DRAIN = 30.0  # seconds that open requests have after the first signal
 GRACE = 1.0  # seconds to tell those an error that did not end
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of the kernel
 LOOK = 0.05  # seconds between two looks whether they have ended
 
 
@@ -70,7 +71,7 @@ class Coordinator:
         self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
-        self.management = Management(self.table, self.choice, hosts.get("management", host))
+        self.management = Management(self.table, self.choice, self.connections.ask, hosts.get("management", host))
         self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, self.management, hosts.get("status", host))
         most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
@@ -172,12 +173,19 @@ class Coordinator:
         lines = [
             f"  {port.name:<10} {banner.address(port.host, port.sock.getsockname()[1], secure)}" for port in self._ports
         ]
-        open_to = [port.host for port in self._ports if port.name == "management" and not is_loopback(port.host)]
-        if open_to and self.options.tls.clients is None and not self.options.secret:
-            lines.append(
-                f"  warning: everybody who reaches {open_to[0]} may change which instances there are;"
-                " a secret would keep others out"
+        if self.options.tls.clients is not None:  # those who may are known
+            return lines
+        public = [(port.name, port.host) for port in self._ports if not is_loopback(port.host)]
+        changing = [] if self.options.secret else [place for place in public if place[0] == "management"]
+        telling = [place for place in public if place[0] in ("management", "metrics", "status")]
+        if changing:
+            told = "may change which instances there are, and end them; a secret would keep others out"
+            lines.append(banner.warning(changing, told))
+        if telling:
+            told = (
+                "may see which instances there are and what they do; certificates ([tls] clients) would keep others out"
             )
+            lines.append(banner.warning(telling, told))
         return lines
 
     async def _page(self) -> bytes:
@@ -221,8 +229,14 @@ def ports(options: Options) -> Sequence[tuple[str, str, int]]:
 
 
 def seat(host: str, sock: socket.socket) -> str:
-    """What a coordinator that is started again has in common with the one before, and with no other: where it is."""
-    return sha256(f"{socket.gethostname()} {host} {sock.getsockname()[1]}".encode()).hexdigest()[:32]
+    """What a coordinator that is started again has in common with the one before: where it is.
+
+    Names of hosts may be equal, but not the ids of their kernels' runs. What is left are containers of one host that
+    were given one name: instances see to it that they do not disturb each other (``Results.serve``).
+    """
+    kernel = BOOT.read_text().strip() if BOOT.exists() else ""
+    place = f"{kernel} {socket.gethostname()} {host} {sock.getsockname()[1]}"
+    return sha256(place.encode()).hexdigest()[:32]
 
 
 def port_options(options: Options, host: str) -> ServerOptions:

@@ -20,12 +20,13 @@ from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
 from parley.cluster.connections import Connections
 from parley.cluster.form import wrong
+from parley.cluster.instance import Instance
 from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
 from parley.cluster.paths import Path, Paths
 from parley.cluster.policy import Wanted
-from parley.cluster.table import Instance
 from parley.dialects.dialect import Answer, Head, Kind, Reply
+from parley.dialects.triton.calls import SERVICE
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.instance.prefix import Look, look
 from parley.server.auth import Gate, Keys
@@ -103,7 +104,7 @@ class Front:
                 raise scope[REFUSED]
             self._gate.check(caller.headers)
             most = self._choice.options.max_requests
-            if self._strict and scope[NUMBER] > most:
+            if self._strict and scope.get(NUMBER, 1) > most:  # a call over gRPC has a stream of its own
                 await self._close(caller, 429, words.OVERUSED.format(most))
                 return
             if path is None:
@@ -296,7 +297,8 @@ class Front:
     def _closing(self, path: Path, caller: Caller, body: bytes, error: ParleyError) -> bytes:
         """The last bytes of a stream that ends by an error; none if there is no way to say it."""
         route, dialect = path.pick(body)
-        if self._strict or dialect.name.startswith("mindie"):
+        framed = route.path.startswith(SERVICE)  # then plain text would be no part of it
+        if (self._strict or dialect.name.startswith("mindie")) and not framed:
             return error.message.encode()
         assert route.read is not None
         head = Head(caller.unique, 0, "", path=caller.path, headers=caller.headers)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeGuard
 
 import msgspec
+
+MOST = sys.float_info.max
 
 
 def members(body: bytes) -> dict[str, Any] | None:
@@ -14,6 +17,11 @@ def members(body: bytes) -> dict[str, Any] | None:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def amount(value: Any) -> TypeGuard[int | float]:
+    """Is it a number from 0 on that a double holds? JSON's may have hundreds of digits."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 def count(value: Any) -> TypeGuard[int]:

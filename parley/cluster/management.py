@@ -1,7 +1,7 @@
 """The management port: a controller's list of instances, taking some out of service and back, their tasks, alarms.
 
 Paths, bodies and statuses are the documented ones to the byte; what is ours beside them is said at each route. Knows
-the table and what is chosen, and asks no instance anything.
+the table and what is chosen, and says nothing to instances but that one is to end.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import logging
 import time
 from collections import deque
 from typing import Any
+from urllib.parse import urlsplit
 
 from parley.cluster.choice import Choice
+from parley.cluster.health import Ask, Unanswered
+from parley.cluster.instance import Instance
 from parley.cluster.lenient import count
 from parley.cluster.plane import Asked, Plane, Reply
-from parley.cluster.table import Instance, News, Table
+from parley.cluster.table import News, Table
 
 log = logging.getLogger("parley.cluster")
 
@@ -24,6 +27,7 @@ ROLES = {80: "prefill", 68: "decode", 85: "mixed", 70: "flex"}  # ASCII of P, D,
 OK = Reply()
 BAD = Reply(400)
 NOT_YET = Reply(503)
+FAILED = Reply(500)
 ALARMS = 100  # that are kept
 WELL = {"message": "", "status": "0"}  # as a controller says it, which is here, too
 
@@ -31,8 +35,8 @@ WELL = {"message": "", "status": "0"}  # as a controller says it, which is here,
 class Management:
     """``app`` is what answers. ``master``: requests are taken here, and not by a standby."""
 
-    def __init__(self, table: Table, choice: Choice, host: str = "127.0.0.1"):
-        self.table, self.choice = table, choice
+    def __init__(self, table: Table, choice: Choice, ask: Ask, host: str = "127.0.0.1"):
+        self.table, self.choice, self._ask = table, choice, ask
         self.master = True
         self.alarms: deque[dict[str, Any]] = deque(maxlen=ALARMS)
         table.watchers.append(self._changed)
@@ -50,6 +54,7 @@ class Management:
                 ("POST", "/backup_info"): self.backup,
                 ("POST", "/v1/alarm/coordinator"): self.alarm,
                 ("POST", "/v1/alarm/llm_engine"): self.alarm,
+                ("POST", "/v1/terminate-service"): self.terminate,
                 ("GET", "/v1/startup"): lambda _: Reply.json(WELL),
                 ("GET", "/v1/health"): lambda _: Reply.json(WELL),
                 ("GET", "/v1/alarms"): lambda _: Reply.json({"alarms": list(self.alarms)}),  # ours: to read them
@@ -177,6 +182,22 @@ class Management:
         self.alarms.append({"id": "", "level": "", "source": "", "time": time.time(), "detail": ""} | said)
         return OK
 
+    async def terminate(self, asked: Asked) -> Reply:
+        """End the server at an address, at once: MindIE's coordinators want that of one whose results cannot be had."""
+        said = asked.members() or {}
+        ip, port = said.get("ip"), said.get("port")
+        if not isinstance(ip, str) or not isinstance(port, str):
+            return BAD
+        instance = next((each for each in self.table if _place(each) == (ip, port)), None)
+        if instance is None:
+            return FAILED
+        try:
+            status, _ = await self._ask(f"{instance.management}/stopService?mode=Force")
+        except Unanswered:
+            status = 0
+        log.warning("Instance %d was told to end (status %d).", instance.id, status)
+        return Reply.json(WELL) if status == 200 else FAILED
+
     def _changed(self, instance: Instance, news: News) -> None:
         """Its own alarms."""
         if news in ("lost", "faulty", "restarted"):
@@ -196,6 +217,12 @@ class Management:
 def idle(instance: Instance) -> bool:
     """Does nothing of a request's remain there, neither here nor, as far as it says, pages that others still read?"""
     return instance.tasks == 0 and instance.pinned == 0
+
+
+def _place(instance: Instance) -> tuple[str, str]:
+    """Address and port where it serves."""
+    url = urlsplit(instance.url)
+    return url.hostname or "", str(url.port or {"http": 80, "https": 443}[url.scheme])
 
 
 def listed(item: dict[str, Any]) -> Instance | None:

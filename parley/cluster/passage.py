@@ -23,9 +23,9 @@ from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice, Chosen, Refused
 from parley.cluster.config import Options
 from parley.cluster.connections import Connections
+from parley.cluster.instance import Instance
 from parley.cluster.policy import Wanted
 from parley.cluster.splice import Cut, Recompute, Splice
-from parley.cluster.table import Instance
 from parley.cluster.upstream import Broken, Response, Unreachable, Whole
 from parley.errors import ParleyError
 from parley.instance.heads import LOST

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from parley.cluster.lenient import count
+from parley.cluster.instance import Instance
+from parley.cluster.lenient import amount, count
 from parley.instance.prefix import REPORTED
-
-if TYPE_CHECKING:
-    from parley.cluster.table import Instance
 
 RESOURCES = (
     ("avail_slots", "availSlotsNum"),
@@ -39,7 +37,7 @@ def take(instance: Instance, said: Mapping[str, Any]) -> str:
         _set(instance, name, own.get(name))
     for name in ("prefill_rate", "decode_rate"):
         value = own.get(name)
-        if isinstance(value, int | float) and value >= 0:
+        if amount(value):
             setattr(instance, name, float(value))
     if isinstance(layout := own.get("layout"), str):
         instance.layout = layout
@@ -50,7 +48,7 @@ def take(instance: Instance, said: Mapping[str, Any]) -> str:
     if isinstance(hashes := own.get("prefix_hash"), list):
         instance.hashes = frozenset(hash for hash in hashes[:REPORTED] if isinstance(hash, int))
     transfers = _table(own, "transfers")
-    instance.transfers = {name: value for name, value in transfers.items() if isinstance(value, int | float)}
+    instance.transfers = {name: value for name, value in transfers.items() if amount(value)}
     epoch = own.get("epoch")
     return epoch if isinstance(epoch, str) else ""
 

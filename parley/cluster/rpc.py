@@ -1,5 +1,6 @@
-"""Triton's API over gRPC. Calls that generate are requests to the front, message by message; statistics are those of
-all instances; every other call goes to one instance as it is, its messages as bytes, and what that says goes back.
+"""Triton's API over gRPC. Calls are requests to the front, message by message; health is the coordinator's own, and
+statistics are those of all instances. Where an instance is a server of another make, calls go to one as they are, their
+messages as bytes, and what that says goes back.
 
 Imported only by who serves this port; it needs the extra ``grpc``.
 """
@@ -22,11 +23,13 @@ from parley.cluster import words
 from parley.cluster.caller import HELD
 from parley.cluster.calls import FATAL, Cycle, Headers, Line
 from parley.cluster.config import Options, Tls
-from parley.cluster.table import Instance, Table
+from parley.cluster.instance import Instance
+from parley.cluster.table import Table
 from parley.dialects.dialect import Head
 from parley.dialects.facts import Card, Facts
 from parley.dialects.triton import control
 from parley.dialects.triton.calls import INFER, SERVICE, STREAM
+from parley.dialects.triton.rpc import control as methods
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import INFERENCE, Message, filled, told
 from parley.dialects.triton.rpc.reply import UNREADABLE
@@ -39,6 +42,15 @@ from parley.server.tls import BadTls
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 STATISTICS = f"{SERVICE}/ModelStatistics"
+ASKED = frozenset(f"{SERVICE}/{name}" for name in methods.CALLS)
+PROBES = {
+    f"{SERVICE}/ServerLive": (methods.live, methods.question("ServerLive")),
+    f"{SERVICE}/ServerReady": (methods.ready, methods.question("ServerReady")),
+    "/grpc.health.v1.Health/Check": (methods.check, methods.QUESTION),
+}
+WATCH = "/grpc.health.v1.Health/Watch"
+LOOK = 0.25  # seconds between two looks at the state that somebody watches
+UNSAID = "No instance that is ready says where it answers gRPC: its key grpc in the coordinator's file."
 REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with its own status
 DROPPED = frozenset(("user-agent", "te", "content-type"))  # metadata that belongs to one connection
 ORDER = {"mixed": 0, "decode": 1, "flex": 2, "prefill": 3}  # who rather takes a whole request
@@ -83,14 +95,24 @@ class Port:
             await channel.close()
 
     def _handler(self, method: str) -> Any:
-        """What answers a method. Servers of another make generate as they do it."""
-        ours = all(each.extended for each in self._table.usable())
-        if method == STATISTICS and ours:
-            return grpc.unary_unary_rpc_method_handler(partial(self._enter, self._statistics))
-        if method == INFER and ours:
-            return grpc.unary_unary_rpc_method_handler(partial(self._enter, self._infer))
-        if method == STREAM and ours:
-            return grpc.stream_stream_rpc_method_handler(partial(self._enter, self._stream))
+        """What answers a method, None if there is none of that name. Servers of another make have their own way."""
+        usable = self._table.usable()
+        unary = grpc.unary_unary_rpc_method_handler
+        if method in PROBES:
+            return unary(partial(self._enter, partial(self._probe, *PROBES[method])))
+        if method == WATCH:
+            return grpc.unary_stream_rpc_method_handler(partial(self._enter, self._watch))
+        if all(each.extended for each in usable):
+            if method == STATISTICS:
+                return unary(partial(self._enter, self._statistics))
+            if method == INFER:
+                return unary(partial(self._enter, self._infer))
+            if method == STREAM:
+                return grpc.stream_stream_rpc_method_handler(partial(self._enter, self._stream))
+            if method in ASKED:
+                return unary(partial(self._enter, partial(self._ask, method)))
+            if usable:
+                return None
         return grpc.stream_stream_rpc_method_handler(partial(self._pass, method))
 
     async def _enter(self, work: Callable[..., Any], given: Any, context: Context) -> bytes | None:
@@ -140,7 +162,40 @@ class Port:
             else:
                 line.put(infer.failed(message, error.message).SerializeToString())
 
-    # -- statistics
+    # -- what the cluster says of itself
+
+    async def _probe(self, ask: methods.Ask, kind: Any, data: bytes, headers: Headers, context: Context) -> bytes:
+        """How the coordinator is, which is there even without an instance."""
+        facts = await self._facts(headers)
+        try:
+            return bytes(ask(_parsed(kind, data), Head("", 0, ""), facts).SerializeToString())
+        except ParleyError as error:
+            raise refused(error) from None
+
+    async def _watch(self, data: bytes, headers: Headers, context: Context) -> None:
+        """The same, now and whenever it changes."""
+        message, told = _parsed(methods.QUESTION, data), None
+        while True:
+            try:
+                state = methods.check(message, Head("", 0, ""), await self._facts(headers))
+            except ParleyError:
+                state = methods.STATE(status="SERVICE_UNKNOWN")
+            if state != told:
+                await context.write(state.SerializeToString())
+                told = state
+            await asyncio.sleep(LOOK)
+
+    async def _facts(self, headers: Headers) -> Facts:
+        ready = True
+        try:
+            await Cycle().run(self._front, "GET", "/v2/health/ready", headers)
+        except Refused:
+            ready = False
+        return Facts(__version__, (), ready)
+
+    async def _ask(self, method: str, data: bytes, headers: Headers, context: Context) -> bytes:
+        """What one instance says."""
+        return await Cycle().run(self._front, "POST", method, headers, data)
 
     async def _statistics(self, data: bytes, headers: Headers, context: Context) -> bytes:
         """Those of all instances, added up."""
@@ -157,13 +212,15 @@ class Port:
         wanted = {"model_stats": [each for each in every if each["name"] in names]}
         return bytes(filled("ModelStatisticsResponse", wanted).SerializeToString())
 
-    # -- all others
+    # -- servers of another make
 
     async def _pass(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         """One call, whatever its kind: a single message is a stream of one."""
         instance = self._chosen()
         if instance is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, words.NOT_READY)
+            unsaid = bool(self._table.usable())
+            code = grpc.StatusCode.UNIMPLEMENTED if unsaid else grpc.StatusCode.UNAVAILABLE
+            await context.abort(code, UNSAID if unsaid else words.NOT_READY)
             raise AssertionError  # abort has raised
         metadata = [
             (key, value)

@@ -1,6 +1,6 @@
 """From a work's arrival to its beginning: whether it can be done, and what it has to wait for.
 
-A work may have a grammar that is to be read, and an adapter that is not in memory. Both happens beside the steps, and
+A work may have a grammar that is to be read, and an adapter that is not in memory. Both happen beside the steps, and
 nobody else waits for it; whoever needs neither begins at once. Knows nothing of sequences and steps, and belongs to
 the loop's thread.
 """

@@ -24,9 +24,9 @@ class Head:
 
     For the answer: a unique id without prefix, the time in whole seconds, the model's fingerprint. Of the model that
     the request is for: its ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, how many
-    tokens its KV cache holds and could hold, and its makers' ``advice`` on sampling, under the names of
-    generation_config.json. Of the request: the parts of its path that the route names, decoded, its headers, names in
-    lower case, and what stands behind the path's ``?``.
+    tokens its KV cache holds and could hold, how many sequences wait, and its makers' ``advice`` on sampling, under the
+    names of generation_config.json. Of the request: the parts of its path that the route names, decoded, its headers,
+    names in lower case, and what stands behind the path's ``?``.
     """
 
     id: str
@@ -40,6 +40,7 @@ class Head:
     cached: int = 0
     capacity: int = 0
     advice: Mapping[str, float] = field(default_factory=dict)
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

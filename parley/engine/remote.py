@@ -148,14 +148,16 @@ class RemoteEngine(Engine):
                 self._writer.write(wire.frame(Shutdown()))
             self._writer.close()  # end-of-file ends the process, whatever it is doing
             self._writer = None
-        process, self._process = self._process, None
+        process = self._process
         if process is None:
             return None
         try:
-            return await asyncio.to_thread(process.wait, CLOSE_S)
+            code = await asyncio.to_thread(process.wait, CLOSE_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            return await asyncio.to_thread(process.wait)
+            code = await asyncio.to_thread(process.wait)
+        self._process = None  # not before: who is cancelled while waiting leaves it to the next
+        return code
 
 
 def _how(code: int | None) -> str:

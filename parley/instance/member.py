@@ -105,8 +105,9 @@ class Member:
     async def accept(self, taker: Taker) -> None:
         """Take over a request that another member has begun, or refuse it."""
         role = self.node.role
-        if role.unknown or role.name == "prefill":
-            await taker.refuse(f"Its role is {role.name}.")
+        if role.unknown or not role.decodes:
+            share = f" with {role.share} % for prompts" if role.name == "flex" else ""
+            await taker.refuse(f"Its role is {role.name}{share}.")
         else:
             await accept(self, taker)
 

@@ -7,6 +7,7 @@ are known, and fetches their pages while later ones are computed. Knows a genera
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ from parley.types import Output, Request, Work
 
 if TYPE_CHECKING:
     from parley.instance.member import Member
+
+log = logging.getLogger("parley.instance")
 
 
 class Declined(ParleyError):
@@ -239,7 +242,10 @@ class Prefill(Leg):
 
     def _asked(self, asking: asyncio.Task[Giver]) -> None:
         if not asking.cancelled() and (error := asking.exception()) is not None:
-            told = str(error) if isinstance(error, Refused | LinkError) else "an internal error"
+            told = str(error)
+            if not isinstance(error, Refused | LinkError):
+                log.error("Another instance could not be asked.", exc_info=error)
+                told = "an internal error"
             self.generation.abort(Declined(f"[P Node] Send D request failed:{told}"))
 
     def _filled(self, number: int, pages: list[int]) -> None:

@@ -3,8 +3,8 @@
 Shared by the coordinator, which chooses by them, and by instances, which report those of what they computed; both see
 the same bytes, so both find the same hashes. Nothing of the body is understood beyond where its prompt stands: the
 hashes are of the JSON text of tools and prompt as the client wrote it, or of the prompt in a message of Triton's gRPC,
-salted with model and cache salt. They are taken
-at marks that lie further apart the longer the prompt is, so that a megabyte has some sixty of them.
+salted with model and cache salt. They are taken at marks that lie further apart the longer the prompt is, so that a
+megabyte has some sixty of them.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _length(prompt: bytes, rate: float) -> int:
 def _name(raw: bytes) -> str:
     try:
         return _TEXT.decode(raw)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
 
 

@@ -176,14 +176,15 @@ class Results:
     async def serve(self, client: str, sink: Sink, epoch: str = "", number: int | None = None, seat: str = "") -> None:
         """Make a connection the client's, and send over it what there is until it is not any more.
 
-        ``number``: see ``Client.attach``. ``seat``: where the coordinator is, the same whenever it is started there; of
-        those that were there before and have no connection, the requests are ended.
+        ``number``: see ``Client.attach``. ``seat``: where the coordinator is, the same whenever it is started there.
+        One that begins, and is not only back, ends the requests of those that had its seat and have no connection.
         """
         known = self.client(client)
+        begins = bool(seat) and not known.seat and not epoch
         line, first = known.attach(sink, epoch, number)
         known.seat = seat
-        for other in list(self.clients.values()):
-            if seat and other.seat == seat and not other.connected:
+        for other in list(self.clients.values()) if begins else ():
+            if other.seat == seat and not other.connected:
                 other.close()
         await line.run(first)
 

@@ -30,6 +30,7 @@ log = logging.getLogger("parley.kv")
 
 LEASE_S = 30.0
 LINKS = 4096  # that may come in
+ENDED = "is not needed any more: the engine has ended"
 
 
 class Peer:
@@ -113,7 +114,8 @@ class Peer:
 
         if (link := self._pool.take(address, name)) is not None:
             return Giver(link, memory, free, fresh)
-        return Giver(await fresh(), memory, free)
+        link = await fresh()
+        return Giver(link, self._memories[name], free)  # which may be another by now, and is the link's
 
     async def close(self) -> None:
         """End all links and the listening; returns when nothing of it is left."""
@@ -144,6 +146,8 @@ class Peer:
             if not isinstance(hello, Hello):
                 raise Lost("it did not say what it wants")
             memory, welcome = await self._choose(link, hello, line.ticket)
+            if self._memories.get(hello.name) is not memory:  # links for it have been ended without this one
+                raise Lost("its engine has ended")
         except Unreachable as no:
             link.dismiss(Refuse(str(no)))
             raise Lost(str(no)) from None
@@ -240,7 +244,7 @@ class Peer:
         try:
             memory = self._memories.get(name)
             if memory is None or self._closed:
-                raise LinkError("is not needed any more: the engine has ended")
+                raise LinkError(ENDED)
             ways: list[Transport] = [Stream(memory, self._lease, pages)] if memory.page_bytes else []
             if self._shared and ways:
                 ways.append(Shared(memory, self._proof, self._maps))
@@ -252,6 +256,8 @@ class Peer:
             link.transport = next((way for way in ways if way.name == getattr(answer, "transport", "")), None)
             if not isinstance(answer, Welcome) or (ways and link.transport is None):
                 raise LinkError("did not say how pages shall come")
+            if self._memories.get(name) is not memory or self._closed:  # meanwhile
+                raise LinkError(ENDED)
             link.checksum, link.lease = answer.checksum, min(answer.lease, self._lease)
         except BaseException as error:
             link.fail(str(error) or "The connection ended too soon.")

@@ -25,6 +25,7 @@ from typing import Literal
 import llguidance
 import numpy as np
 import torch
+from llguidance.numpy import fill_next_token_bitmask
 
 from parley import native
 from parley.core.sequence import Sequence
@@ -54,6 +55,7 @@ class Grammars:
         self._tokenizer: Tokenizer | None = None
         self._spelled: llguidance.LLTokenizer | None = None
         self.ends: frozenset[int] = frozenset()  # tokens that end an answer
+        self.told = 0  # int32 words of llguidance's masks: of all tokens that the tokenizer or the model knows
         self._models: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self.pool = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar")
@@ -108,6 +110,7 @@ class Grammars:
 
     def _spell(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:
         size = max(self.vocab_size, tokenizer.vocab_size)
+        self.told = -(-size // 32)
         ends = sorted(tokenizer.eos_ids) or None
         try:
             spelled = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends, slices=[])
@@ -292,19 +295,22 @@ class Form:
                     self._mask(matcher)
 
     def _mask(self, matcher: llguidance.LLMatcher) -> None:
-        size = self._grammars.vocab_size
-        told = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: -(-size // 8)]
+        size, told = self._grammars.vocab_size, self._grammars.told
+        words = -(-size // WORD)
+        bits = np.zeros(max(4 * told, 8 * words), np.uint8)
+        fill_next_token_bitmask(matcher, bits[: 4 * told].view(np.int32)[np.newaxis])
+        bits = bits[: 8 * words]
         if matcher.is_error():
             raise ValueError(matcher.get_error())
-        bits = np.zeros(-(-size // WORD) * WORD // 8, np.uint8)
-        bits[: len(told)] = told
-        bits[len(told) - 1] &= 0xFF >> -size % 8
-        rest = bits.copy()
-        for id in self._grammars.ends - self._stops:
-            if id < size:
+        if size % WORD:  # the tokenizer may know more tokens than the model
+            _words(bits)[-1] &= np.uint64((1 << size % WORD) - 1)
+        ends = [id for id in self._grammars.ends - self._stops if id < size and bits[id // 8] >> id % 8 & 1]
+        if ends:  # tokens that end the answer, and that the request ignores, come when nothing else can
+            rest = bits.copy()
+            for id in ends:
                 rest[id // 8] &= ~np.uint8(1 << id % 8)
-        if _words(rest).any():  # end tokens that the request ignores come when nothing else can
-            bits = rest
+            if _words(rest).any():
+                bits = rest
         some = np.flatnonzero(_words(bits))
         if not len(some):
             raise ValueError("no token of the vocabulary may come next")

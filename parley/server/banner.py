@@ -12,6 +12,7 @@ from parley.dialects.dialect import Dialect
 from parley.engine.messages import Progress
 from parley.server.auth import is_loopback
 from parley.server.options import Offer, ServerOptions
+from parley.server.surfaces import PLANES
 from parley.types import ModelInfo
 
 
@@ -51,16 +52,23 @@ def opening(
     lines += [f"  {title:<{wide}} {url}" for title, url in listed]
     lines += [f"  gRPC     {place}" for place in grpc]
     lines.append(f"  health   {root}/health/ready")
-    own = [] if options.port is None else [options.host]
-    others = [each.host for each in options.listen + options.grpc if each.tls is None or not each.tls.clients]
-    public = [host for host in own + others if not is_loopback(host)]
+    own = [] if options.port is None else [("", options.host)]
+    others = [(each.api, each.host) for each in options.listen + options.grpc if not each.tls or not each.tls.clients]
+    public = [(api, host) for api, host in own + others if not is_loopback(host)]
     ordered = options.role != "mixed"  # by whoever may
     if public and ordered and not options.cluster_secret:
-        told = "may act for the cluster; --cluster-secret would name those who may"
-        lines.append(f"  warning: everybody who reaches {public[0]} {told}")
-    elif public and not ordered and not options.api_keys:
-        lines.append(f"  warning: everybody who reaches {public[0]} may use this server; --api-key would ask for a key")
+        lines.append(warning(public, "may act for the cluster; --cluster-secret would name those who may"))
+        return "\n".join(lines)
+    if ordered:  # who knows the secret; planes take no orders
+        public = [(api, host) for api, host in public if api in PLANES]
+    if public and not options.api_keys:
+        lines.append(warning(public, "may use this server; --api-key would ask for a key"))
     return "\n".join(lines)
+
+
+def warning(places: Iterable[tuple[str, str]], told: str) -> str:
+    """What everybody may do who reaches one of these addresses. ``places``: names of ports, and where they listen."""
+    return f"  warning: everybody who reaches {' or '.join(dict.fromkeys(host for _, host in places))} {told}"
 
 
 def ready(seconds: float) -> str:

@@ -261,7 +261,20 @@ class Model:
         cached, capacity = stats.blocks_used * size, stats.blocks_total * size
         advice = self._language.advice if self._language is not None else {}
         created = int(time.time()) if created is None else created
-        return Head(id, created, self.fingerprint, context, device, path, headers, query, cached, capacity, advice)
+        return Head(
+            id,
+            created,
+            self.fingerprint,
+            context,
+            device,
+            path,
+            headers,
+            query,
+            cached,
+            capacity,
+            advice,
+            stats.waiting,
+        )
 
     def hold(self, choices: int, tenant: str = "") -> None:
         """Take places. A request is let in whole as long as one place is free. Raises Overloaded.

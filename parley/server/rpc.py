@@ -80,16 +80,14 @@ class Port:
     def _handlers(self) -> list[Any]:
         unary, answers = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         both = grpc.stream_stream_rpc_method_handler
-        inference, methods = INFERENCE.service("GRPCInferenceService")
+        inference, _ = INFERENCE.service("GRPCInferenceService")
         health, _ = HEALTH.service("Health")
         calls = {
             "ModelInfer": unary(self._entry(inference, "ModelInfer", self._infer)),
             "ModelStreamInfer": both(self._entry(inference, "ModelStreamInfer", self._stream)),
         }
-        for method in methods:
-            if ask := control.CALLS.get(method.name):
-                work = partial(self._ask, ask, INFERENCE(method.input_type.name))
-                calls[method.name] = unary(self._entry(inference, method.name, work))
+        for name, ask in control.CALLS.items():
+            calls[name] = unary(self._entry(inference, name, partial(self._ask, ask, control.question(name))))
         probes = {
             "Check": unary(self._entry(health, "Check", partial(self._ask, control.check, control.QUESTION))),
             "Watch": answers(self._entry(health, "Watch", self._watch)),

@@ -113,7 +113,7 @@ def _prompts(model: Model, request: Request) -> list[tuple[Prepared, int]]:
     for prompt in request.prompts:
         # where a prompt is cut anyway, none is hopelessly long
         most = limit if request.overflow == "refuse" else None
-        prepared = language.prepare(prompt, most, request.truncate, pooling=request.pooling)
+        prepared = language.prepare(prompt, most, request.truncate, request.keep, pooling=request.pooling)
         if longest is not None or request.overflow != "refuse":
             prepared = _shortened(request, prepared, min(longest or limit, limit - 1))
         if predicted is not None:
@@ -146,7 +146,7 @@ def _room(model: Model, request: Request, ids: list[int]) -> int:
     if not ids:
         raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
     if max(ids) >= info.vocab_size:
-        told = f"Token id {max(ids)} is not in the vocabulary of {info.vocab_size} tokens."
+        told = f"Token id {max(ids)} is out of vocabulary: there are {info.vocab_size} tokens."
         raise UnknownToken(told, field="prompt")
     room = info.max_model_len - len(ids)
     wanted = stop.max_tokens if stop.max_tokens is not None else max(1, stop.min_tokens)

@@ -31,13 +31,12 @@ from parley.errors import Invalid, excerpt
 from parley.types import Grammar
 
 from . import schema as schemas
-from .bounds import READING
+from .bounds import READING, SIZE
 from .lark import Lark, quoted
 from .refused import Refused
 from .tags import TEXT, Writer
 from .tokenizer import Tokenizer
 
-SIZE = 128 << 10  # characters of a grammar's text
 SIZE_GBNF = 32 << 10  # read by Python, which takes longer
 BUDGET = 0.5  # seconds of processor time
 STEP = 0.03  # of them for the first mask: a batch may have to wait so long for one

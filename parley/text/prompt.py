@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -25,6 +26,7 @@ from .tokenizer import Tokenizer, read_json
 
 ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 TAIL = 16  # tokens at the end of a prompt in which a closing mark is looked for
+Keep = Literal["head", "tail"]  # the part of a longer text that is read
 PROBE = 32  # characters per token: what is longer than so many for each token allowed is probed before it is read
 
 
@@ -105,34 +107,40 @@ class Language:
         return cls(tokenizer, template, _advice(Path(folder)), Customs.load(Path(folder)), markup)
 
     def prepare(
-        self, prompt: Prompt, limit: int | None = None, cut: int | None = None, *, pooling: Pooling | None = None
+        self,
+        prompt: Prompt,
+        limit: int | None = None,
+        cut: int | None = None,
+        keep: Keep = "tail",
+        *,
+        pooling: Pooling | None = None,
     ) -> Prepared:
         """Render and encode. Takes long for a long prompt (run it in a thread). Raises BadRequest.
 
         With ``limit``, the context length, a text that is hopelessly longer is refused before all of it was read
-        (ContextLength). What comes back may still be too long. With ``cut`` only so many of the last tokens come
-        back, and of a hopelessly longer text only the end is read. A prompt that a vector is made of, as ``pooling``
-        says, is cut at its end instead, and keeps the marks around it.
+        (ContextLength). What comes back may still be too long. With ``cut`` only so many tokens of the end that is
+        kept come back, and of a hopelessly longer text no more is read. Of a beginning, and of what a vector is made
+        of as ``pooling`` says, the marks around it are among them.
         """
-        last, first = (cut, None) if pooling is None else (None, cut)
+        marked = keep == "head" or pooling is not None
         if pooling is not None and isinstance(prompt, Text):
             prompt = Text(self.customs.apply(prompt.text, pooling.prompt), prompt.special, prompt.turn)
         if isinstance(prompt, Text) and prompt.turn and self.template:
-            return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, last))
+            return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, cut, keep, marked))
         if isinstance(prompt, Chat):
             text = self.render(prompt)
-            if first is not None:
-                return Prepared(self._encode_start(text, False, first))
+            ids = self._encode(text, False, limit, cut, keep, marked)
+            if pooling is not None:
+                return Prepared(ids)
+            if keep == "head" and cut is not None:  # how the answer begins is for what was left to say
+                text = self.tokenizer.decode(ids, skip_special=False)
             markup = answer.readable(self.markup, prompt)
             thinking = begins_thinking(markup, text, prompt.continue_final)
             tools = Tools(answer.callable_tools(prompt))
-            ids = self._encode(text, False, limit, last)
             return Prepared(ids, markup, thinking, tools, not prompt.parallel or prompt.only is not None)
         if isinstance(prompt, Text):
-            if first is not None:
-                return Prepared(self._encode_start(prompt.text, prompt.special, first))
-            return Prepared(self._encode(prompt.text, prompt.special, limit, last))
-        return Prepared(prompt.ids[:first] if last is None else prompt.ids[-last:])
+            return Prepared(self._encode(prompt.text, prompt.special, limit, cut, keep, marked))
+        return Prepared(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
 
     def predict(self, text: str, limit: int) -> Predicted | None:
         """A text that may be the answer, as far as so many tokens go; None for an empty one."""
@@ -176,13 +184,11 @@ class Language:
         return made
 
     def _compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
-        form = self._form(prompt, grammar)
-        if form is None:
-            return ""
         if _forced(prompt) and grammar is not None:
             self.grammars.get(grammar)  # it has no say, but is not to be wrong
         try:
-            return self.grammars.get(form)
+            form = self._form(prompt, grammar)
+            return self.grammars.get(form) if form is not None else ""
         except Invalid:
             loose = answer.unfit(prompt, self.grammars.get) if isinstance(prompt, Chat) else None
             if not loose:
@@ -240,9 +246,11 @@ class Language:
             return "", prompt.ids, [(0, 0)] * len(prompt.ids)
         return text, *self.tokenizer.spell(text, special)
 
-    def _encode(self, text: str, special: bool, limit: int | None, last: int | None) -> list[int]:
-        if last is not None and (limit is None or last <= limit):  # more would not fit, cut or not
-            return self._encode_end(text, special, limit, last)
+    def _encode(
+        self, text: str, special: bool, limit: int | None, cut: int | None, keep: Keep, marked: bool
+    ) -> list[int]:
+        if cut is not None and (limit is None or cut <= limit):  # more would not fit, cut or not
+            return self._encode_cut(text, special, cut, keep) if marked else self._encode_end(text, special, limit, cut)
         size = PROBE * limit if limit is not None else len(text)
         while limit is not None and size < len(text):
             # The rest cannot halve what its beginning has: where a token ends depends on little of what follows.
@@ -254,13 +262,14 @@ class Language:
             size *= PROBE
         return self.tokenizer.encode(text, special)
 
-    def _encode_start(self, text: str, special: bool, count: int) -> list[int]:
+    def _encode_cut(self, text: str, special: bool, count: int, keep: Keep) -> list[int]:
         size = PROBE * count
         while size < len(text):
-            if len(self.tokenizer.encode(text[:size], special=False)) > 2 * count:  # twice: as in ``_encode_end``
-                return self.tokenizer.encode_first(text[:size], special, count)
+            part = text[:size] if keep == "head" else text[-size:]
+            if len(self.tokenizer.encode(part, special=False)) > 2 * count:  # twice: as in ``_encode_end``
+                return self.tokenizer.encode_cut(part, special, count, keep)
             size *= PROBE
-        return self.tokenizer.encode_first(text, special, count)
+        return self.tokenizer.encode_cut(text, special, count, keep)
 
     def _encode_end(self, text: str, special: bool, limit: int | None, count: int) -> list[int]:
         size = PROBE * limit if limit is not None else len(text)

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 from tokenizers import AddedToken
@@ -117,14 +117,14 @@ class Tokenizer:
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
 
-    def encode_first(self, text: str, special: bool, count: int) -> list[int]:
-        """The first tokens of a text, at most ``count`` together with the marks around them."""
+    def encode_cut(self, text: str, special: bool, count: int, keep: Literal["head", "tail"]) -> list[int]:
+        """The tokens of one end of a text, at most ``count`` together with the marks around them."""
         try:
             (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
         except TypeError:
-            return self.encode_first(_paired(text), special, count)
+            return self.encode_cut(_paired(text), special, count, keep)
         marks = self.backend.num_special_tokens_to_add(False) if special else 0
-        encoding.truncate(max(0, count - marks))
+        encoding.truncate(max(0, count - marks), direction="right" if keep == "head" else "left")
         if special:
             encoding = self.backend.post_process(encoding, add_special_tokens=True)
         return encoding.ids[:count]

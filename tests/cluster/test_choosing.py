@@ -5,11 +5,13 @@ import math
 
 import pytest
 from floor import Clock, cluster, lose, up
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parley.cluster.choice import Refused
+from parley.cluster.health import Unanswered
 from parley.cluster.load import Demand, token_sum
+from parley.cluster.metrics import Metrics
 from parley.cluster.policy import Wanted
 from parley.instance.prefix import Mark, Turns
 
@@ -314,6 +316,7 @@ SAID = st.recursive(
 
 @given(SAID)
 @settings(max_examples=25, deadline=None)
+@example({"prefill_rate": 10**400, "transfers": {"bytes": 10**400}})
 async def test_whatever_a_status_says_choosing_goes_on(said):
     table, choice = cluster("mixed", "mixed")
     one, _ = table
@@ -322,6 +325,11 @@ async def test_whatever_a_status_says_choosing_goes_on(said):
         for member in ("service", "resource", "parley"):
             table.status(one, {member: said})
     (await choice.choose(Wanted(10, [Mark(10, 1)], model="a"))).end()
+    assert Metrics(table, choice, silent).own()
+
+
+async def silent(url, method="GET", body=b"", timeout=5.0):
+    raise Unanswered
 
 
 async def test_a_d_whose_tokens_would_come_too_slowly_takes_no_more_until_some_have_ended():

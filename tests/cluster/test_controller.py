@@ -63,11 +63,14 @@ async def test_instances_without_a_role_get_the_one_that_is_rarer():
     ):
         for each in table:
             each.role = "none"
+        table.withhold(table.instances[2], True)
         for _ in range(3):
             before = len(net.given)
             controller.step()
             await until(lambda before=before: len(net.given) > before and controller._changing.done())
         assert sorted(each.role for each in table) == ["decode", "decode", "prefill"]
+        assert [each.offline for each in table] == [False, True, False]
+        table.withhold(table.instances[2], False)
         assert table.ready()
         controller.step()
         assert controller._changing.done()  # that is the ratio

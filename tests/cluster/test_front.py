@@ -11,7 +11,7 @@ from asking import told
 from scripted import Asked, Script, Scripted
 
 from parley.cluster import words
-from parley.cluster.config import Options
+from parley.cluster.config import Options, Tls
 from parley.cluster.coordinator import Coordinator
 from parley.cluster.paths import WITHIN, Paths
 from parley.server.port import listen
@@ -321,24 +321,29 @@ async def test_nobody_is_a_coordinator_through_one(cluster):
 
 
 @pytest.mark.parametrize(
-    ("where", "given", "warns"),
+    ("port", "where", "given", "changes", "sees"),
     [
-        ("0.0.0.0", {}, True),
-        ("::", {}, True),
-        ("127.0.0.1", {}, False),
-        ("0.0.0.0", {"secret": "s" * 32}, False),
+        ("management", "0.0.0.0", {}, True, True),
+        ("management", "::", {}, True, True),
+        ("management", "127.0.0.1", {}, False, False),
+        ("management", "0.0.0.0", {"secret": "s" * 32}, False, True),
+        ("management", "0.0.0.0", {"tls": Tls(clients="ca.pem")}, False, False),
+        ("metrics", "0.0.0.0", {"secret": "s" * 32}, False, True),
+        ("metrics", "127.0.0.1", {}, False, False),
+        ("status", "0.0.0.0", {}, False, True),
     ],
 )
-async def test_who_may_change_the_cluster_is_said_at_the_start(capsys, where, given, warns):
-    sockets = {"predict": ("127.0.0.1", listen("127.0.0.1", 0)), "management": (where, listen(where, 0))}
+async def test_who_may_change_or_see_the_cluster_is_said_at_the_start(capsys, port, where, given, changes, sees):
+    sockets = {"predict": ("127.0.0.1", listen("127.0.0.1", 0)), port: (where, listen(where, 0))}
     coordinator = Coordinator(Options(**given), sockets)
     task, told = asyncio.create_task(coordinator.run(signals=False)), ""
-    while "management" not in told:
+    while port not in told:
         await asyncio.sleep(0.01)
         told += capsys.readouterr().out
     coordinator.stop()
     await task
-    assert (f"everybody who reaches {where} may change which instances there are" in told) == warns, told
+    assert (f"everybody who reaches {where} may change which instances there are" in told) == changes, told
+    assert (f"everybody who reaches {where} may see which instances there are" in told) == sees, told
 
 
 def test_every_route_of_a_server_is_found():

@@ -77,7 +77,7 @@ async def served(app):
 
 def empty():
     table, choice = cluster(clock=Clock())
-    return table, choice, Management(table, choice)
+    return table, choice, Management(table, choice, Net())
 
 
 async def test_a_list_makes_keeps_changes_and_removes_instances():
@@ -179,7 +179,7 @@ async def test_an_instance_that_fails_its_checks_is_skipped(wrong):
 
 async def test_instances_go_out_of_service_and_back():
     table, choice = cluster("prefill", "prefill", "decode")
-    management = Management(table, choice)
+    management = Management(table, choice, Net())
     async with served(management.app) as say:
         for content in ("", "{}", '{"ids":5}', '{"ids":["1"]}', json.dumps({"ids": list(range(4097))})):
             assert await say("POST", "/v1/instances/offline", content) == (400, b"", False)
@@ -207,7 +207,7 @@ async def test_a_question_that_is_none_is_answered_as_if_all_had_ended(content):
 
 async def test_what_has_no_route_is_refused_and_the_connection_closed():
     table, choice = cluster("mixed")
-    management = Management(table, choice)
+    management = Management(table, choice, Net())
     apps = (management.app, Status(table, choice, management).app, Metrics(table, choice, Net()).app)
     for app in apps:
         async with served(app) as say:
@@ -220,7 +220,7 @@ async def test_what_has_no_route_is_refused_and_the_connection_closed():
 async def test_a_standby_is_alive_but_not_ready():
     table, choice = cluster("prefill", "decode")
     up(table, table.instances[2], models=["llama"])
-    management = Management(table, choice)
+    management = Management(table, choice, Net())
     async with served(management.app) as say, served(Status(table, choice, management).app) as ask:
         for path in ("/v1/readiness", "/v2/health/ready", "/health/ready"):
             assert await ask("GET", path) == (200, b"", False)
@@ -238,7 +238,7 @@ async def test_a_standby_is_alive_but_not_ready():
 
 async def test_alarms_come_in_and_its_own_beside_them_and_old_ones_go():
     table, choice = cluster("mixed", "mixed")
-    management = Management(table, choice)
+    management = Management(table, choice, Net())
     lose(table, table.instances[2])
     table.fault(table.instances[1], "no connection")
     async with served(management.app) as say:
@@ -253,6 +253,28 @@ async def test_alarms_come_in_and_its_own_beside_them_and_old_ones_go():
         for _ in range(150):
             await say("POST", "/v1/alarm/llm_engine", "{}")
         assert len(json.loads((await say("GET", "/v1/alarms"))[1])["alarms"]) == 100
+
+
+async def test_a_controller_is_told_to_end_an_instance():
+    table, choice = cluster(clock=Clock())
+    net = Net()
+    async with served(Management(table, choice, net).app) as say:
+        assert (await say("POST", "/v1/instances/refresh", body(item(1), item(2))))[0] == 200
+        table.instances[2].management = "http://10.0.0.2:1026"
+
+        async def terminate(**members):
+            return (await say("POST", "/v1/terminate-service", json.dumps(members)))[:2]
+
+        for members in ({}, {"ip": "10.0.0.2"}, {"ip": "10.0.0.2", "port": 1025}, {"ip": ["10.0.0.2"], "port": "1"}):
+            assert await terminate(**members) == (400, b"")
+        assert (await say("POST", "/v1/terminate-service", "[]"))[0] == 400
+        assert await terminate(ip="10.0.0.3", port="1025") == await terminate(ip="10.0.0.2", port="1026") == (500, b"")
+        assert not net.asked
+        where = "http://10.0.0.2:1026/stopService?mode=Force"
+        for answer, status in ((None, 500), ((404, b""), 500), ((200, b""), 200)):
+            net.answers[where] = answer
+            assert (await terminate(ip="10.0.0.2", port="1025"))[0] == status
+        assert net.asked == [("GET", where, b"")] * 3
 
 
 PAGE = """# HELP num_requests_running Sequences.
@@ -321,7 +343,7 @@ async def test_metrics_are_sums_over_instances_and_reused_for_a_while():
 
 async def test_the_page_needs_nothing_else_and_its_data_has_what_it_reads():
     table, choice = cluster("prefill", "decode", "flex")
-    management = Management(table, choice)
+    management = Management(table, choice, Net())
     await choice.choose(Wanted(100))
     async with served(Status(table, choice, management).app) as say:
         status, page, _ = await say("GET", "/")
@@ -402,14 +424,14 @@ async def test_an_instance_that_stops_answering_is_lost_and_found_again():
 
 async def test_who_changes_something_shows_the_secret_where_there_is_one():
     table, choice = cluster("mixed", clock=Clock(), secret="s")
-    async with served(Management(table, choice).app) as say:
+    async with served(Management(table, choice, Net()).app) as say:
         for headers in ((), ("parley-secret: t",)):
             status, told, _ = await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', *headers)
             assert status == 401 and b"parley-secret" in told
         assert (await say("GET", "/v1/coordinator_info"))[0] == 200
         assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', "parley-secret: s"))[0] == 200
     clients = cluster("mixed", clock=Clock(), secret="s", tls={"certificate": "c", "key": "k", "clients": "a"})
-    async with served(Management(*clients).app) as say:  # those are known by their certificates
+    async with served(Management(*clients, Net()).app) as say:  # those are known by their certificates
         assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}'))[0] == 200
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import socket
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -371,6 +372,7 @@ ANSWERS = {
     "no output": b'{"reqId":"1","isStream":true,"isLastResp":true}',
     "no last": b'{"reqId":"1","isStream":true,"output":""}',
     "no base64": b'{"reqId":"1","isStream":true,"isLastResp":true,"output":"?","encoding":"base64"}',
+    "no header": '{"reqId":"1","isStream":true,"isLastResp":true,"output":"","headers":[["x","…"]]}'.encode(),
 }
 
 
@@ -474,7 +476,8 @@ async def test_instances_are_told_where_a_coordinator_is_and_which_run_it_is(clu
     for each, port in zip(told, ports, strict=True):
         with socket.create_server(("127.0.0.1", 0)) as other:
             assert each["seat"] != seat("127.0.0.1", other)
-        assert each["seat"] == sha256(f"{socket.gethostname()} 127.0.0.1 {port}".encode()).hexdigest()[:32]
+        run = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        assert each["seat"] == sha256(f"{run} {socket.gethostname()} 127.0.0.1 {port}".encode()).hexdigest()[:32]
 
 
 async def test_a_d_that_was_restarted_has_lost_its_requests(cluster):

@@ -81,6 +81,11 @@ async def test_what_fails_there_fails_here(passed):
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await channel.unary_unary("/a/b")(b"fail")
     assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.NOT_FOUND, "no such thing")
+    place, table.instances[1].grpc = table.instances[1].grpc, ""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await channel.unary_unary("/a/b")(b"a")
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED and "grpc" in refused.value.details()
+    table.instances[1].grpc = place
     table.attach(table.instances[1], False)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await channel.unary_unary("/a/b")(b"a")

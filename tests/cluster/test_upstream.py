@@ -9,7 +9,8 @@ import pytest
 
 from parley.cluster.config import Options
 from parley.cluster.connections import Connections
-from parley.cluster.table import Instance, Table
+from parley.cluster.instance import Instance
+from parley.cluster.table import Table
 from parley.cluster.upstream import Broken, Response, Unreachable, Upstream
 
 SIZED = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nX-A: b\r\n\r\nabc"

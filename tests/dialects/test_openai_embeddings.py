@@ -87,16 +87,16 @@ def test_a_wrong_member_is_named(members, field, said):
     assert caught.value.field == field and said in caught.value.message
 
 
-@pytest.mark.parametrize("members", [{"truncation_side": "left"}, {"mm_processor_kwargs": {"a": 1}}])
-def test_what_is_not_there_is_refused(members):
+def test_what_is_not_there_is_refused():
     with pytest.raises(Unsupported):
-        read(**members)
+        read(mm_processor_kwargs={"a": 1})
 
 
 def test_what_members_mean():
     request = read(dimensions=4, truncate_prompt_tokens=9, normalize=False, cache_salt="s", user="u").request
     assert request.pooling == Pooling(4, False) and request.truncate == 9 and request.salt == "s" and not request.stream
     assert read(truncate_prompt_tokens=-1).request.truncate == 512
+    assert (request.keep, read(truncation_side="left").request.keep) == ("head", "tail")
     assert read(padding=True).request == read().request and read(priority=3).request.priority == 3
     assert read(prompt_name="query").request.pooling == Pooling(prompt="query")
     assert read(use_activation=True).request.pooling == Pooling(normalize=True)

@@ -141,7 +141,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
     ({"truncate_prompt_tokens": 5, "truncation_side": "middle"}, "truncation_side"),
-    ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, "truncation_side"),
     ({"structured_outputs": {}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.json"),
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
@@ -284,7 +283,8 @@ def test_strict_has_rules_of_its_own(read, schema, text):
 
 
 def test_truncation(read):
-    assert read(truncate_prompt_tokens=5).request.truncate == 5
+    assert read(truncate_prompt_tokens=5).request.truncate == 5 and read().request.keep == "tail"
+    assert [read(truncation_side=side).request.keep for side in ("left", "right")] == ["tail", "head"]
     assert read(truncate_prompt_tokens=-1, max_tokens=6).request.truncate == 250
     assert read(truncate_prompt_tokens=-1, max_tokens=1000).request.truncate == 1
 

@@ -29,9 +29,16 @@ def refused(read: control.Ask, body: Any = b"", **path: str) -> tuple[int, str]:
     return status, json.loads(data)["error"]
 
 
-def test_health_has_no_body():
-    assert control.health(True) == Answer(200, b"", b"")
-    assert control.health(False) == Answer(400, b"", b"")
+@pytest.mark.parametrize("member", ["live", "ready"])
+@pytest.mark.parametrize("good", [True, False])
+def test_health_has_a_body_where_a_client_of_kserve_may_ask(member, good):
+    status, body = (200, b'{"%s":true}') if good else (400, b'{"%s":false}')
+    for dialect, answer in ((DIALECT, Answer(status, body % member.encode())), (STRICT, Answer(status, b"", b""))):
+        (route,) = [route for route in dialect.routes if route.path == f"/v2/health/{member}"]
+        assert route.write(good) == answer
+
+
+def test_a_ready_model_has_no_body():
     assert ask(control.ready, model="m") == Answer(200, b"", b"")
     assert ask(control.ready, LOADING, model="m") == Answer(400, b'{"error":"Model version not ready"}')
 

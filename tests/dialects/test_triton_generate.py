@@ -527,6 +527,12 @@ def test_half_precision_has_no_json():
         (NotFound("Unknown request URL"), 404, "Not Found"),
         (NotAllowed("GET is not allowed"), 405, "Method Not Allowed"),
         (UnknownModel("no", name="x"), 404, "Request for unknown model: 'x' is not found"),
+        (UnknownModel("no", name="x", field="adapter"), 404, "LoRA feature is not enabled."),
+        (
+            UnknownModel("no", name="x", served=["a", "b"], field="adapter"),
+            404,
+            "LoRA x is not supported, we currently support ['a', 'b']",
+        ),
         (NotReady("The model is still loading."), 503, "The model is still loading."),
         (Overloaded("Full."), 503, "Full."),
         (TooLarge("Too large."), 400, "Too large."),
@@ -542,15 +548,14 @@ def test_errors_have_one_member(error, status, message):
 
 def test_strictly_many_responses_are_none_where_one_is_due():
     reply = read(stream=True, strict=True)
-    reply.add([Accepted(0, [1])])
-    reply.add([Delta(0, "a")])
-    reply.add([Delta(0, "b"), done()])
+    reply.add([Accepted(0, [1]), Delta(0, "ab"), done(tokens=2)])  # however they came here
     assert reply.body(Usage()) == (
         b'{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates '
         b'various number of responses"}'
     )
     reply = read(stream=True, strict=True)
-    reply.add([Accepted(0, [1]), Delta(0, "a"), done()])
+    reply.add([Accepted(0, [1])])
+    reply.add([Delta(0, "a"), done(tokens=1)])
     assert json.loads(reply.body(Usage()))["text_output"] == "a"
     reply = read(strict=True)
     reply.add([Delta(0, "a")])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, Head
+from parley.dialects.dialect import Answer, Head, Timings
 from parley.dialects.facts import Card, Facts
 from parley.dialects.vllm import chat, completions, control, shared
 from parley.errors import (
@@ -28,6 +28,7 @@ HEAD = Head("0123456789abcdef0123456789abcdef", 1700000000, "fp_1", context=256,
 ID = HEAD.id[:16]
 USER = [{"role": "user", "content": "Hi"}]
 USAGE = Usage(prompt_tokens=11, completion_tokens=3, cached_tokens=4)
+TIMINGS = Timings(1.0, 0.1, 0.2, 0.7)
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
@@ -121,6 +122,20 @@ def test_names_of_requests(read):
     assert name(read(headed(b"a\tb"))) == ID
 
 
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        (b"TEXT", b"TEXT named_metrics.num_requests_waiting=2.0, named_metrics.kv_cache_usage_perc=0.25"),
+        (b"json", b'JSON {"named_metrics": {"num_requests_waiting": 2.0, "kv_cache_usage_perc": 0.25}}'),
+    ],
+)
+def test_balancers_are_told_the_load(read, form, told):
+    asks = JSON | {b"endpoint-load-metrics-format": form}
+    head = Head(HEAD.id, 1700000000, "fp_1", context=256, headers=asks, cached=5, capacity=20, waiting=2)
+    assert list(read(head).headers(TIMINGS)) == [(b"endpoint-load-metrics", told)]
+    assert not read(head).headers(None) and not read().headers(TIMINGS)  # a stream has none
+
+
 # -- refusals
 
 SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
@@ -166,6 +181,16 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logit_bias": {"x": 1}}, "logit_bias contains key(s) that cannot be converted to integer token IDs: ['x'] "
      "(parameter=logit_bias, value=['x'])", "logit_bias"),
     ({"min_tokens": 5, "max_tokens": 2}, "min_tokens must be less than or equal to max_tokens=2, got 5.", None),
+    ({"truncate_prompt_tokens": 200, "max_tokens": 100},
+     "truncate_prompt_tokens=200 cannot be greater than max_model_len - max_tokens = 156. Please request a smaller "
+     "truncation size. (parameter=truncate_prompt_tokens, value=200)", "truncate_prompt_tokens"),
+    ({"logprob_token_ids": [5]}, "when using `logprob_token_ids`, `logprobs` must be set. "
+     "(parameter=logprob_token_ids)", "logprob_token_ids"),
+    ({"logprob_token_ids": []}, "`logprob_token_ids` must not be an empty list. (parameter=logprob_token_ids)",
+     "logprob_token_ids"),
+    ({"seed": 2**63}, "1 validation error:\n  {'type': 'less_than_equal', 'loc': 'body.seed', 'msg': 'Input should be "
+     "less than or equal to 9223372036854775807', 'input': 9223372036854775808, 'ctx': {'le': 9223372036854775807}}",
+     "body.seed"),
     ({"logit_bias": {"5": 101}}, "1 validation error:\n  {'type': 'less_than_equal', 'loc': "
      "'body.logit_bias.5', 'msg': "
      "'Input should be less than or equal to 100', 'input': 101, 'ctx': {'le': 100}}", "body.logit_bias.5"),
@@ -207,6 +232,10 @@ OF_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tools": []},
      "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", None),
     ({"tool_choice": "required"}, "When using `tool_choice`, `tools` must be set.", None),
+    ({"tool_choice": "auto", "tools": None}, "When using `tool_choice`, `tools` must be set.", None),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}},
+      "structured_outputs": {"regex": "a"}},
+     "You can only either use constraints for structured outputs or tools, not both.", None),
     ({"chat_template": "x"}, "Chat template is passed with request, but --trust-request-chat-template is not set. "
      "Refused request with untrusted chat template.", None),
     ({"continue_final_message": True, "add_generation_prompt": True},
@@ -225,6 +254,8 @@ OF_TEXTS: list[tuple[dict[str, Any], str, str | None]] = [
      "20 (parameter=prompt_logprobs, value=-1)", "prompt_logprobs"),
     ({"prompt": []}, "You must pass at least one prompt", None),
     ({"prompt": None}, "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
+    ({"prompt": None, "prompt_embeds": []},
+     "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
     ({"suffix": "x"}, "suffix is only supported for models with FIM completion rendering", None),
 ]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parley.instance.prefix import MARKS, Known, Mark, look
@@ -45,6 +45,7 @@ def test_model_salt_tools_and_adapter_keep_prompts_apart():
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | WORDS, st.lists).map(
     lambda value: json.dumps({"messages": value, "model": value}).encode()))  # fmt: skip
 @settings(max_examples=60, deadline=None)
+@example(b'{"model":"\xff","messages":[]}')
 def test_any_bytes_are_looked_at(body):
     found = look(body)
     found.turns()

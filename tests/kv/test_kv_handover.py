@@ -16,7 +16,7 @@ from linked import WAYS, begun, pair
 
 from parley.kv.giver import Giver, Refused
 from parley.kv.memory import runs
-from parley.kv.peer import split
+from parley.kv.peer import Peer, split
 from parley.kv.transport import LinkError, Lost
 
 
@@ -371,6 +371,30 @@ async def test_a_taker_whose_engine_ended_loses_its_hand_overs() -> None:
             p.remove("demo")
             with pytest.raises(LinkError, match="no pages of a model"):
                 await p.connect(f"127.0.0.1:{d.port}", "demo")
+
+
+@pytest.mark.parametrize("side", ("giver", "taker"))
+async def test_a_link_for_an_engine_that_ended_meanwhile_is_none(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = Peer._choose
+    with Pages(seed=2) as source, Pages() as target, Pages(seed=3) as later:
+        async with pair("shared", source, target) as (p, d, takers):
+
+            async def late(peer: Peer, *given: Any) -> Any:
+                chosen = await choose(peer, *given)
+                (p if side == "giver" else d).add("demo", later.arena)
+                return chosen
+
+            monkeypatch.setattr(Peer, "_choose", late)
+            with pytest.raises(LinkError):
+                await p.connect(f"127.0.0.1:{d.port}", "demo")
+            monkeypatch.undo()
+            giver, taker, question = await begun(p, d, takers)
+            await taker.accept([(0, [1])])
+            await question
+            giver.filled(0, [5])
+            await giver.done()
+            source, target = (later, target) if side == "giver" else (source, later)
+            assert target.page(1) == source.page(5)
 
 
 @pytest.mark.parametrize(

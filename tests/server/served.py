@@ -92,7 +92,7 @@ def request(method: str, path: str, body: Any = None, headers: dict[str, str] | 
 def concrete(path: str) -> str:
     """A route's path with its parts filled in."""
     named = {"model": "tiny", "model:path": "tiny", "version": "1", "repo": "r", "region": "x", "response": "r",
-             "endpoint": "tiny", "served": "tiny", "id": "i"}  # fmt: skip
+             "endpoint": "tiny", "served": "tiny", "id": "i", "method": "ServerMetadata"}  # fmt: skip
     return re.sub(r"\{([^}]+)\}", lambda part: named[part[1]], path)
 
 

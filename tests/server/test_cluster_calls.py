@@ -17,9 +17,11 @@ from served import Served
 from test_triton_grpc import BROKEN, Calls, final, refused, said
 from test_triton_grpc import request as unseeded
 
-from parley.cluster import calls
+from parley.cluster import calls, words
 from parley.cluster import rpc as before
 from parley.cluster.config import Tls
+from parley.dialects.triton.calls import SERVICE
+from parley.dialects.triton.rpc import control
 from parley.instance.decode import Decode
 from parley.server import rpc as alone
 from parley.server.tls import BadTls
@@ -43,12 +45,12 @@ class Both:
     def __init__(self, cluster: Cluster, many: Calls, one: Calls):
         self.cluster, self.many, self.one = cluster, many, one
 
-    async def same(self, made: Any, *, metadata: Any = ()) -> Any:
+    async def same(self, made: Any, *, method: str = "ModelInfer", metadata: Any = ()) -> Any:
         """The answer to a call, or how it is refused."""
         answers = []
         for side in (self.many, self.one):
             try:
-                answers.append(await side.send("ModelInfer", made.SerializeToString(), 20, metadata))
+                answers.append(await side.send(method, made.SerializeToString(), 20, metadata))
             except grpc.aio.AioRpcError as error:
                 answers.append((error.code(), error.details()))
         assert answers[0] == answers[1]
@@ -238,6 +240,54 @@ async def test_statistics_are_sums(both) -> None:
     assert expected[0] == expected[1]
 
 
+QUESTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("ServerLive", {}), ("ServerReady", {}), ("ServerMetadata", {}), ("ModelReady", {"name": "tiny"}),
+    ("ModelReady", {"name": "other"}), ("ModelMetadata", {"name": "tiny", "version": "1"}),
+    ("ModelMetadata", {"name": "tiny", "version": "2"}), ("ModelConfig", {"name": "tiny"}), ("ModelConfig", {}),
+    ("RepositoryIndex", {"ready": True}), ("RepositoryIndex", {"repository_name": "x"}),
+    ("RepositoryModelLoad", {"model_name": "tiny"}), ("RepositoryModelLoad", {"model_name": "other"}),
+    ("RepositoryModelUnload", {"model_name": "tiny"}), ("TraceSetting", {"model_name": "tiny"}), ("LogSettings", {}),
+    ("SystemSharedMemoryStatus", {}), ("CudaSharedMemoryRegister", {"name": "r"}),
+]  # fmt: skip
+
+
+async def test_what_a_server_says_of_itself_is_asked_without_a_port_at_instances(both) -> None:
+    each = await both("prefill", "decode")
+    assert {name.removeprefix(f"{SERVICE}/") for name in before.ASKED} >= {name for name, _ in QUESTIONS}
+    for method, members in QUESTIONS:
+        await each.same(control.question(method)(**members), method=method)
+    for side in (each.many, each.one):
+        assert await refused(side.send("ModelMetadata", BROKEN)) == ("INTERNAL", "The message could not be read.")
+        assert (await side.check(control.SERVICE)).status == 1
+        assert (await refused(side.check("other")))[0] == "NOT_FOUND"
+        call = side.channel.unary_unary(f"{SERVICE}/Unknown")(b"")
+        assert await refused(call) == ("UNIMPLEMENTED", "Method not found!")
+
+
+async def test_health_without_an_instance_and_whenever_it_changes(both) -> None:
+    each = await both("prefill", "decode")
+    watching = each.many.channel.unary_stream("/grpc.health.v1.Health/Watch", None, control.STATE.FromString)(b"")
+    assert (await watching.read()).status == 1
+    table = each.cluster.coordinator.table
+    for instance in table:
+        table.withhold(instance, True)
+    assert (await watching.read()).status == (await each.many.check()).status == 2
+    watching.cancel()
+    assert (await each.many.call("ServerLive")).live and not (await each.many.call("ServerReady")).ready
+    assert (await refused(each.many.call("ServerMetadata")))[0] == "UNAVAILABLE"
+
+
+async def test_keys_of_what_a_server_says_of_itself(both) -> None:
+    each = await both("mixed", api_keys=(KEY,), cluster_secret="s")
+    made = control.question("ServerMetadata")()
+    for metadata in ((), (("parley-secret", "s"),)):
+        code, _ = await each.same(made, method="ServerMetadata", metadata=metadata)
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+    told = await each.same(made, method="ServerMetadata", metadata=(("authorization", f"Bearer {KEY}"),))
+    assert told.name == "triton"
+    assert (await each.many.call("ServerReady")).ready and (await each.many.check()).status == 1
+
+
 async def test_a_message_over_the_limit(both) -> None:
     each = await both("prefill", "decode")
     each.many.channel = grpc.aio.insecure_channel(each.many.address)
@@ -296,6 +346,21 @@ async def test_clients_may_be_encrypted_and_known(both, tmp_path: Path) -> None:
         await each.many.channel.close()
     with pytest.raises(BadTls, match="password"):
         before.encryption(Tls(**place, password=str(tmp_path / "word")))
+
+
+async def test_a_strict_coordinator_says_the_same_in_grpcs_form(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
+    coordinator = each.cluster.coordinator
+    monkeypatch.setattr(coordinator.front, "_strict", True)
+    await each.same(request(max_tokens=9))
+    monkeypatch.setattr(coordinator.choice, "options", replace(coordinator.options, infer_timeout=0.3))
+    stream = each.many.stream()
+    await stream.write(request(id="7", stream=True, max_tokens=3000).SerializeToString())
+    await stream.done_writing()
+    *parts, last = [answer async for answer in stream]
+    assert parts and not any(answer.error_message for answer in parts)
+    assert (last.error_message, last.infer_response.id, final(last)) == (words.LATE_END, "7", True)
+    await each.cluster.idle()
 
 
 async def test_instances_without_the_packages_say_so(both, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,6 +102,16 @@ async def test_one_whose_other_side_is_not_there_is_refused(alike) -> None:
     await pair.idle()
 
 
+@pytest.mark.parametrize("name,told", [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
+async def test_one_that_the_others_role_is_not_for_is_refused(alike, name: str, told: str) -> None:
+    _, pair = await alike(reply=long)
+    role = pair.members[1].node.role
+    role.name, role.share = name, 100
+    given = await asked(pair, stream=True)
+    assert given.status == 503 and json.loads(given.body)["reason"].endswith(f"Its role is {told}")
+    await pair.idle()
+
+
 async def test_the_other_side_is_asked_for_nothing_where_it_ends_at_once(alike) -> None:
     _, pair = await alike(reply=long)
     pair.target = "127.0.0.1;1"
@@ -327,6 +337,44 @@ async def test_who_comes_in_a_coordinators_place_ends_what_it_left(alike, here: 
     assert not running("a")
     served.engine.gate.set()
     for each in (first, *others):
+        each.close()
+    await pair.idle()
+
+
+async def test_two_coordinators_that_have_one_seat_do_not_disturb_each_other(alike) -> None:
+    """Whoever was there before is nobody's successor, however often its connection breaks."""
+    _, pair = await alike(reply=long, tick=0.01)
+    served, results = pair.decode, pair.members[1].node.results
+
+    async def line(client: str, epoch: str = "") -> Connection:
+        connection = await served.connect()
+        known = f"&epoch={epoch}&from=0" if epoch else ""
+        await connection.send(request("GET", f"/dresult?client={client}&seat=one{known}"))
+        assert (await connection.head())[0] == 200
+        await served.until(lambda: results.client(client).connected)
+        return connection
+
+    async def leave(connection: Connection, client: str) -> None:
+        connection.close()
+        await served.until(lambda: not results.clients[client].connected)
+
+    lines = {name: await line(name) for name in "ab"}
+    orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
+    body = json.dumps(CHAT | {"stream": True, "max_tokens": 1000}).encode()
+    assert (await pair.prefill.call("POST", "/v1/chat/completions", body, HEADERS | orders)).status == 200
+    served.engine.gate.clear()
+    await leave(lines["a"], "a")
+    await leave(lines["b"], "b")
+    lines["b"] = await line("b")
+    assert results.clients["a"].channels
+    await leave(lines["b"], "b")
+    results.clients["b"].close()  # it was away for too long, and is forgotten
+    lines["b"] = await line("b", "before")
+    assert results.clients["a"].channels
+    lines["a"] = await line("a", results.clients["a"].epoch)
+    assert results.clients["a"].channels
+    served.engine.gate.set()
+    for each in lines.values():
         each.close()
     await pair.idle()
 

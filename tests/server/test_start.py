@@ -277,6 +277,12 @@ def test_an_open_server_is_warned_of():
         assert "--cluster-secret" in text(host="0.0.0.0", role=role, api_keys=("k",))
         assert "warning" not in text(host="0.0.0.0", role=role, cluster_secret="s" * 16)
         assert "warning" not in text(host="127.0.0.1", role=role)
+        for plane in ("mindie-management", "mindie-metrics"):  # which take no orders, and need no secret
+            known = {"role": role, "cluster_secret": "s" * 16, "listen": (Listen(plane, "0.0.0.0", 80),)}
+            assert "--api-key" in text(**known)
+            assert "warning" not in text(**known, api_keys=("k",))
+    told = text(host="10.0.0.1", listen=(Listen("tgi", "10.0.0.2", 80), Listen("mindie", "10.0.0.1", 81)))
+    assert "10.0.0.1 or 10.0.0.2 may use" in told
 
 
 def test_the_line_of_a_loaded_model_has_its_memory_plan():

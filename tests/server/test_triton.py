@@ -184,6 +184,8 @@ async def test_health_before_and_after_loading(serve):
     served = await serve(load=0.3, wait=False, api_keys=(KEY,))
     assert (await served.get("/v2/health/live")).status == 200
     ready = await served.get("/v2/health/ready")
+    assert (ready.status, ready.body) == (400, b'{"ready":false}')
+    ready = await served.get("/triton/v2/health/ready")
     assert (ready.status, ready.body, ready.headers.get("content-type")) == (400, b"", None)
     key = {"x-api-key": KEY}
     assert (await served.get("/v2/models/tiny/ready", **key)).status == 400
@@ -203,7 +205,8 @@ async def test_every_get_route_answers_and_names_the_model(serve):
             path = concrete(route.path)
             answer = await served.get(path)
             assert answer.status == (404 if path.endswith("/region/x/status") else 200), path
-            assert (await served.get("/triton" + path)).body == answer.body
+            bare = path.startswith("/v2/health/")
+            assert (await served.get("/triton" + path)).body == (b"" if bare else answer.body)
     assert (await served.get("/v2")).json["version"] == __version__
     assert (await served.get("/v2/models/tiny/versions/1")).json["name"] == "tiny"
     assert (await served.get("/v2/models/stats")).json["model_stats"][0]["name"] == "tiny"

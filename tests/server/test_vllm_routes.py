@@ -131,6 +131,18 @@ async def test_lists_of_the_whole_vocabulary_are_bounded_over_all_that_a_request
         assert answer.error["param"] in members
 
 
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_either_end_of_a_prompt_is_left_out(served, prefix):
+    wish = {"max_tokens": 1, "return_token_ids": True}
+    whole = (await served.post(prefix + "/v1/chat/completions", HELLO | wish)).json["prompt_token_ids"]
+    for side, kept in (("left", slice(-4, None)), ("right", slice(4))):
+        cut = wish | {"truncate_prompt_tokens": 4, "truncation_side": side}
+        answer = await served.post(prefix + "/v1/chat/completions", HELLO | cut)
+        assert answer.json["prompt_token_ids"] == whole[kept]
+        answer = await served.post(prefix + "/v1/completions", {"prompt": whole} | cut)
+        assert answer.json["choices"][0]["prompt_token_ids"] == whole[kept]
+
+
 async def test_refusals_in_its_own_form(served):
     async def refused(body, path="/vllm/v1/completions", **headers):
         answer = await served.post(path, body, **(JSON | headers))

@@ -111,12 +111,21 @@ def test_a_long_text_of_few_tokens_is_not_refused(text: str) -> None:
 
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("text", ["", "Paris", "Paris is in France, " * 10, "Paris" + " " * 5000 + "Tokyo"])
-def test_the_last_tokens_of_a_text(text: str, special: bool) -> None:
+def test_the_first_and_the_last_tokens_of_a_text(text: str, special: bool) -> None:
     for speaker in (Language(word_level(), ChatTemplate({})), language()):
-        ids = speaker.tokenizer.encode(text, special)
+        ids, plain = (speaker.tokenizer.encode(text, each) for each in (special, False))
         for count in (1, 2, 5, 1000):
             assert speaker.prepare(Text(text, special), 1000, count).token_ids == ids[-count:]
+            assert speaker.prepare(Text(text, special=False), 1000, count, "head").token_ids == plain[:count]
     assert language().prepare(Tokens([1, 2, 3]), 100, 2).token_ids == [2, 3]
+    assert language().prepare(Tokens([1, 2, 3]), 100, 2, "head").token_ids == [1, 2]
+
+
+def test_a_conversation_that_is_cut_at_its_end_begins_no_reasoning() -> None:
+    speaker = language("{{ messages[0].content }}<assistant><think>\n{# </think> #}")
+    whole = speaker.prepare(Chat(QUESTION))
+    first = speaker.prepare(Chat(QUESTION), 1000, 3, "head")
+    assert (whole.thinking, first.thinking, first.token_ids) == (True, False, whole.token_ids[:3])
 
 
 def test_a_huge_text_is_read_only_as_far_as_its_last_tokens_need() -> None:
@@ -191,14 +200,16 @@ def reader(folder: Path, **settings: object) -> Language:
 @pytest.mark.parametrize(
     ("count", "ids"), [(8, [0, 3, 4, 5, 6, 7, 8, 1]), (7, [0, 3, 4, 5, 6, 7, 1]), (3, [0, 3, 1]), (2, [0, 1]), (1, [0])]
 )
-def test_what_is_embedded_is_cut_at_its_end_and_keeps_its_marks(tmp_path: Path, count: int, ids: list[int]) -> None:
+def test_what_is_embedded_is_cut_at_one_end_and_keeps_its_marks(tmp_path: Path, count: int, ids: list[int]) -> None:
     speaker = reader(tmp_path)
-    assert speaker.prepare(Text("a b c d e f"), 99, count, pooling=Pooling()).token_ids == ids
-    plain = speaker.prepare(Text("a b c d e f", special=False), 99, count, pooling=Pooling()).token_ids
+    assert speaker.prepare(Text("a b c d e f"), 99, count, "head", pooling=Pooling()).token_ids == ids
+    plain = speaker.prepare(Text("a b c d e f", special=False), 99, count, "head", pooling=Pooling()).token_ids
     assert plain == [3, 4, 5, 6, 7, 8][:count]
-    assert speaker.prepare(Tokens([3, 4, 5]), 99, count, pooling=Pooling()).token_ids == [3, 4, 5][:count]
-    assert speaker.prepare(Text("a b c d e f " * 9999), 99, count, pooling=Pooling()).token_ids[:3] == ids[:3]
-    assert speaker.prepare(Text("a \ud800 b"), 99, 9, pooling=Pooling()).token_ids == [0, 3, 2, 4, 1]
+    assert speaker.prepare(Tokens([3, 4, 5]), 99, count, "head", pooling=Pooling()).token_ids == [3, 4, 5][:count]
+    assert speaker.prepare(Text("a b c d e f " * 9999), 99, count, "head", pooling=Pooling()).token_ids[:3] == ids[:3]
+    end = speaker.prepare(Text("a b c d e f"), 99, count, "tail", pooling=Pooling()).token_ids
+    assert end == ([0, *[3, 4, 5, 6, 7, 8][8 - count :], 1] if count > 2 else ids)
+    assert speaker.prepare(Text("a \ud800 b"), 99, 9, "head", pooling=Pooling()).token_ids == [0, 3, 2, 4, 1]
 
 
 def test_the_models_own_prompts_stand_before_what_is_embedded(tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ class CompletionReply(Reply):
             grammar=more.grammar,
             salt=more.salt,
             truncate=more.truncate,
+            keep=more.keep,
             priority=more.priority,
             timeout=more.seconds,
             partial=more.seconds is not None,

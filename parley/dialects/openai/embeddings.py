@@ -43,6 +43,7 @@ class EmbeddingReply(Whole):
             prompts=self._prompts(body),
             salt=more.salt,
             truncate=more.truncate,
+            keep=more.keep,
             priority=more.priority,
             pooling=Pooling(
                 body.integer("dimensions", None, 1, MAX_DIMENSIONS),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import INT64, Fields
@@ -27,6 +27,7 @@ PRIORITY = b"x-vllm-priority"  # a header
 NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 CONTROL = set(map(chr, range(32)))
 
+Keep = Literal["head", "tail"]
 Read = Callable[[Fields, str], Any]  # what a member asks for; nothing, if it is empty or 0
 
 
@@ -64,7 +65,8 @@ FEATURES: dict[str, tuple[str, Read]] = {
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """``name``: what the client calls the request. ``truncate``: of a longer prompt only the last so many tokens.
+    """``name``: what the client calls the request. ``truncate``: of a longer prompt only so many tokens, of its
+    beginning or its end as ``keep`` says.
 
     ``priority``: lower is sooner, here as there. ``grammar``: the form that the answer is to have. ``seconds``: after
     so many the answer ends with what there is. ``budget``: how many tokens of reasoning there may be.
@@ -73,6 +75,7 @@ class Extras:
     name: str | None
     salt: str
     truncate: int | None
+    keep: Keep
     priority: int
     grammar: Grammar | None = None
     seconds: float | None = None
@@ -83,25 +86,21 @@ def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
     """Raises BadRequest."""
     _check(body)
     grammar = constraints.read(body)
-    truncate = _truncate(body, head.context, max_tokens)
+    truncate, keep = _truncate(body, head.context - max(1, max_tokens or 1)), _keep(body, "left")
     budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
     priority = _priority(body, head.headers)
     seconds = body.number("max_time", None, 0, MAX_SECONDS, open=True)
-    return Extras(_name(body), _salt(body), truncate, priority, grammar, seconds, budget if budget >= 0 else None)
+    told = None if budget < 0 else budget
+    return Extras(_name(body), _salt(body), truncate, keep, priority, grammar, seconds, told)
 
 
 def pooling(body: Fields, head: Head) -> Extras:
-    """The same for a request of vectors: of a longer text only the first so many tokens. Raises BadRequest."""
+    """The same for a request of vectors: of a longer text the beginning, unless told otherwise. Raises BadRequest."""
     body.boolean("padding", None)  # nothing is ever padded
     if body.free("mm_processor_kwargs"):
         raise shared.unsupported(body, "mm_processor_kwargs", "Media are")
-    count = body.integer("truncate_prompt_tokens", None, -1, MAX_TOKENS)
-    if count == 0:
-        raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
-    if body.string("truncation_side", "right", allowed=("left", "right")) == "left":
-        raise shared.unsupported(body, "truncation_side", "Leaving out the beginning of a text that is embedded is")
-    truncate = max(1, head.context) if count == -1 else count
-    return Extras(_name(body), _salt(body), truncate, _priority(body, head.headers))
+    truncate, keep = _truncate(body, head.context), _keep(body, "right")
+    return Extras(_name(body), _salt(body), truncate, keep, _priority(body, head.headers))
 
 
 def named(body: Fields, logprobs: int | None, max_tokens: int | None) -> list[int]:
@@ -159,14 +158,14 @@ def _salt(body: Fields) -> str:
     return salt
 
 
-def _truncate(body: Fields, context: int, max_tokens: int | None) -> int | None:
-    """-1: as many as leave room for the output."""
+def _truncate(body: Fields, room: int) -> int | None:
+    """-1: as many as there is room for."""
     count = body.integer("truncate_prompt_tokens", None, -1, MAX_TOKENS)
-    side = body.string("truncation_side", "left", allowed=("left", "right"))
-    if count is None:
-        return None
     if count == 0:
         raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
-    if side == "right":
-        raise shared.unsupported(body, "truncation_side", "Leaving out the end of the prompt is")
-    return count if count > 0 else max(1, context - max(1, max_tokens or 1))
+    return max(1, room) if count == -1 else count
+
+
+def _keep(body: Fields, usual: str) -> Keep:
+    """``truncation_side`` is the side that is left out."""
+    return "head" if body.string("truncation_side", usual, allowed=("left", "right")) == "right" else "tail"

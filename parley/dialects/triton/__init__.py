@@ -6,9 +6,10 @@ a request of them, ``outputs`` makes tensors of what the model says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Dialect, Route
+from parley.dialects.dialect import Answer, Dialect, Route
 from parley.dialects.triton import control, errors, generate, infer
 
 MODEL = "/v2/models/{model}"
@@ -52,6 +53,10 @@ def _settings(path: str, read: control.Ask) -> tuple[Route, ...]:
     return tuple(Route(method, path, "ask", read=read) for method in ("GET", "POST"))
 
 
+def _health(member: str, strict: bool) -> Callable[[bool], Answer]:
+    return control.health if strict else partial(control.healthy, member)
+
+
 def _dialect(strict: bool) -> Dialect:
     return Dialect(
         name="triton",
@@ -60,8 +65,8 @@ def _dialect(strict: bool) -> Dialect:
         error=errors.error,
         routes=(
             Route("GET", "/v2", "ask", read=control.server),
-            Route("GET", "/v2/health/live", "live", write=control.health),
-            Route("GET", "/v2/health/ready", "ready", write=control.health),
+            Route("GET", "/v2/health/live", "live", write=_health("live", strict)),
+            Route("GET", "/v2/health/ready", "ready", write=_health("ready", strict)),
             Route("GET", "/v2/models/stats", "count", read=control.statistics),  # before the model of that name
             *(route for place in PLACES for route in _model(place, strict)),
             *_repository("/v2/repository", strict),

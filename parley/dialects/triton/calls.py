@@ -1,7 +1,7 @@
-"""gRPC's calls that generate, as routes: what a coordinator asks of its instances for its clients' calls.
+"""gRPC's calls as routes: what a coordinator asks of its instances for its clients' calls.
 
-The body is the call's message. The answer to ``ModelInfer`` is one as well, that to ``ModelStreamInfer`` a series of
-frames (``rpc/frames``). Errors are those of the API over HTTP. Who lacks the packages that read messages refuses.
+The body is the call's message, and so is the answer; that to ``ModelStreamInfer`` is a series of frames
+(``rpc/frames``). Errors are those of the API over HTTP. Who lacks the packages that read messages refuses.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 
-from parley.dialects.dialect import Head, Reply, Route
+from parley.dialects.dialect import Answer, Head, Reply, Route
+from parley.dialects.facts import Facts
 from parley.dialects.triton import DIALECT, glance
 from parley.errors import Unsupported
 
@@ -27,13 +28,25 @@ def _stream(body: bytes, head: Head) -> Reply:
 
 def _read(body: bytes, head: Head, *, stream: bool) -> Reply:
     """Raises BadRequest, NotFound."""
+    _require()
+    from parley.dialects.triton.rpc import reply
+
+    return reply.read(body, head, stream=stream)
+
+
+def _ask(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Raises ParleyError."""
+    _require()
+    from parley.dialects.triton.rpc import reply
+
+    return reply.ask(body, head, facts)
+
+
+def _require() -> None:
     if find_spec("google") is None or find_spec("google.protobuf") is None:
         error = Unsupported("Packages for gRPC are missing on this server: pip install 'parley[grpc]'.")
         error.status = 501
         raise error
-    from parley.dialects.triton.rpc import reply
-
-    return reply.read(body, head, stream=stream)
 
 
 CALLS = replace(
@@ -42,5 +55,6 @@ CALLS = replace(
     routes=(
         Route("POST", INFER, "generate", read=_infer, model=glance.model, first=True),
         Route("POST", STREAM, "generate", read=_stream, model=glance.model, first=True),
+        Route("POST", SERVICE + "/{method}", "ask", read=_ask),
     ),
 )

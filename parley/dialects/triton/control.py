@@ -44,6 +44,11 @@ def health(good: bool) -> Answer:
     return Answer(status=200 if good else 400, type=b"")
 
 
+def healthy(member: str, good: bool) -> Answer:
+    """With a body as well, in which KServe's own client looks for the answer."""
+    return Answer(200 if good else 400, encode({member: good}))
+
+
 def server(body: bytes, head: Head, facts: Facts) -> Answer:
     return _json({"name": "triton", "version": facts.version, "extensions": EXTENSIONS})
 

@@ -57,6 +57,9 @@ def error(error: ParleyError) -> Answer:
     match error:
         case NotAllowed():
             message = "Method Not Allowed"
+        case UnknownModel(name=name, served=served, field="adapter"):
+            known = f"LoRA {quoted(name)[1:-1]} is not supported, we currently support {list(served)}"
+            message = known if served else "LoRA feature is not enabled."
         case UnknownModel(name=name):
             message = f"Request for unknown model: {quoted(name)} is not found" if name else message
         case NotFound():

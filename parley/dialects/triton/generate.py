@@ -23,7 +23,7 @@ from parley.dialects.triton.sampling import STRUCTURES, Asked
 from parley.dialects.triton.sampling import read as ask
 from parley.dialects.triton.tensors import Tensor, from_json, to_json
 from parley.errors import BadRequest, EngineError, Invalid, ParleyError
-from parley.types import Delta, Done, Event, Usage
+from parley.types import Event, Usage
 
 LOAD = b"endpoint-load-metrics"
 NESTED = "Converting keyword: 'parameters': "
@@ -42,7 +42,6 @@ class GenerateReply(Reply):
         self._asked = asked
         self._strict = strict
         self._load = load
-        self._responses = 0  # that a stream would have had
         self._outputs = Outputs(asked)
 
     def chunk(self, events: Sequence[Event]) -> bytes:
@@ -64,11 +63,10 @@ class GenerateReply(Reply):
         return Answer(refuse(error).status, failure(error), self.media_type.encode())
 
     def add(self, events: Sequence[Event]) -> None:
-        self._responses += any(isinstance(event, Delta | Done) for event in events)
         self._outputs.add(events)
 
     def body(self, usage: Usage) -> bytes:
-        if self._strict and self._asked.stream and self._responses != 1:
+        if self._strict and self._asked.stream and self._outputs.length != 1:
             return body(MANY)  # with status 200: the original has sent it by then
         return encode(self._response())
 

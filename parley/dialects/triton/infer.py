@@ -159,7 +159,7 @@ def _form(document: dict[str, Any], id: str, model: str) -> Form:
         if name not in OUTPUTS:
             raise about(id, f"unexpected inference output {quoted(name)} for model '{model}'")
         if name in form.binary:
-            raise about(id, f"output '{name}' already requested")
+            raise Invalid(f"Duplicate output name '{name}' is not allowed in a request")
         options = _object(output, "parameters")
         if options.get("classification"):
             raise Unsupported(f"'classification': Classes are not available for output '{name}'.", field=name)
@@ -200,7 +200,7 @@ def _inputs(document: dict[str, Any], id: str, model: str, tail: memoryview) -> 
     if len(tail):
         raise Invalid(f"unexpected additional input data for model '{model}'")
     for name, value in _object(document, "parameters").items():
-        if name in KNOWN and (name not in INPUTS or INPUTS[name].loose):
+        if name not in INPUTS or INPUTS[name].loose:
             values.setdefault(name, value)
     return values
 

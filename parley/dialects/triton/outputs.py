@@ -49,6 +49,11 @@ class Outputs:
     def ended(self) -> bool:
         return all(choice.done is not None for choice in self._choices)
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence that has ended: each is a response where the model streams."""
+        return max(0 if choice.done is None else choice.done.usage.completion_tokens for choice in self._choices)
+
     def add(self, events: Sequence[Event]) -> bool:
         """Is there something to tell since the last ``take``?"""
         for event in events:

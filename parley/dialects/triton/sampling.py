@@ -56,10 +56,11 @@ ALIASES = {
 WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
          "end_id", "pad_id", "no_repeat_ngram_size", "priority", "timeout"}  # fmt: skip
 OWN = frozenset({"priority", "timeout"})  # the protocol's own parameters, which are no model's
-REAL = {"temperature", "top_p", "min_p", "length_penalty", "repetition_penalty", "presence_penalty",
+REAL = {"temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty", "presence_penalty",
         "frequency_penalty"}  # fmt: skip
 FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
-         "detokenize", "use_beam_search", *(name for name, t in INPUTS.items() if t.datatype == "BOOL")}  # fmt: skip
+         "detokenize", "use_beam_search", "early_stopping", "watermark",
+         *(name for name, t in INPUTS.items() if t.datatype == "BOOL")}  # fmt: skip
 STRUCTURES = {"stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "structured_outputs", "guided_decoding",
               "guided_choice", "guided_json", "logits_processors", "bad_words"}  # fmt: skip
 
@@ -100,7 +101,7 @@ GUIDES: dict[str, Kind] = {  # TensorRT-LLM's; "json" alone has no guide
     "ebnf_grammar": "grammar",
     "structural_tag": "structural_tag",
 }
-KNOWN = WHOLE | REAL | FLAGS | STRUCTURES | set(ALIASES) | set(FEATURES) | set(GUIDED) | set(FORMS)
+KNOWN = WHOLE | REAL | FLAGS | STRUCTURES | set(ALIASES) | set(FEATURES) | set(GUIDED) | set(FORMS) | {"lora_name"}
 
 
 @dataclass(slots=True)

@@ -158,14 +158,12 @@ def _misshapen() -> BadRequest:
 
 
 def extent(shape: Any) -> list[int]:
-    """A tensor's shape as it was sent. Raises Internal, Invalid."""
+    """A tensor's shape as it was sent. Raises Internal, and Invalid if it has too many dimensions."""
     if not isinstance(shape, list):
         raise mistaken("array", "'shape'")
     if len(shape) > MAX_RANK:
         raise Invalid(f"Unable to parse 'shape': at most {MAX_RANK} dimensions are allowed")
     for size in shape:
-        if not isinstance(size, int) or isinstance(size, bool) or size >= 1 << 63:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63:
             raise mistaken("unsigned-integer", "'shape'")
-        if size < 0:
-            raise Invalid("Unable to parse 'shape': dimensions must not be negative")
     return shape

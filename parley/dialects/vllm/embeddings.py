@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 from parley.dialects.dialect import Answer, Head
 from parley.dialects.fields import Fields
 from parley.dialects.openai import embeddings
-from parley.dialects.openai.shared import Rules, unsupported
+from parley.dialects.openai.shared import MAX_TOKENS, Rules, unsupported
 from parley.dialects.vllm import requests
+from parley.errors import Invalid
 from parley.types import Usage
 
+UNCUT = "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
 TASKS = ("embed", "classify", "token_embed", "token_classify", "plugin")
 
 
@@ -29,6 +31,8 @@ class EmbeddingReply(embeddings.EmbeddingReply):
     kind: ClassVar[str] = "embd"
 
     def __init__(self, body: Fields, head: Head):
+        if head.context and body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS) > head.context:
+            raise Invalid(UNCUT)
         super().__init__(body, head)
         self._name = requests.name(head, self._name)
 

@@ -91,6 +91,7 @@ class GenerateReply(Reply):
             grammar=forms.one(more.grammar, _guided(body)),
             stream=bool(stream),
             truncate=more.truncate,
+            keep=more.keep,
             priority=more.priority,
             timeout=more.seconds,
             partial=more.seconds is not None,

@@ -91,6 +91,13 @@ def _faults(body: Fields, head: Head, counted: str, least: int) -> Iterator[BadR
         told = excerpt(keys, 200)
         sentence = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {told}"
         yield named(sentence, "logit_bias", keys)
+    left = head.context - (wanted or 0)
+    if head.context and (kept := body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS)) > left:
+        sentence = f"truncate_prompt_tokens={kept} cannot be greater than max_model_len - {counted} = {left}."
+        yield named(f"{sentence} Please request a smaller truncation size.", "truncate_prompt_tokens", kept)
+    body.integer("seed", None)  # of 64 bits, one of which is its sign
+    if body.raw("logprob_token_ids") == []:
+        yield named("`logprob_token_ids` must not be an empty list.", "logprob_token_ids")
     if body.boolean("stream", False) and body.has("prompt_logprobs"):
         yield named("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if body.boolean("stream", False) and body.boolean("use_beam_search", False):
@@ -148,13 +155,18 @@ def check_chat(body: Fields) -> None:
         raise Invalid(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
         )
+    choice = body.raw("tool_choice")
+    if choice in ("auto", "required") and not body.has("tools"):
+        raise WORDS.invalid("tool_choice", "needs tools.")
+    if isinstance(choice, dict) and body.has("structured_outputs"):
+        raise Invalid("You can only either use constraints for structured outputs or tools, not both.")
     if body.boolean("continue_final_message", False) and body.boolean("add_generation_prompt", False):
         raise Invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
 
 
 def check_prompt(body: Fields) -> None:
     """Rules for plain prompts. Raises BadRequest."""
-    if not (body.has("prompt") or body.has("prompt_embeds")):
+    if not (body.has("prompt") or body.raw("prompt_embeds")):
         raise body.empty("prompt", "string")
     if body.string("suffix", ""):
         raise Invalid("suffix is only supported for models with FIM completion rendering")

@@ -55,6 +55,7 @@ SCORES = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "pr
 RULES: dict[str, tuple[str, bool]] = {
     "stream_options": ("Stream options can only be defined when `stream=True`.", True),
     "top_logprobs": ("when using `top_logprobs`, `logprobs` must be set to true.", True),
+    "logprob_token_ids": ("when using `logprob_token_ids`, `logprobs` must be set.", True),
     "tool_choice": ("When using `tool_choice`, `tools` must be set.", False),
     "tool_choice.function.name": (
         "The tool specified in `tool_choice` does not match any of the specified `tools`",

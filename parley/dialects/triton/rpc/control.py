@@ -11,8 +11,8 @@ import msgspec
 from parley.dialects.dialect import Answer, Head
 from parley.dialects.facts import Facts
 from parley.dialects.triton import control
-from parley.dialects.triton.rpc.messages import HEALTH, Message, filled, told, values
-from parley.errors import NotFound
+from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message, filled, told, values
+from parley.errors import NotFound, UnknownModel
 
 Ask = Callable[[Message, Head, Facts], Message]
 LISTS = ("trace_level",)  # settings that are lists even of one value
@@ -54,7 +54,10 @@ def server(message: Message, head: Head, facts: Facts) -> Message:
 
 
 def model_ready(message: Message, head: Head, facts: Facts) -> Message:
-    _put(control.metadata, head, facts, model=message.name, version=message.version)  # is there such a model?
+    try:
+        _put(control.metadata, head, facts, model=message.name, version=message.version)
+    except UnknownModel:
+        return filled("ModelReadyResponse", {"ready": False})
     ready = any(card.name == message.name and card.phase == "ready" for card in facts.cards)
     return filled("ModelReadyResponse", {"ready": ready})
 
@@ -156,3 +159,10 @@ CALLS: dict[str, Ask] = {
     **_shared("System"),
     **_shared("Cuda"),
 }
+
+_QUESTIONS = {method.name: method.input_type.name for method in INFERENCE.service("GRPCInferenceService")[1]}
+
+
+def question(method: str) -> Any:
+    """The class of a method's message."""
+    return INFERENCE(_QUESTIONS[method])

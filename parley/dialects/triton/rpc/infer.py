@@ -109,6 +109,8 @@ def _inputs(message: Message, model: str) -> list[dict[str, Any]]:
     raw = list(message.raw_input_contents)
     entries = []
     for tensor in message.inputs:
+        if any(size < 0 for size in tensor.shape):
+            raise Invalid(f"the dimensions of input {quoted(tensor.name)} must not be negative", field=tensor.name)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         if "shared_memory_region" in tensor.parameters:
             entry["parameters"] = values(tensor.parameters)

@@ -1,30 +1,32 @@
-"""A call that generates as a request over HTTP: its message in, its answers out, alone or as frames."""
+"""A call as a request over HTTP: its message in, its answers out, alone or as frames."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from google.protobuf.message import DecodeError
 
-from parley.dialects.dialect import Head, Reply
+from parley.dialects.dialect import Answer, Head, Reply
+from parley.dialects.facts import Facts
 from parley.dialects.triton.errors import Internal
 from parley.dialects.triton.errors import error as answered
-from parley.dialects.triton.rpc import infer
+from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.frames import failure, frame
 from parley.dialects.triton.rpc.messages import Message
-from parley.errors import ParleyError, UnknownModel
+from parley.errors import NotFound, ParleyError, UnknownModel
 from parley.types import Event, Usage
 
+TYPE = b"application/x-protobuf"
 UNREADABLE = "The message could not be read."
 UNNAMED = "Request for unknown model: '' is not found"
 
 
 class InferenceReply(Reply):
-    type = b"application/x-protobuf"
-    media_type: ClassVar[str] = "application/x-protobuf"
+    type = TYPE
+    media_type: ClassVar[str] = TYPE.decode()
     ping: ClassVar[bytes] = b""
 
     def __init__(self, inference: infer.Inference, *, stream: bool):
@@ -55,11 +57,25 @@ class InferenceReply(Reply):
 
 def read(body: bytes, head: Head, *, stream: bool) -> InferenceReply:
     """Raises BadRequest, NotFound."""
-    try:
-        message = infer.REQUEST.FromString(body)
-    except DecodeError:
-        raise Internal(UNREADABLE) from None
+    message = _parsed(infer.REQUEST, body)
     if not message.model_name:
         raise UnknownModel(UNNAMED)
     head = replace(head, path=infer.path(message))
     return InferenceReply(infer.read(message, head, whole=not stream), stream=stream)
+
+
+def ask(body: bytes, head: Head, facts: Facts) -> Answer:
+    """What a server says of itself, by the method that the path names. Raises ParleyError."""
+    method = head.path["method"]
+    if method not in control.CALLS:
+        raise NotFound("There is no such method.")
+    message = _parsed(control.question(method), body)
+    return Answer(200, control.CALLS[method](message, head, facts).SerializeToString(), TYPE)
+
+
+def _parsed(kind: Any, body: bytes) -> Message:
+    """Raises Internal."""
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        raise Internal(UNREADABLE) from None
