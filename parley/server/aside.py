@@ -18,7 +18,7 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 
 
 def give_back() -> None:
-    """Give the system memory back that was freed, of which the C library keeps gigabytes for a while, if it is glibc."""
+    """Give the system back what was freed and the C library keeps, which may be gigabytes; where that can be told."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
