@@ -31,6 +31,8 @@ What holds for all of them:
 * Calls inside reasoning are no calls. Marks inside JSON strings are text.
 * Some models that do not reason begin their answer with the mark that ends reasoning; it is dropped.
 * Arguments that are not JSON (XML, Python, Gemma's notation) become JSON by the types that the tool's schema declares.
+* Where models slip, reading goes on: a value whose end is missing, a quote within a string without a backslash, all
+  arguments as one object in a parameter that the tool does not have, marks left out around a block of calls.
 * Calls without any mark of their own (Llama's JSON, Python lists) count only where an answer begins, and only if they
   name a tool of the request.
 * A grammar holds JSON arguments to the whole schema. Where arguments stand one by one it holds to which there are,

@@ -13,10 +13,11 @@ from typing import Any
 
 from parley.cluster import words
 from parley.cluster.config import Options
+from parley.cluster.instance import Instance
 from parley.cluster.load import Charge
 from parley.cluster.policy import CacheAffinity, LoadBalance, Pair, Policy, Sight, Turn, Wanted
 from parley.cluster.predicted import Predicted, crowded
-from parley.cluster.table import Instance, News, Table
+from parley.cluster.table import News, Table
 from parley.cluster.tally import Tally
 from parley.cluster.trend import ewma
 

@@ -17,7 +17,8 @@ import msgspec
 from parley.cluster.config import Options
 from parley.cluster.feed import Feed
 from parley.cluster.health import Unanswered
-from parley.cluster.table import Instance, News, Table
+from parley.cluster.instance import Instance
+from parley.cluster.table import News, Table
 from parley.cluster.upstream import Broken, Unreachable, Upstream
 from parley.server.chance import draw
 

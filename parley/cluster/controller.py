@@ -18,9 +18,10 @@ import msgspec
 
 from parley.cluster.choice import Choice
 from parley.cluster.health import Ask, Unanswered
+from parley.cluster.instance import Instance
 from parley.cluster.management import idle
 from parley.cluster.ratio import Ratio, Shares, Work, shared
-from parley.cluster.table import Instance, Table
+from parley.cluster.table import Table
 
 log = logging.getLogger("parley.cluster")
 

@@ -20,11 +20,11 @@ from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
 from parley.cluster.connections import Connections
 from parley.cluster.form import wrong
+from parley.cluster.instance import Instance
 from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
 from parley.cluster.paths import Path, Paths
 from parley.cluster.policy import Wanted
-from parley.cluster.table import Instance
 from parley.dialects.dialect import Answer, Head, Kind, Reply
 from parley.dialects.triton.calls import SERVICE
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping

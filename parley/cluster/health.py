@@ -8,7 +8,8 @@ import logging
 from typing import Protocol
 
 from parley.cluster import lenient
-from parley.cluster.table import Instance, News, Table
+from parley.cluster.instance import Instance
+from parley.cluster.table import News, Table
 
 log = logging.getLogger("parley.cluster")
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from parley.cluster.trend import Trend
-
-if TYPE_CHECKING:
-    from parley.cluster.table import Instance
 
 
 class Demand(NamedTuple):
@@ -25,10 +22,24 @@ class Demand(NamedTuple):
     tokens: int
 
 
+class Owner(Protocol):
+    """What sides ask of the instance that they are of."""
+
+    role: str
+    p_percentage: int
+    slots: int
+    blocks: int
+    tasks: int
+    prefill_rate: float
+
+    @property
+    def used(self) -> int: ...
+
+
 class Side:
     """One job of one instance: the sum of demands that it has now, and how fast it was."""
 
-    def __init__(self, instance: Instance, job: str):
+    def __init__(self, instance: Owner, job: str):
         self.instance = instance
         self.job = job  # prefill or decode
         self.slots = self.blocks = self.tokens = 0

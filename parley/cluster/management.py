@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 
 from parley.cluster.choice import Choice
 from parley.cluster.health import Ask, Unanswered
+from parley.cluster.instance import Instance
 from parley.cluster.lenient import count
 from parley.cluster.plane import Asked, Plane, Reply
-from parley.cluster.table import Instance, News, Table
+from parley.cluster.table import News, Table
 
 log = logging.getLogger("parley.cluster")
 

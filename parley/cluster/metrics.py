@@ -12,8 +12,9 @@ from typing import get_args
 from parley.cluster.choice import Choice
 from parley.cluster.exposition import gather
 from parley.cluster.health import Ask, Unanswered
+from parley.cluster.instance import Instance, State
 from parley.cluster.plane import Asked, Plane, Reply
-from parley.cluster.table import Instance, State, Table
+from parley.cluster.table import Table
 from parley.server.series import Group, header, labels, scalar
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"

@@ -23,9 +23,9 @@ from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice, Chosen, Refused
 from parley.cluster.config import Options
 from parley.cluster.connections import Connections
+from parley.cluster.instance import Instance
 from parley.cluster.policy import Wanted
 from parley.cluster.splice import Cut, Recompute, Splice
-from parley.cluster.table import Instance
 from parley.cluster.upstream import Broken, Response, Unreachable, Whole
 from parley.errors import ParleyError
 from parley.instance.heads import LOST
@@ -296,6 +296,8 @@ def _refused(chosen: Chosen, answer: Response) -> Failed:
     if any(name == LOST for name, _ in answer.headers):
         chosen.p.loaded = False  # until its status says that there is another engine
         return Failed(answer.status, words.P_FAILED, chosen.p)
+    if answers.misplaced(answer):
+        return Failed(503, words.P_FAILED, chosen.p)
     text = words.LATE_END if answer.status == 408 else words.P_FAILED
     return Failed(answer.status, text, chosen.p, answer=answer, final=answer.status not in (429, 503))
 

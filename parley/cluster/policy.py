@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from parley.cluster.config import Options
+from parley.cluster.instance import Instance
 from parley.cluster.load import Demand, Side, decode_load, prefill_load
-from parley.cluster.table import Instance
 from parley.instance.prefix import Mark, Turns
 
 
@@ -79,18 +79,18 @@ class Base:
     def __init__(self, options: Options):
         self.options = options
 
-    def room(self, side: Side, sight: Sight) -> bool:
-        """May the request go there, as far as limits are concerned?"""
-        if side.instance.tasks >= self.options.single_node_max_requests:
+    def room(self, instance: Instance, side: Side, sight: Sight) -> bool:
+        """May the request go to this side of the instance, as far as limits are concerned?"""
+        if instance.tasks >= self.options.single_node_max_requests:
             return False
-        return self.options.select_type == 1 or side.room(sight.asked(side.instance), self.options.res_limit_rate)
+        return self.options.select_type == 1 or side.room(sight.asked(instance), self.options.res_limit_rate)
 
     def decodes(self, sight: Sight) -> list[Instance]:
         """Those that could go on with what another prefilled."""
         return [
             each
             for each in sight.usable
-            if each.role != "mixed" and each.decode.share > 0 and self.room(each.decode, sight)
+            if each.role != "mixed" and each.decode.share > 0 and self.room(each, each.decode, sight)
         ]
 
     def prefills(self, sight: Sight, ds: Sequence[Instance]) -> list[Instance]:
@@ -99,7 +99,7 @@ class Base:
             each
             for each in sight.usable
             if each.prefill.share > 0
-            and self.room(each.prefill, sight)
+            and self.room(each, each.prefill, sight)
             and (each.role == "mixed" or any(each.linked(d) for d in ds))
         ]
 
@@ -163,7 +163,7 @@ class CacheAffinity(Base):
         if turns.count > 2 and turns.before in self._held:
             id = self._held[turns.before]
             found = next((each for each in mixed.usable if each.id == id), None)
-            if found is not None and self._free(found) and self.room(found.decode, mixed):
+            if found is not None and self._free(found) and self.room(found, found.decode, mixed):
                 del self._held[turns.before]
                 pair = Pair(found, found)
         pair = pair or self._turn.pick(mixed)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parley.cluster.config import Options
+from parley.cluster.instance import Instance
 from parley.cluster.load import prefill_load
 from parley.cluster.policy import Base, Pair, Sight, followers
-from parley.cluster.table import Instance
 
 TRIAL = 32  # of so many short prompts one is handed over all the same, or what that takes would not be known any more
 
@@ -66,7 +66,7 @@ class Predicted(Base):
         pairs = [
             (fullness(sight, each), Pair(each, each, *foresee(sight, each)))
             for each in instances
-            if self.room(each.decode if each.decode.share else each.prefill, sight)
+            if self.room(each, each.decode if each.decode.share else each.prefill, sight)
         ]
         return min(pairs, key=lambda each: (each[1].first or 0.0, each[0], each[1].p.id))[1] if pairs else None
 

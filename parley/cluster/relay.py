@@ -10,7 +10,7 @@ import msgspec
 from parley.cluster import words
 from parley.cluster.caller import Caller, returned
 from parley.cluster.connections import Connections
-from parley.cluster.table import Instance
+from parley.cluster.instance import Instance
 from parley.cluster.upstream import Broken, Connection, Response, Unreachable
 
 

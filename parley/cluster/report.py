@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from parley.cluster.instance import Instance
 from parley.cluster.lenient import amount, count
 from parley.instance.prefix import REPORTED
-
-if TYPE_CHECKING:
-    from parley.cluster.table import Instance
 
 RESOURCES = (
     ("avail_slots", "availSlotsNum"),

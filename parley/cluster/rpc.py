@@ -23,7 +23,8 @@ from parley.cluster import words
 from parley.cluster.caller import HELD
 from parley.cluster.calls import FATAL, Cycle, Headers, Line
 from parley.cluster.config import Options, Tls
-from parley.cluster.table import Instance, Table
+from parley.cluster.instance import Instance
+from parley.cluster.table import Table
 from parley.dialects.dialect import Head
 from parley.dialects.facts import Card, Facts
 from parley.dialects.triton import control

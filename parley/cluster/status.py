@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from parley.cluster.choice import Choice
+from parley.cluster.instance import Instance
 from parley.cluster.management import Management
 from parley.cluster.plane import Asked, Plane, Reply
-from parley.cluster.table import Instance, Table
+from parley.cluster.table import Table
 
 PAGE = Path(__file__).with_name("page.html")
 HTML = b"text/html; charset=utf-8"

@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from parley.types import Output, Work
 
-if TYPE_CHECKING:
-    from parley.engine.protocol import Engine
-
 Take = Callable[[list[Output]], bool]
+
+
+class Engine(Protocol):
+    """Where the outputs come from."""
+
+    def cancelled(self, stream: Stream, index: int) -> None:
+        """A choice is not wanted any more."""
+
+    def concluded(self, stream: Stream, reason: Literal["length", "cancel"]) -> None:
+        """All choices are to end with what there is."""
 
 
 class Stream:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from parley.instance import frames
 
-if TYPE_CHECKING:
-    from parley.instance.results import Client
-
 Head = tuple[int, list[tuple[str, str]]]
+
+
+class Client(Protocol):
+    """The coordinator that it is. ``exact``: it counts frames, and knows ours; ``full``: too much waits for it."""
+
+    exact: bool
+    full: bool
+
+    def put(self, made: list[bytes]) -> None:
+        """Send these frames."""
+
+    def end(self, channel: Channel) -> None:
+        """Its id is free again."""
 
 
 class Gone(Exception):

@@ -194,7 +194,7 @@ def load_foreign(
         progress(0.8)
         model.set_attn_implementation(ATTENTION)
         network = Foreign(model, linears, *map(sum, zip(*sizes, strict=True)))
-        off = deviation(network)
+        off = deviation(network, network.model)
     except (LoadError, MemoryError):
         raise
     except Exception as error:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.kv import PagedKV
-from parley.model.network import Batch
+from parley.model.network import Batch, Network
 from parley.native.layout import Span
-
-if TYPE_CHECKING:
-    from parley.model.foreign import Foreign
 
 LENGTHS = (26, 23)  # tokens of the two sequences
 STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # of each step: (sequence, tokens)
@@ -28,16 +25,15 @@ WINDOW = 8
 
 
 @torch.inference_mode()
-def deviation(network: Foreign) -> float:
+def deviation(network: Network, model: PreTrainedModel) -> float:
     """Relative error (L2) of the logits over pages, the median over positions.
 
     The median, because in a mixture of experts rounding alone may send single tokens to other experts.
     """
-    device = network.device
-    sequences = [torch.linspace(1, network.vocab_size - 1, length, device=device).long() for length in LENGTHS]
-    with _narrowed(network.model):
-        expected = torch.cat(_plain(network.model, sequences))
-        got = torch.cat(_paged(network, sequences))
+    sequences = [torch.linspace(1, network.vocab_size - 1, length, device=model.device).long() for length in LENGTHS]
+    with _narrowed(model):
+        expected = torch.cat(_plain(model, sequences))
+        got = torch.cat(_paged(network, sequences, model.dtype))
     errors = (got - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
     return float(errors.median())
 
@@ -51,9 +47,10 @@ def _plain(model: PreTrainedModel, sequences: list[torch.Tensor]) -> list[torch.
         model.set_attn_implementation(ours)
 
 
-def _paged(network: Foreign, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+def _paged(network: Network, sequences: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    device = sequences[0].device
     tables = [list(range(first, first + 2)) for first in range(0, 2 * len(sequences), 2)]
-    pages = PagedKV(network.layers, 2 * len(sequences), network.model.dtype, network.device)
+    pages = PagedKV(network.layers, 2 * len(sequences), dtype, device)
     pages.clear([page for table in tables for page in table])
     done = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
@@ -65,7 +62,7 @@ def _paged(network: Foreign, sequences: list[torch.Tensor]) -> list[torch.Tensor
             start, end = done[number], done[number] + count
             spans.append(Span(sum(len(part) for part in ids), count, end, tables[number]))
             ids.append(sequences[number][start:end])
-            positions.append(torch.arange(start, end, device=network.device))
+            positions.append(torch.arange(start, end, device=device))
             done[number] = end
         slots = [at + tables[number][0] * BLOCK_SIZE for at, (number, _) in zip(positions, step, strict=True)]
         batch = Batch(torch.cat(ids), torch.cat(positions), torch.cat(slots), spans)

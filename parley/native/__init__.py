@@ -26,18 +26,16 @@ from parley.native import (
     torch_lora,
     torch_vocabulary,
 )
-from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
 from parley.native.layer import Layer
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
+from parley.native.packed import COMPILED, Packed
 from parley.native.pool import Format, Pool
 from parley.native.torch_int4 import Grouped, round_int4, widen
 from parley.native.torch_kernels import embed
 
-COMPILED = compiled.Packed | Int8Packed | Int4Packed
-Packed = COMPILED | torch_kernels.Packed | torch_kernels.Int8Packed
 Rows = torch_int8.Rows | compiled_int8.Rows
 Plan = compiled.Cut | list[torch_attention.Group]
 Adapter = compiled_lora.Adapter | torch_lora.Adapter

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from parley.native import Packed
+from parley.native.packed import Packed
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import json
 import logging
 import os
 import queue
@@ -75,11 +76,20 @@ class Inlet(logging.Handler):
             time.sleep(GATHER)  # waking for each line would cost the event loop more than the line does
             lines = b""
             while self._records:
-                lines += f"{self._form.format(self._records.popleft())}\n".encode("utf-8", "backslashreplace")
+                lines += f"{self._line(self._records.popleft())}\n".encode("utf-8", "backslashreplace")
             with contextlib.suppress(OSError):  # a closed pipe, a full disk
                 while lines:
                     lines = lines[os.write(2, lines) :]
             self._written = not self._records
+
+    def _line(self, record: logging.LogRecord) -> str:
+        """One that cannot be formatted says where it is from: those behind it are to be written."""
+        try:
+            return self._form.format(record)
+        except Exception as error:
+            record.exc_info = None
+            record.msg, record.args = f"a line of {record.name} cannot be written: {type(error).__name__}", ()
+            return self._form.format(record)
 
     def wait(self) -> None:
         """Let the last lines be written, if they can be."""
@@ -115,7 +125,10 @@ class Json(logging.Formatter):
         entry |= record.msg.fields if isinstance(record.msg, Served) else {"message": record.getMessage()}
         if record.exc_info:
             entry["trace"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(entry).decode()
+        try:
+            return msgspec.json.encode(entry).decode()
+        except UnicodeEncodeError:  # half of a surrogate pair: a file's name that is no UTF-8
+            return json.dumps(entry)
 
 
 def access(exchange: Exchange) -> None:

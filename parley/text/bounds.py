@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+SIZE = 128 << 10  # characters of a grammar's text
+
 # While a grammar is followed, for each token.
 FOLLOWING: dict[str, Any] = {
     "max_items_in_row": 20_000,  # what may follow at one place: an object's properties, each of them some items

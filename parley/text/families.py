@@ -6,7 +6,7 @@ template has. Names that other servers have for the same thing are listed with e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .calls import Form
 
@@ -68,17 +68,19 @@ def _invokes(
     each: tuple[str, ...] = (),
     after: tuple[str, ...] = ("\n",),
     typed: bool = False,
+    between: str = "",
 ) -> Form:
     """``<invoke name="…">`` with ``<parameter name="…">``, their names behind a mark of the family's own."""
     return Form(
         "tags",
-        open=(begin,),
+        open=(begin,) if begin else (),
         each=(*each, f'<{mark}invoke name="'),
         after=(f"</{mark}invoke>", *after),
         head=('">\n',),
         key=(f'<{mark}parameter name="', '"' if typed else '">'),
         value=("", f"</{mark}parameter>\n"),
         typed=typed,
+        between=between,
         close=(end,),
     )
 
@@ -91,6 +93,7 @@ def _functions(before: tuple[str, ...], after: tuple[str, ...], line: str) -> Fo
         head=(">\n",),
         key=("<parameter=", ">"),
         value=(line, f"{line}</parameter>\n"),
+        unclosed=True,
         after=("</function>", *after),
         between="\n",
     )
@@ -133,6 +136,7 @@ MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(open=("[TOOL_CALLS]",)))
 MINIMAX = "]<]minimax[>["  # a token before every tag
 DEEPSEEK_V3 = _deepseek("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
 DEEPSEEK_V31 = _deepseek("", "<｜tool▁sep｜>", (), "")
+XLAM = (("```json\n", "\n```"), ("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", ""))  # what it puts around, at times
 TOOL_CALLS = _list("<tool_calls>", "</tool_calls>")
 
 CALLS = (
@@ -164,6 +168,7 @@ CALLS = (
         (
             _invokes("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", "｜DSML｜", typed=True),
             _invokes("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True),
+            _invokes("", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True),
         ),
         (("｜DSML｜",), ("dsml_token",)),
         aliases=("deepseekv32", "deepseek_v4", "deepseekv4"),
@@ -179,7 +184,10 @@ CALLS = (
     Calls("mistral_v3", (*MISTRAL_LIST, MISTRAL_ARGS), (("[TOOL_CALLS]",),), aliases=("mistral_old",), short=True),
     Calls(
         "gemma4",
-        (Form("loose", each=("<|tool_call>", "call:"), quote='<|"|>', after=("<tool_call|>",)),),
+        (
+            Form("loose", each=("<|tool_call>", "call:"), quote='<|"|>', after=("<tool_call|>",)),
+            Form("loose", each=("<|tool_call>", ":"), quote='<|"|>', after=("<tool_call|>",)),
+        ),
         (("<|tool_call>call:",), ("<tool_call|>",)),
     ),
     Calls(
@@ -237,6 +245,14 @@ CALLS = (
                 "steptml:",
                 each=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
                 after=("<｜tool_call_end｜>\n",),
+            ),
+            _invokes(
+                "<｜tool_calls_begin｜>\n",
+                "<｜tool_calls_end｜>",
+                "steptml:",
+                each=("<｜tool_call_begin｜>",),
+                after=("<｜tool_call_end｜>",),
+                between="<｜tool_sep｜>",
             ),
         ),
         (("steptml:invoke",),),
@@ -381,7 +397,11 @@ CALLS = (
         ((PYTHON_TAG, "<|start_header_id|>"), ("<|start_header_id|>", '"parameters"', "ipython")),
         aliases=("llama3", "llama3.1", "llama3.2", "llama3.3"),
     ),
-    Calls("xlam", (_list("", bare=True),), (("xlam",),)),
+    Calls(
+        "xlam",
+        (_list("", bare=True), *(replace(_list(*marks), known=True) for marks in XLAM)),
+        (("xLAM",), ("calls in a single JSON array",)),
+    ),
     Calls("hermes", (HERMES,), (("<tool_call>",),), aliases=("qwen", "qwen25", "qwen3", "granite4", "ernie45", "mimo")),
 )
 

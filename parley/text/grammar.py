@@ -31,13 +31,12 @@ from parley.errors import Invalid, excerpt
 from parley.types import Grammar
 
 from . import schema as schemas
-from .bounds import READING
+from .bounds import READING, SIZE
 from .lark import Lark, quoted
 from .refused import Refused
 from .tags import TEXT, Writer
 from .tokenizer import Tokenizer
 
-SIZE = 128 << 10  # characters of a grammar's text
 SIZE_GBNF = 32 << 10  # read by Python, which takes longer
 BUDGET = 0.5  # seconds of processor time
 STEP = 0.03  # of them for the first mask: a batch may have to wait so long for one
@@ -220,8 +219,9 @@ class Compiler:
         if schemas.too_wide(value):
             raise Refused(WIDE)
         white = USUAL if grammar.whitespace is None else grammar.whitespace
-        options = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
-        return schemas.ready(value, grammar.closed) | {"x-guidance": options}
+        options: dict[str, Any] = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
+        made = schemas.ready(value, grammar.closed)
+        return made | {"x-guidance": options | {"json_allowed_escapes": schemas.escapes(made)}}
 
     def _tags(self, grammar: Grammar, more: list[dict[str, Any]]) -> str:
         def part(each: Grammar) -> str:

@@ -184,13 +184,11 @@ class Language:
         return made
 
     def _compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
-        form = self._form(prompt, grammar)
-        if form is None:
-            return ""
         if _forced(prompt) and grammar is not None:
             self.grammars.get(grammar)  # it has no say, but is not to be wrong
         try:
-            return self.grammars.get(form)
+            form = self._form(prompt, grammar)
+            return self.grammars.get(form) if form is not None else ""
         except Invalid:
             loose = answer.unfit(prompt, self.grammars.get) if isinstance(prompt, Chat) else None
             if not loose:

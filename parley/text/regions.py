@@ -3,10 +3,11 @@
 ``Regions`` parses one answer by the ``Markup`` of the model's family. Any cutting of a text into pieces gives
 the same events once neighbours are joined, and time is linear in the text: no form of calls reads anything twice.
 
-Newlines that only set the marks apart are dropped: after the mark that begins reasoning, before and after the one that
-ends it, and before a call. So is the mark that ends reasoning where an answer begins with it. A call whose head is not
-what the family writes is content, mark and all. Once its name is known a call is announced and can no longer be taken
-back: then its arguments are passed on as they come, complete or not.
+What only sets the marks apart is dropped: blank lines before a call and before the mark that ends reasoning, newlines
+behind that and behind the one that begins it, and those behind a call that no content comes before. So is the mark that
+ends reasoning where an answer begins with it. A call whose head is not what the family writes is content, mark and all.
+Once its name is known a call is announced and can no longer be taken back: then its arguments are passed on as they
+come, complete or not.
 
 Knows text only: no tokens, no requests.
 """
@@ -20,6 +21,8 @@ from parley.types import CallDelta, Part
 from .calls import CallReader, Form, Tools
 from .marks import Marks, marks
 from .markup import Markup
+
+BLANKS = " \t\r\n"
 
 Region = tuple[Part, str, CallDelta | None]
 
@@ -48,11 +51,13 @@ class Regions:
         self._tools = tools or Tools()
         self._text = ""  # unread; between pushes only what may become a mark
         self._at = 0
-        self._newlines = 0  # held back: dropped before a mark, given out before text
+        self._blanks: list[str] = []  # held back: dropped before a mark, given out before text
         self._trim = thinking  # drop newlines until the first text of this region
         self._around = markup.around
         self._closing = ""  # the mark that ends what content is wrapped in
-        self._after_call = False  # nothing but newlines since the last call
+        self._after_call = False  # nothing but blanks since the last call
+        self._spoken = False  # there was content
+        self._fresh = True  # nothing was said since a mark
         self._reader: CallReader | None = None
         self._others: list[Form] = []  # to be tried if the reader's form does not fit
         self._failed = ""  # the most text that a form took before it did not
@@ -90,7 +95,7 @@ class Regions:
         part: Part = "reasoning" if self.thinking else "content"
         self._say(part, rest)
         if not self._after_call:
-            self._give(part, "\n" * self._newlines)
+            self._give(part, "".join(self._blanks))
         return self._out
 
     # Each state reads on from ``_at`` and returns whether another state has to go on; False: more text is needed.
@@ -98,13 +103,13 @@ class Regions:
     def _beginning(self) -> bool:
         """The answer may begin with reasoning, with the mark of what was begun, or with the end of what was not."""
         assert self._think is not None
-        self._skip_newlines()
+        self._hold_newlines()
         following = (Regions._reasoning, Regions._opening)
         for mark, state in zip(self._think, following, strict=True):
             rest = self._text[self._at : self._at + len(mark)]
             if rest == mark:
                 self._at += len(mark)
-                self._newlines, self._trim = 0, True
+                self._turn()
                 self._state = state
                 return True
             if len(rest) < len(mark) and mark.startswith(rest):
@@ -118,7 +123,7 @@ class Regions:
         if not mark:
             return False
         self._at += len(mark)
-        self._newlines, self._trim = 0, True
+        self._turn()
         self._state = Regions._opening
         return True
 
@@ -126,7 +131,7 @@ class Regions:
         """Content begins: it may be wrapped in marks, or be a call that needs none."""
         if not self._trimmed():
             return False
-        self._skip_newlines()
+        self._hold_newlines()
         if self._at == len(self._text):
             return False
         if self._around is not None and not self._closing:
@@ -134,7 +139,8 @@ class Regions:
             here = self._text[self._at : self._at + len(mark)]
             if here == mark:
                 self._at += len(mark)
-                self._newlines, self._trim, self._closing = 0, True, closing
+                self._closing = closing
+                self._turn()
                 self._watched = marks(*self._triggers, closing)
                 return True
             if mark.startswith(here):
@@ -147,14 +153,14 @@ class Regions:
         if not self._trimmed():
             return False
         if self._watched is None:
-            self._give("content", "\n" * self._newlines + self._text[self._at :])
-            self._newlines = 0
+            self._give("content", "".join(self._blanks) + self._text[self._at :])
+            self._blanks.clear()
             self._at = len(self._text)
             return False
         mark = self._until(self._watched, "content")
         if mark and mark == self._closing:
             self._at += len(mark)
-            self._newlines, self._trim = 0, True
+            self._turn()
             self._watched = marks(*self._triggers) if self._triggers else None
         elif mark:
             self._call([form for form in self._marked if form.trigger == mark])
@@ -187,7 +193,11 @@ class Regions:
             self._at += len(raw)  # no form reads it once more
         self._reader = None
         self._state = Regions._content
-        self._after_call = self._after_call or reader.calls > 0
+        if reader.calls:
+            self._after_call = True
+            self._trim = not self._spoken
+            raw = raw.lstrip("\n") if self._trim else raw
+            self._trim = self._trim and not raw
         self._say("content", raw)
         return True
 
@@ -209,33 +219,47 @@ class Regions:
     def _trimmed(self) -> bool:
         """Drop newlines at the start of a region; False while there is nothing else."""
         if self._trim:
-            self._skip_newlines()
-            self._newlines = 0
+            self._hold_newlines()
+            self._blanks.clear()
             self._trim = self._at == len(self._text)
         return not self._trim
 
-    def _skip_newlines(self) -> None:
+    def _hold_newlines(self) -> None:
         start = self._at
         while self._text.startswith("\n", self._at):
             self._at += 1
-        self._newlines += self._at - start
+        self._hold(self._text[start : self._at])
+
+    def _turn(self) -> None:
+        """Another part begins here, behind a mark."""
+        self._trim = self._fresh = True
+        self._blanks.clear()
+
+    def _hold(self, blanks: str) -> None:
+        if blanks:
+            self._blanks.append(blanks)
 
     def _say(self, part: Part, text: str) -> None:
-        """Text of a part, its last newlines held back."""
-        body = text.rstrip("\n")
-        if body:
-            self._give(part, "\n" * self._newlines + body)
-            self._newlines = 0
-        self._newlines += len(text) - len(body)
+        """Text of a part. Blanks at its end are held back from the first line break on, or all if nothing was said."""
+        end = len(text.rstrip(BLANKS))
+        if end or not (self._fresh or self._blanks):
+            line = text.find("\n", end)
+            end = line if line >= 0 else len(text)
+        if end:
+            self._give(part, "".join(self._blanks) + text[:end])
+            self._blanks.clear()
+        self._hold(text[end:])
 
     def _give(self, part: Part, text: str) -> None:
         if text:
             self._out.append((part, text, None))
-            self._after_call = False
+            self._after_call = self._fresh = False
+            self._spoken = self._spoken or part == "content"
 
     def _tell(self, deltas: list[CallDelta]) -> None:
         for call in deltas:
             if call.name is not None:
                 self.calls += 1
-                self._newlines = 0
+                self._fresh = True
+                self._blanks.clear()
             self._out.append(("tool", "", call))

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import llguidance
 
+from parley.errors import Invalid
+
+from .bounds import SIZE
 from .calls import Form, follow, kinds
 from .lark import Lark, quoted
+from .schema import escapes
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
@@ -25,14 +30,17 @@ Schema = dict[str, Any]
 
 
 class Rules:
-    """Rules that are made while they are needed."""
+    """Rules that are made while they are needed. Raises Invalid where they become more text than is allowed: a small
+    schema can stand for any number of them."""
 
     def __init__(self, form: Form, lark: Lark):
         self.lines: list[str] = []
+        self._size = 0  # characters of them
         self.form = form
         self.text = lark.text
         self.mark = lark.mark
         self._root: Schema = {}
+        self._known: dict[tuple[str, int, int], tuple[Any, str]] = {}  # of parts of schemas, which are kept with them
 
     def until(self, mark: str, schema: Schema, before: str = "") -> str:
         """A rule for text up to a mark, which it has nowhere else. ``before``: stands right before the mark."""
@@ -46,17 +54,17 @@ class Rules:
     def rule(self, body: str, option: str = "") -> str:
         """The name of a new rule."""
         name = f"r{len(self.lines)}"
-        self.lines.append(f"{name}{option}: {body}")
+        self._define(f"{name}{option}: {body}")
         return name
 
     def terminal(self, body: str) -> str:
         name = f"T{len(self.lines)}"
-        self.lines.append(f"{name}: {body}")
+        self._define(f"{name}: {body}")
         return name
 
     def arguments(self, schema: Schema, bound: bool) -> str:
         """The name of a rule for arguments that follow the schema: any object if they are not ``bound`` to it."""
-        self._root = schema
+        self._root, self._known = schema, {}
         shape = self.form.shape
         if shape in ("object", "named", "keyed"):
             return self.json(schema)
@@ -79,7 +87,7 @@ class Rules:
             if shape == "loose":
                 self._define_any()
                 return self.rule('(KEY ":" any ("," KEY ":" any)*)?')
-            self._define(KEY)
+            self._define_key()
             one = self.rule(f'KEY "=" {self.json({})}')
             return self.rule(f'({one} (", " {one})*)?')
         return self._row(
@@ -95,10 +103,22 @@ class Rules:
         if not isinstance(schema, dict):
             schema = {}
         shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        return self.rule(f"%json {json.dumps({**shared, **schema, 'x-guidance': SPACING})}")
+        whole = {**shared, **schema}
+        options = {**SPACING, "json_allowed_escapes": escapes(whole)}
+        return self.rule(f"%json {json.dumps({**whole, 'x-guidance': options})}")
 
     def loose(self, schema: Any, depth: int = 0) -> str:
         """The name of a rule for a value in the notation of shape "loose"."""
+        return self._once(self._loose, schema, depth)
+
+    def _once(self, make: Callable[[Any, int], str], schema: Any, depth: int) -> str:
+        """One rule for a part of a schema, however many refer to it: there would be no end of them."""
+        key = make.__name__, id(schema), depth
+        if key not in self._known:
+            self._known[key] = schema, make(schema, depth)
+        return self._known[key][1]
+
+    def _loose(self, schema: Any, depth: int) -> str:
         while isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and depth < DEPTH:
             schema, depth = follow(schema["$ref"], self._root), depth + 1
         if not isinstance(schema, dict) or depth >= DEPTH:
@@ -139,7 +159,7 @@ class Rules:
         """The name of a rule for an element with its tags."""
         form = self.form
         start, end = self.text(f"{form.key[0]}{key}{form.key[1]}"), self.text(f"{key}{form.key[1]}")
-        return self.rule(f"{start} {self._inside(schema, depth)} {end}")
+        return self.rule(f"{start} {self._once(self._inside, schema, depth)} {end}")
 
     def _inside(self, schema: Any, depth: int) -> str:
         """The name of a rule for what stands in an element, and what the tag that ends it begins with."""
@@ -153,7 +173,7 @@ class Rules:
             return self.rule(f"({' | '.join(map(_literal, choices))}) {end}")
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list) and schema[key]:
-                return self.rule(" | ".join(self._inside(each, depth + 1) for each in schema[key]))
+                return self.rule(" | ".join(self._once(self._inside, each, depth + 1) for each in schema[key]))
         said = schema.get("type")
         if isinstance(said, list) and said:
             return self.rule(" | ".join(self._inside({**schema, "type": each}, depth + 1) for each in said))
@@ -171,7 +191,7 @@ class Rules:
         """The name of a rule for an object's elements."""
         properties = _properties(schema) if bound else {}
         if not properties and (not bound or schema.get("additionalProperties") is not False):
-            self._define(KEY)
+            self._define_key()
             form = self.form
             free = f"{self.text(form.key[0])} KEY {self.text(form.key[1])} {self.until(form.value[1], {})} KEY"
             return self.rule(f"({free} {self.text(form.key[1])})*")
@@ -196,7 +216,7 @@ class Rules:
 
     def _free_tag(self) -> str:
         form = self.form
-        self._define(KEY)
+        self._define_key()
         before, after = form.value
         attribute = ' string="false">' if form.typed else ""
         start = f"{self.text(form.key[0])} KEY {self.text(form.key[1] + attribute + before)}"
@@ -221,15 +241,21 @@ class Rules:
 
     def _define_any(self) -> str:
         if ANY not in self.lines:
-            self._define(KEY)
+            self._define_key()
             self._define(ANY)
             self._define(f"anyplain: %json {json.dumps({'type': ['number', 'boolean', 'null']})}")
             self._define(f"anytext: {self.text(self.form.quote)} {self.until(self.form.quote, {})}")
         return "any"
 
+    def _define_key(self) -> None:
+        if KEY not in self.lines:
+            self._define(KEY)
+
     def _define(self, line: str) -> None:
-        if line not in self.lines:
-            self.lines.append(line)
+        self.lines.append(line)
+        self._size += len(line)
+        if self._size > SIZE:
+            raise Invalid(f"tools cannot be followed: their grammar has more than {SIZE} characters.", field="tools")
 
 
 def _literal(value: Any) -> str:

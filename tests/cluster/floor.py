@@ -8,7 +8,8 @@ from typing import Any
 from parley.cluster.choice import Choice
 from parley.cluster.config import Options, read
 from parley.cluster.health import Unanswered
-from parley.cluster.table import Instance, Table
+from parley.cluster.instance import Instance
+from parley.cluster.table import Table
 
 
 class Clock:

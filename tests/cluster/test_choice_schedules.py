@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parley.cluster.choice import Refused
+from parley.cluster.instance import Instance
 from parley.cluster.policy import Wanted
-from parley.cluster.table import Instance
 
 ROLES = st.lists(st.sampled_from(["mixed", "prefill", "decode", "flex"]), min_size=1, max_size=5)
 NUMBER = st.integers(0, 30)

@@ -9,7 +9,8 @@ import pytest
 
 from parley.cluster.config import Options
 from parley.cluster.connections import Connections
-from parley.cluster.table import Instance, Table
+from parley.cluster.instance import Instance
+from parley.cluster.table import Table
 from parley.cluster.upstream import Broken, Response, Unreachable, Upstream
 
 SIZED = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nX-A: b\r\n\r\nabc"
@@ -124,6 +125,12 @@ async def test_all_that_is_asked_can_be_given_up(pair):
     for result in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(result, Broken)
     assert not upstream.busy
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 64 + ".b", "例え.invalid"])
+async def test_a_name_that_nobody_can_have_is_not_reached(name):
+    with pytest.raises(Unreachable):
+        await Upstream(f"http://{name}").connect()
 
 
 async def test_an_instance_that_leaves_leaves_no_connection():

@@ -124,7 +124,7 @@ def test_frequencies_follow_the_context_not_the_batch(length, max_len, tmp_path,
 def test_the_proof_notices(monkeypatch):
     """Positions not heeded, a window not heeded, keys that get lost: each is far beyond the tolerance."""
     network = load(models.model("mistral"))
-    assert deviation(network) < TOLERANCE[torch.float32] / 100
+    assert deviation(network, network.model) < TOLERANCE[torch.float32] / 100
     whole = Foreign.hidden
 
     def lost(self, batch, pages):
@@ -150,7 +150,7 @@ def test_the_proof_notices(monkeypatch):
         lambda self, batch, pages: whole(self, batch, Forgetful(pages)),
     ):
         monkeypatch.setattr(Foreign, "hidden", broken)
-        assert deviation(network) > 3 * TOLERANCE[torch.bfloat16]
+        assert deviation(network, network.model) > 3 * TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ('{"name": "f", "parameters": {"s": "a"}}; {"name": "f", "parameters": {"s": "a"}}', "", [F, F]),
         ('<|python_tag|>{"name": "f", "parameters": {"s": "a"}}', "", [F]),
         ('<|python_tag|>f.call(s="a")', "", [F]),
+        ("<|python_tag|>f(s='a'", "", [("f", '{"s": "a"')]),
         ('<|python_tag|>print("a")', '<|python_tag|>print("a")', []),
         ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
         ('Yes: {"name": "f", "parameters": {}}', 'Yes: {"name": "f", "parameters": {}}', []),
@@ -74,7 +75,7 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     ],
     "mistral": [
         ('[TOOL_CALLS]f[ARGS]{"s": "a"}[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"s": "a"}', "", [F, F]),
-        ('Ok.[TOOL_CALLS]f{"s": "a"}', "Ok.", [F]),
+        ('Ok.\n [TOOL_CALLS]f{"s": "a"}', "Ok.", [F]),
         ('[TOOL_CALLS][{"name": "f", "arguments": {"s": "a"}}, {"arguments": {"s": "a"}, "name": "f"}]', "", [F, F]),
         ('[TOOL_CALLS] {"name": "f", "arguments": {"s": "a"}} then', " then", [F]),
         ("[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
@@ -105,7 +106,13 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             '</｜DSML｜invoke>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
             "So",
             [("f", '{"s": "a", "o": {"k": [1]}}'), ("f", "{}")],
-        )
+        ),
+        (
+            'So\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="n" string="true">42</｜DSML｜parameter>\n'
+            "</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+            "So",
+            [("f", '{"n": 42}')],
+        ),
     ],
     "qwen3_coder": [
         (
@@ -131,6 +138,22 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("<tool_call>\n<function=f>\n<parameter=s>\nhal", "", [("f", '{"s": "hal')]),
         ("<function=f>\nwhat?</function>", "what?</function>", [("f", "{}")]),
         ("<function>", "<function>", []),
+        (
+            "<tool_call>\n<function=f>\n<parameter=s>\na <parameter=n>\n<parameter=n>\n3\n</function>\n</tool_call>",
+            "",
+            [("f", '{"s": "a <parameter=n>", "n": 3}')],
+        ),
+        (
+            '<tool_call>\n<function=f>\n<parameter=arguments>\n{"s": "a"}\n</parameter>\n<parameter=n>\n3\n'
+            "</parameter>\n</function>\n</tool_call>",
+            "",
+            [("f", '{"s": "a", "n": 3}')],
+        ),
+        (
+            "<tool_call>\n<function=f>\n<parameter=input>\nwhat\n</parameter>\n</function>\n</tool_call>",
+            "",
+            [("f", '{"input": "what"}')],
+        ),
         ('<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>', "", [F]),
     ],
     "seed_oss": [
@@ -138,7 +161,8 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             "<seed:tool_call>\n<function=f>\n<parameter=s>a</parameter>\n</function>\n</seed:tool_call>",
             "",
             [F],
-        )
+        ),
+        ("<seed:tool_call><function=f><parameter=n>3<parameter=s>a\n</function>", "", [("f", '{"n": 3, "s": "a\\n"}')]),
     ],
     "glm45": [
         (
@@ -253,7 +277,14 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             "<｜tool_calls_end｜>",
             "",
             [F],
-        )
+        ),
+        (
+            '<｜tool_calls_begin｜><｜tool_call_begin｜><steptml:invoke name="f"><steptml:parameter name="s">a'
+            '</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_sep｜><｜tool_call_begin｜>'
+            '<steptml:invoke name="f"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+            "",
+            [F, ("f", "{}")],
+        ),
     ],
     "kimi_k2": [
         (
@@ -287,8 +318,17 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     "longcat": [('<longcat_tool_call>{"name": "f", "arguments": {"s": "a"}}</longcat_tool_call>', "", [F])],
     "apertus": [('<|tools_prefix|>[{"f": {"s": "a"}}, {"f": {"s": "a"}}]<|tools_suffix|>', "", [F, F])],
     "gigachat3": [('function call<|role_sep|>\n{"name": "f", "arguments": {"s": "a"}}', "", [F])],
-    "xlam": [('[{"name": "f", "arguments": {"s": "a"}}]', "", [F]), ("[1, 2]", "[1, 2]", [])],
-    "lfm2": [("<|tool_call_start|>[f(s='a')]<|tool_call_end|>Checking", "Checking", [F])],
+    "xlam": [
+        ('[{"name": "f", "arguments": {"s": "a"}}]', "", [F]), ("[1, 2]", "[1, 2]", []),
+        ('Yes.\n```json\n[{"name": "f", "arguments": {"s": "a"}}]\n```', "Yes.", [F]),
+        ("```json\n[1]\n```", "```json\n[1]\n```", []),
+        ('<tool_call>[{"name": "f", "arguments": {"s": "a"}}]</tool_call>', "", [F]),
+    ],
+    "lfm2": [
+        ("<|tool_call_start|>[f(s='a')]<|tool_call_end|>Checking", "Checking", [F]),
+        ("<|tool_call_start|>[f(s='sed -n '1,5p' \"a\"', n=07)]<|tool_call_end|>", "",
+         [("f", """{"s": "sed -n '1,5p' \\"a\\"", "n": 7}""")]),
+    ],
     "olmo3": [('<function_calls>\nf(s="a")\nf(s="a")\n</function_calls>', "", [F, F])],
     "llama4_pythonic": [
         ('[f(s="a"), a-b.c(n=-1, x=.5, b=False, l=["\\x41", (1,)], o={"k": None})]', "",
@@ -309,7 +349,8 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             "<tool_call|>",
             "",
             [F, ("f", r'{"l": ["b\"", 1], "o": {"k": true}, "s": "{"}')],
-        )
+        ),
+        ('Hm:\n<|tool_call>:f{s:<|"|>a<|"|>}<tool_call|>', "Hm:", [F]),
     ],
     "functiongemma": [("<start_function_call>call:f{s:<escape>a<escape>}<end_function_call>", "", [F])],
     "openai": [

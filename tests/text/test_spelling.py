@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import re
+from contextlib import suppress
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from tokenizers import AddedToken
 from parley.demo import folder
 from parley.errors import Invalid
 from parley.text import Markup, Tokenizer, detect
+from parley.text.bounds import SIZE
 from parley.text.calls import Tools
 from parley.text.channels import reader
 from parley.text.families import CALLS, Calls
@@ -87,6 +89,18 @@ def vocabulary(marked: bool) -> LLTokenizer:
 def spell(row: Calls, marked: bool, parallel: bool, required: bool, only: str | None = None) -> str:
     markup, lark = detect("", row.name, "none"), Lark(tokenizer(marked).marks)
     return calls_grammar(markup, lark, TOOLS, parallel=parallel, required=required, only=only)
+
+
+@rows
+def test_a_schema_that_refers_to_itself_is_followed_or_refused_at_once(row: Calls) -> None:
+    def written(width: int) -> str:
+        node = {"type": "object", "properties": {f"p{number}": {"$ref": "#"} for number in range(width)}}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": node}}]
+        return calls_grammar(detect("", row.name, "none"), Lark({}), tools, parallel=False, required=True)
+
+    assert not LLMatcher.validate_grammar(written(5), vocabulary(False))
+    with suppress(Invalid):
+        assert len(written(300)) <= SIZE
 
 
 def walk(marked: bool, grammar: str, seed: int, start: str = "") -> str:

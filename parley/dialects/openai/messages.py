@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared, tools
 from parley.dialects.openai.shared import RULES, Rules
@@ -25,7 +27,7 @@ RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_messag
 
 def conversation(body: Fields, rules: Rules = RULES) -> tuple[Chat, bool]:
     """The conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest."""
-    messages = turns(body, "\n", rules.roles, bare=rules.bare)
+    messages = turns(body, "\n", rules.roles, loose=rules.bare, bare=rules.bare)
     wish = tools.read(body, rules)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
@@ -50,13 +52,16 @@ def conversation(body: Fields, rules: Rules = RULES) -> tuple[Chat, bool]:
     return chat, wish.legacy
 
 
-def turns(body: Fields, joint: str, roles: tuple[str, ...], *, bare: bool = False) -> list[Message]:
+def turns(
+    body: Fields, joint: str, roles: tuple[str, ...], *, loose: bool = False, bare: bool = False
+) -> list[Message]:
     """The messages, at least one. Raises BadRequest.
 
-    ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any;
-    ``bare`` is a member of ``Rules``.
+    ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
+    ``loose``: a call's arguments may be an object, also as ``parameters``, and its result need not tell its id.
+    ``bare``: a message needs no content, and a text alone is a part of one.
     """
-    messages = [_message(item, joint, roles, bare) for item in body.objects("messages", cap=MAX_MESSAGES)]
+    messages = [_message(item, joint, roles, loose, bare) for item in body.objects("messages", cap=MAX_MESSAGES)]
     if not messages:
         raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
     return messages
@@ -83,34 +88,34 @@ def _document(item: Fields) -> dict[str, str]:
     return {name: item.string(name, "") for name in item.names}
 
 
-def _message(item: Fields, joint: str, roles: tuple[str, ...], bare: bool) -> Message:
+def _message(item: Fields, joint: str, roles: tuple[str, ...], loose: bool, bare: bool) -> Message:
     role = item.string("role", None, allowed=roles, cap=256)
     if role is None:
         raise item.missing("role")
     name = item.string("name", None, cap=256)
     content = _content(item, joint, bare)
     if role == "assistant":
-        return _assistant(item, name, content, bare)
+        return _assistant(item, name, content, loose, bare)
     if content is None and not bare:
         raise item.missing("content")
     content = content or ""
     if role == "tool":
         call = item.string("tool_call_id", None, cap=256)
-        if call is None and not bare:
+        if call is None and not loose:
             raise item.missing("tool_call_id")
         return Message("tool", content, name, tool_call_id=call)
     if role == "function":
-        if name is None:
+        if name is None and not loose:
             raise item.missing("name")
         return Message("tool", content, name)
     return Message("system" if role == "developer" else role, content, name)
 
 
-def _assistant(item: Fields, name: str | None, content: str | None, bare: bool) -> Message:
-    calls = [_call(call) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
+def _assistant(item: Fields, name: str | None, content: str | None, loose: bool, bare: bool) -> Message:
+    calls = [_call(call, loose) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
     legacy = item.object("function_call")
     if legacy is not None:
-        calls.append(_function(legacy, ""))
+        calls.append(_function(legacy, "", loose))
     reasoning = item.string("reasoning", None)
     if reasoning is None:
         reasoning = item.string("reasoning_content", None)
@@ -123,7 +128,7 @@ def _assistant(item: Fields, name: str | None, content: str | None, bare: bool) 
     return Message("assistant", content, name, reasoning, calls)
 
 
-def _call(call: Fields) -> ToolCall:
+def _call(call: Fields, loose: bool) -> ToolCall:
     call.string("type", "function", allowed=("function",))
     id = call.string("id", None, cap=256)
     if id is None:
@@ -131,14 +136,17 @@ def _call(call: Fields) -> ToolCall:
     function = call.object("function")
     if function is None:
         raise call.missing("function")
-    return _function(function, id)
+    return _function(function, id, loose)
 
 
-def _function(function: Fields, id: str) -> ToolCall:
+def _function(function: Fields, id: str, loose: bool) -> ToolCall:
     name = function.string("name", None, cap=256)
     if name is None:
         raise function.missing("name")
-    return ToolCall(id, name, function.string("arguments", "{}"))
+    member = "parameters" if loose and not function.has("arguments") else "arguments"
+    if loose and isinstance(function.raw(member), dict):
+        return ToolCall(id, name, msgspec.json.encode(function.free(member)).decode())
+    return ToolCall(id, name, function.string(member, "{}"))
 
 
 def _content(item: Fields, joint: str, bare: bool = False) -> str | None:

@@ -47,14 +47,14 @@ def _value(scan: Scan, schema: Any, root: Any, depth: int) -> Wait:
     end = scan.form.value[1]
     types = kinds(schema, root)
     if types == {"string"}:
-        yield from marked(scan, end)
+        yield from marked(scan, (end,))
     elif (yield from _begins(scan, blanks=bool(types) and "string" not in types)):
         key = yield from until(scan, scan.form.key[1])
         listed = key == ITEM and (not types or "array" in types)
         yield from _row(scan, schema, root, depth + 1, key, listed)
         yield from scan.expect(end)
     else:
-        text = yield from whole(scan, end)
+        text = yield from whole(scan, (end,))
         hollow = not text.strip() and "string" not in types and types & {"array", "object"}
         scan.say(("[]" if "array" in types else "{}") if hollow else value(text, types))
     yield from until(scan, scan.form.key[1])

@@ -21,7 +21,8 @@ class Form:
     - "named": the name, its id behind the mark ``id`` if a model writes one, the marks ``head``, and arguments as JSON
     - "tags": the name, the marks ``head``, and arguments, each a name between the marks ``key`` and a value between the
       marks ``value``; ``typed``: a mark says whether the value is text; ``verbatim``: marks that a model may put around
-      a value in which the mark behind it occurs
+      a value in which the mark behind it occurs; ``unclosed``: models forget that mark, so a value also ends where the
+      next one or the call's end stands
     - "elements": the same, but the name comes again behind the value, and values that are objects or lists are such
       arguments themselves
     - "python": ``name(key=value, …)``
@@ -45,6 +46,7 @@ class Form:
     key: tuple[str, str] = ("", "")
     value: tuple[str, str] = ("", "")
     typed: bool = False
+    unclosed: bool = False
     verbatim: tuple[str, str] = ("", "")
     quote: str = ""
     known: bool = False

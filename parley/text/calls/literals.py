@@ -18,6 +18,9 @@ from .tools import Tools
 DEEPEST = 64  # levels of nesting
 LONGEST = 1024  # characters of a number or word
 _WORD = re.compile(r"[^\s,()\[\]{}=:'\"<]*")
+_BLANK = re.compile(r"[ \t\r\n]{0,64}")
+_BEHIND = ",)]}:="  # what may stand behind a string; any other character tells that the quote is part of it
+_ZEROS = re.compile(r"^(-?)0+(?=\d)")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _KEYWORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _PLAIN = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", "'": "'", '"': '\\"', "/": "/",
@@ -47,16 +50,19 @@ def literal(scan: Scan, quote: str = "", depth: int = 0) -> Wait:
         scan.say("}")
     elif quote and (yield from scan.stands(quote)):
         scan.at += len(quote)
-        yield from marked(scan, quote)
+        yield from marked(scan, (quote,))
     elif not quote and char in "'\"":
         yield from _quoted(scan)
     else:
         scan.say(scalar((yield from bare(scan, True))))
 
 
-def marked(scan: Scan, mark: str, lined: bool = False) -> Wait:
-    """Text up to the mark, as a JSON string. ``lined``: a line break at its start and one at its end do not count."""
-    watched = marks(mark)
+def marked(scan: Scan, ends: tuple[str, ...], lined: bool = False) -> Wait:
+    """Text up to the first of the marks, as a JSON string. That is stepped over if it is the one listed first.
+
+    ``lined``: a line break at its start and one at its end do not count.
+    """
+    watched = marks(*ends)
     scan.say('"')
     scan.tail = escaped
     while lined and scan.at == len(scan.text):
@@ -70,7 +76,7 @@ def marked(scan: Scan, mark: str, lined: bool = False) -> Wait:
         if found:
             break
         yield
-    scan.at = end + len(mark)
+    scan.at = end + (len(found) if found == ends[0] else 0)
     scan.tail = None
     scan.say('"')
 
@@ -98,10 +104,13 @@ def scalar(word: str) -> str:
     """The JSON of a number or a word."""
     if word in _KEYWORDS:
         return _KEYWORDS[word]
-    number = word.removeprefix("+").replace("_", "")
+    number = _ZEROS.sub(r"\1", word.removeprefix("+").replace("_", ""))
     number = f"{number}0" if number.endswith(".") else number
     number = f"0{number}" if number.startswith(".") else number
     return number if _NUMBER.fullmatch(number) else json.dumps(word, ensure_ascii=False)
+
+
+END = ","  # put behind a whole literal, for it has to be followed by something
 
 
 def converted(text: str) -> str:
@@ -112,7 +121,7 @@ def converted(text: str) -> str:
             return ""
     except Garbled:
         return ""
-    return "".join(whole.said) if not whole.text[whole.at :].strip() else ""
+    return "".join(whole.said) if whole.text[whole.at :].strip() == END else ""
 
 
 class _Whole(Scan):
@@ -120,7 +129,7 @@ class _Whole(Scan):
 
     def __init__(self, text: str):
         super().__init__(Form(), 0, str, Tools())
-        self.text = text + " "
+        self.text = text + END
         self.said: list[str] = []
 
     def say(self, arguments: str) -> None:
@@ -169,13 +178,24 @@ def _quoted(scan: Scan) -> Wait:
             yield
         elif found[0] == "\\":
             yield from _escape(scan)
-        elif (yield from scan.stands(mark)):
+        elif (yield from scan.stands(mark)) and (len(mark) > 1 or (yield from _closes(scan))):
             break
         else:
             scan.take(scan.at + 1, lambda text: scan.say(escaped(text)))
     scan.at += len(mark)
     scan.tail = None
     scan.say('"')
+
+
+def _closes(scan: Scan) -> Generator[None, None, bool]:
+    """Whether the quote that comes ends its string: models write such quotes in strings, too, without a backslash."""
+    while True:
+        end = _BLANK.match(scan.text, scan.at + 1).end()  # type: ignore[union-attr]  # it also matches nothing
+        if end < len(scan.text):
+            scan.tail = escaped
+            return scan.text[end] in _BEHIND
+        scan.tail = lambda _: '"'
+        yield
 
 
 def _escape(scan: Scan) -> Wait:

@@ -11,11 +11,12 @@ from collections.abc import Generator
 
 from ..marks import marks
 from .literals import LONGEST, converted, escaped, marked
-from .objects import heading
+from .objects import ARGUMENTS, heading
 from .scan import Garbled, Scan, Wait
 from .tools import kind
 
 LINE = "\n"
+WRAPPERS = (*ARGUMENTS, "input", "properties")  # what models name the object of all arguments if they write it as one
 
 
 def call(scan: Scan) -> Wait:
@@ -27,6 +28,7 @@ def call(scan: Scan) -> Wait:
     scan.announce(name, id)
     opening, closing = (mark.strip() for mark in form.key)
     before, after = (mark.strip() for mark in form.value)
+    lined = form.value[0].endswith(LINE)
     count = 0
     while True:
         yield from scan.peek()
@@ -34,22 +36,31 @@ def call(scan: Scan) -> Wait:
             break
         scan.at += len(opening)
         key = yield from until(scan, closing)
-        typed = None
-        if form.typed:
-            typed = '"true"' in (yield from until(scan, ">"))
+        typed = form.typed and '"true"' in (yield from until(scan, ">"))
         if before:
             yield from scan.expect(before)
-        scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
-        count += 1
         kinds = scan.tools.kinds(name, key)
-        end = after
+        ends = (after, *((LINE if lined else "") + mark for mark in (opening, form.after[0]) if form.unclosed))
         if form.verbatim[0] and (yield from scan.stands(form.verbatim[0])):
             scan.at += len(form.verbatim[0])
-            end = form.verbatim[1] + after
-        if typed or (typed is None and kinds == {"string"}):
-            yield from marked(scan, end, form.value[0].endswith("\n"))
+            ends = (form.verbatim[1] + after,)
+        if not count and key in WRAPPERS and scan.tools.lacks(name, key):
+            text = yield from whole(scan, ends)
+            if members := _members(text):
+                scan.say(text.strip().removesuffix("}"))
+                count = members
+                continue
+            held = value(text, kinds, lined)
         else:
-            scan.say(value((yield from whole(scan, end)), kinds))
+            held = ""
+        scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        count += 1
+        if held:
+            scan.say(held)
+        elif kinds == {"string"} or (typed and (not kinds or "string" in kinds)):
+            yield from marked(scan, ends, lined)
+        else:
+            scan.say(value((yield from whole(scan, ends)), kinds, lined))
     scan.say("}" if count else "{}")
 
 
@@ -71,10 +82,10 @@ def until(scan: Scan, mark: str) -> Generator[None, None, str]:
         yield
 
 
-def whole(scan: Scan, mark: str) -> Generator[None, None, str]:
-    """All text up to the mark."""
+def whole(scan: Scan, ends: tuple[str, ...]) -> Generator[None, None, str]:
+    """All text up to the first of the marks. That is stepped over if it is the one which is expected, listed first."""
     parts: list[str] = []
-    watched = marks(mark)
+    watched = marks(*ends)
     scan.tail = lambda rest: "".join(parts) + rest
     while True:
         end, found = watched.find(scan.text, scan.at)
@@ -82,13 +93,25 @@ def whole(scan: Scan, mark: str) -> Generator[None, None, str]:
         if found:
             break
         yield
-    scan.at += len(mark)
+    scan.at += len(ends[0]) if found == ends[0] else 0
     scan.tail = None
     return "".join(parts)
 
 
-def value(text: str, kinds: frozenset[str]) -> str:
-    """The JSON that a text stands for: a value of one of the kinds if it is one, else the text as a string."""
+def _members(text: str) -> int:
+    """How many members the object has that a text is; 0 if it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return 0
+    return len(value) if isinstance(value, dict) else 0
+
+
+def value(text: str, kinds: frozenset[str], lined: bool = True) -> str:
+    """The JSON that a text stands for: a value of one of the kinds if it is one, else the text as a string.
+
+    ``lined``: a line break at its start and one at its end are no part of the string.
+    """
     bare = text.strip()
     for found, foreign in ((bare, False), (converted(bare), True)):
         try:
@@ -99,7 +122,7 @@ def value(text: str, kinds: frozenset[str]) -> str:
             continue
         if not kinds or kind(value) in kinds or (kind(value) == "integer" and "number" in kinds):
             return found
-    return f'"{escaped(text.removeprefix(LINE).removesuffix(LINE))}"'
+    return f'"{escaped(text.removeprefix(LINE).removesuffix(LINE) if lined else text)}"'
 
 
 def _refuse(_: str) -> None:

@@ -7,6 +7,13 @@ from typing import Any
 
 DEPTH = 16  # references and alternatives that are followed
 
+# Types that JSON Schema does not know, as people write them all the same.
+SYNONYMS = {
+    "str": "string", "text": "string", "int": "integer", "int32": "integer", "int64": "integer", "long": "integer",
+    "uint": "integer", "float": "number", "float32": "number", "float64": "number", "double": "number",
+    "decimal": "number", "bool": "boolean", "list": "array", "tuple": "array", "dict": "object", "map": "object",
+}  # fmt: skip
+
 KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 
 
@@ -34,6 +41,11 @@ class Tools:
         rest = root.get("additionalProperties") if isinstance(root, dict) else None
         return kinds(self._properties(name).get(parameter, rest), root)
 
+    def lacks(self, name: str, parameter: str) -> bool:
+        """Whether the tool's schema lists parameters, and not this one."""
+        listed = self._properties(name)
+        return bool(listed) and parameter not in listed
+
     def schema(self, name: str) -> Any:
         """The schema of the tool's arguments, None if there is none."""
         return self._parameters.get(name)
@@ -59,7 +71,9 @@ def _kinds(schema: Any, root: Any, depth: int) -> Iterator[str]:
         return
     said = schema.get("type")
     if said is not None:
-        yield from (each for each in (said if isinstance(said, list) else [said]) if isinstance(each, str))
+        for each in said if isinstance(said, list) else [said]:
+            if isinstance(each, str):
+                yield SYNONYMS.get(each.lower(), each)
     elif isinstance(schema.get("enum"), list):
         yield from map(kind, schema["enum"])
     elif "const" in schema:
