@@ -197,7 +197,7 @@ class Passage:
         """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
         if self._splice.sent:
             raise Failed(500, words.D_FAILED, instance, final=True)
-        await relay.one(self._connections, self.caller, instance, b"".join(self._body))
+        await relay.one(self._connections, self.caller, [instance], b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
