@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from parley.config import SERVE
+from parley.kinds import duration
 from parley.options import read_flags
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -49,6 +50,18 @@ def test_instances_are_started_with_flags_that_there_are():
         assert pod["metadata"]["name"] == f"parley-{given['role']}"
         known = {option.key for option in SERVE if option.variable}
         assert {each["name"] for each in container(pod)["env"]} - {"POD_IP"} <= known
+
+
+def test_pods_are_not_killed_while_their_requests_may_end():
+    from parley.cluster.coordinator import DRAIN, GRACE
+
+    for pod in [*documents("StatefulSet"), *documents("Deployment")]:
+        command, *flags = container(pod)["args"]
+        needed = DRAIN + GRACE
+        if command == "serve":
+            ((raw, _),) = [each for name, each in read_flags(SERVE, flags).items() if name == "drain"]
+            needed = duration().read(raw)
+        assert pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > needed + 5
 
 
 def test_the_coordinator_knows_every_replica():

@@ -13,7 +13,9 @@ BELOW = {  # of each folder, what its files may import beside itself
     "kv": SHARED,
     "core": SHARED,
     "native": {"core"},  # the size of a page
+    "model": SHARED | {"core", "native", "text", "watermark"},
     "engine": SHARED | {"core", "model"},
+    "server": SHARED | {"dialects", "engine", "hub", "instance", "kv", "text"},
     "instance": SHARED | {"dialects", "engine", "kv", "server"},
     "cluster": SHARED | {"dialects", "instance", "keys", "kinds", "kv", "options", "server"},
 }

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from datetime import date
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from jsonschema.validators import validator_for
 
 from parley import LLM
 from parley.errors import Invalid
+from parley.text.formats import FORMATS
 from parley.text.grammar import Compiler
-from parley.text.schema import FORMATS
 from parley.types import Grammar
 
 DATA = Path(__file__).parent / "data" / "schemas"
@@ -59,6 +59,8 @@ def formats() -> FormatChecker:
     check("hostname", HOST.fullmatch)
     check("email", re.compile(r"[^@\s]+@[^@\s]+").fullmatch)
     check("uri", re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:[^\s<>\"{}|\\^`]*").fullmatch)
+    check("json-pointer", re.compile(r"(/([^/~]|~0|~1)*)*").fullmatch)
+    check("relative-json-pointer", re.compile(r"(0|[1-9]\d*)(#|(/([^/~]|~0|~1)*)*)").fullmatch)
     return checker
 
 
@@ -67,7 +69,14 @@ CHECKER = formats()
 
 def exact(text: str) -> Any:
     """JSON with its decimals as they are written: in binary 9.88 is no multiple of 0.01."""
-    return json.loads(text, parse_float=Decimal)
+
+    def number(digits: str) -> Any:
+        try:
+            return Decimal(digits)
+        except InvalidOperation:  # an exponent that nobody reads
+            return float(digits)
+
+    return json.loads(text, parse_float=number)
 
 
 def validator(schema: Any) -> Validator:

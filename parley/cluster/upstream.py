@@ -211,7 +211,7 @@ class Upstream:
         self.host, tls = split.hostname or "", split.scheme == "https"
         self.port = split.port or (443 if tls else 80)
         self._context = context or ssl.create_default_context() if tls else None
-        self._tail = b"host: %b\r\n" % split.netloc.encode("latin-1")
+        self._tail = b"host: %b\r\n" % split.netloc.encode()
         self.busy: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # in the order of their use
         self._closed = False
@@ -228,7 +228,7 @@ class Upstream:
             raise Unreachable("No connection could be made in time.") from None
         except ConnectionRefusedError:
             raise Unreachable("Nobody listens there.", refused=True) from None
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, UnicodeError) as error:  # a name may be none that can be asked for
             raise Unreachable(f"No connection could be made: {type(error).__name__}.") from None
         return made
 

@@ -183,8 +183,8 @@ class Route:
     model: it is looked up before the body is read. ``model``: the name in a body, for routes whose bodies name their
     model; others are for the main one. ``first``: it is looked up before the rest of the body is read. ``shares``: the
     name, or ``{endpoint}`` in the path, is an endpoint's, and ``{served}`` one of its models. ``claims``: where several
-    APIs share a path, a body with one of these members is for this route. ``yields``: a body
-    that nobody claims is rather for another route.
+    APIs share a path, a body with one of these members is for this route. ``yields``: a body that nobody claims is
+    rather for another route.
     """
 
     method: str

@@ -22,6 +22,7 @@ from .calls import Form
 from .grammar import BUDGET
 from .lark import Lark
 from .markup import Markup
+from .refused import Refused
 from .spelling import BEGIN, FINAL, calls_grammar, lead
 
 Tool = dict[str, Any]
@@ -148,7 +149,10 @@ def _bare(tools: list[Tool], keys: tuple[str, str], form: Grammar) -> Grammar:
         options.append({"type": "object", "properties": parts, "required": [*keys], "additionalProperties": False})
     # the schemas of arguments refer to their own parts, which are at another place then
     parts = {f"call{number}": _moved(option, number, arguments) for number, option in enumerate(options)}
-    value = schemas.ready(form.value, form.closed) if isinstance(form.value, dict) else form.value
+    try:
+        value = schemas.ready(form.value, form.closed) if isinstance(form.value, dict) else form.value
+    except Refused:  # once more where the whole is compiled, which tells whoever asked
+        value = form.value
     parts["form"] = _rerooted(value, "#/$defs/form")
     listed = [{"$ref": f"#/$defs/{part}"} for part in parts]
     return Grammar("json", {"anyOf": listed, "$defs": parts}, form.whitespace, field=form.field)

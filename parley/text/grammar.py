@@ -219,8 +219,9 @@ class Compiler:
         if schemas.too_wide(value):
             raise Refused(WIDE)
         white = USUAL if grammar.whitespace is None else grammar.whitespace
-        options = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
-        return schemas.ready(value, grammar.closed) | {"x-guidance": options}
+        options: dict[str, Any] = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
+        made = schemas.ready(value, grammar.closed)
+        return made | {"x-guidance": options | {"json_allowed_escapes": schemas.escapes(made)}}
 
     def _tags(self, grammar: Grammar, more: list[dict[str, Any]]) -> str:
         def part(each: Grammar) -> str:

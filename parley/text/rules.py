@@ -19,6 +19,7 @@ from .bounds import SIZE
 from .calls import Form, follow, kinds
 from .facets import Schema
 from .lark import Lark, quoted
+from .schema import escapes
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
@@ -102,7 +103,9 @@ class Rules:
         if not isinstance(schema, dict):
             schema = {}
         shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        return self.rule(f"%json {json.dumps({**shared, **schema, 'x-guidance': SPACING})}")
+        whole = {**shared, **schema}
+        options = {**SPACING, "json_allowed_escapes": escapes(whole)}
+        return self.rule(f"%json {json.dumps({**whole, 'x-guidance': options})}")
 
     def loose(self, schema: Any, depth: int = 0) -> str:
         """The name of a rule for a value in the notation of shape "loose"."""

@@ -1,7 +1,7 @@
 """JSON schemas made ready for llguidance: what would only annotate is left out, what cannot be enforced is refused.
 
-llguidance itself refuses most keywords that it does not enforce, but not by the meaning of their values: formats that
-it does not know and ``"uniqueItems": false`` ask for nothing, and pass here. Knows JSON schemas and nothing else.
+llguidance itself refuses most keywords that it does not enforce. Knows how schemas stand in one another, and nothing
+but schemas; what a single one asks for is ``keywords``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and puts the schema into more of it
+from .keywords import Schema, controlled, plain
+from .refused import Refused
 
-LENGTH = 2**31 - 1  # characters: llguidance reads no larger maxLength, and nobody writes so many
+DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and puts the schema into more of it
 
 MEMBERS = 1000  # properties of one object: what llguidance takes for them grows with their square
 
@@ -21,14 +22,8 @@ ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "ite
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
-NOTES = frozenset({"$comment", "$schema", "default", "deprecated", "description", "examples", "title"})
-
-FORMATS = frozenset({
-    "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
-})  # fmt: skip
-"""What llguidance enforces of ``format``."""
-
-Schema = dict[str, Any]
+ESCAPES = 'nrbtf\\"'  # that JSON may be written with: \\u would let names that are taken come once more
+OPEN = "a constant in it holds a control character, and objects in it have members besides those that are named"
 
 
 def too_deep(value: Any, limit: int = DEPTH) -> bool:
@@ -65,32 +60,51 @@ def ready(schema: Schema, closed: bool) -> Schema:
     """A copy of the schema for llguidance. ``closed``: objects have only the members that are named, as far as one
     schema alone speaks of an object; where several do, each would forbid the members of the others.
 
-    The schema must not be ``too_deep``.
+    The schema must not be ``too_deep``. Raises Refused.
     """
     shared = set(_shared(schema, True)) if closed else set()
 
-    def copy(node: Schema, path: str, alone: bool) -> Schema:
-        made = {key: value for key, value in node.items() if key not in NOTES}
-        if node.get("uniqueItems") is False:
-            del made["uniqueItems"]
-        if isinstance(longest := node.get("maxLength"), int) and longest > LENGTH:
-            del made["maxLength"]
-        if isinstance(node.get("format"), str) and node["format"] not in FORMATS:
-            del made["format"]
+    def copy(node: Schema, path: str, alone: bool) -> Schema | bool:
+        made = plain(node, schema)
+        if isinstance(made, bool):
+            return made
         alone = alone and path not in shared
-        for key, at, inner, single in _inside(node, alone):
+        for key, at, inner, single in _inside(made, alone):
             value = copy(inner, f"{path}/{key}" if at is None else f"{path}/{key}/{_escaped(at)}", single)
             if at is None:
                 made[key] = value
             else:
-                if made[key] is node[key]:
-                    made[key] = node[key].copy()
+                if made[key] is node.get(key):
+                    made[key] = made[key].copy()
                 made[key][at] = value
         if closed and alone and "properties" in node and not _joins(node):
             made.setdefault("additionalProperties", False)
         return made
 
-    return copy(schema, "#", True)
+    made = copy(schema, "#", True)
+    if isinstance(made, bool):
+        raise Refused("no text has this form")
+    return made
+
+
+def escapes(schema: Schema) -> str:
+    """The letters that may follow a backslash where JSON has this form. Raises Refused."""
+    parts = list(_parts(schema))
+    if not any(map(controlled, parts)):
+        return ESCAPES
+    if any({"patternProperties", "properties", "required"} & part.keys() and part.get("additionalProperties", True)
+           is not False for part in parts):  # fmt: skip
+        raise Refused(OPEN)
+    return ESCAPES + "u"
+
+
+def _parts(schema: Schema) -> Iterator[Schema]:
+    """A schema and all inside of it."""
+    left = [schema]
+    while left:
+        node = left.pop()
+        yield node
+        left += (inner for _, _, inner, _ in _inside(node, True))
 
 
 def _inside(node: Schema, alone: bool) -> Iterator[tuple[str, str | int | None, Schema, bool]]:

@@ -127,6 +127,12 @@ async def test_all_that_is_asked_can_be_given_up(pair):
     assert not upstream.busy
 
 
+@pytest.mark.parametrize("name", ["a..b", "a" * 64 + ".b", "例え.invalid"])
+async def test_a_name_that_nobody_can_have_is_not_reached(name):
+    with pytest.raises(Unreachable):
+        await Upstream(f"http://{name}").connect()
+
+
 async def test_an_instance_that_leaves_leaves_no_connection():
     left = asyncio.Event()
 

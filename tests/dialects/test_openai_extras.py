@@ -166,6 +166,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
      "structured_outputs.whitespace_pattern"),
     ({"response_format": {"type": "regex", "value": {}}}, "response_format.value"),
     ({"response_format": {"type": "json", "value": 5}}, "response_format.value"),
+    ({"response_format": {"type": "json_schema", "value": {}}}, "response_format.value.schema"),
+    ({"response_format": {"type": "json_schema", "value": "{}"}}, "response_format.value"),
     ({"response_format": {"type": "text", "value": "a"}}, "response_format.type"),
 ]  # fmt: skip
 
@@ -190,6 +192,9 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
     ({"guided_choice": ["a", "b"]}, Grammar("choice", ["a", "b"], field="guided_choice")),
     ({"guided_grammar": LARK}, Grammar("lark", LARK, field="guided_grammar")),
     ({"guided_grammar": GBNF}, Grammar("ebnf", GBNF, field="guided_grammar")),
+    ({"regex": "a+"}, Grammar("regex", "a+", field="regex")),
+    ({"ebnf": GBNF}, Grammar("ebnf", GBNF, field="ebnf")),
+    ({"json_schema": "{}"}, Grammar("json", {}, field="json_schema")),
     ({"structural_tag": json.dumps({"structures": [TAG], "triggers": ["<"]})},
      Grammar("tags", TAGS, field="structural_tag")),
     ({"structured_outputs": {"json": CLOSED, "disable_any_whitespace": True}},
@@ -218,8 +223,10 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
      Grammar("ebnf", GBNF)),
     ({"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
      Grammar("choice", ["a"])),
-    ({"response_format": {"type": "json_object", "value": CLOSED}}, Grammar("json", CLOSED)),
-    ({"response_format": {"type": "json", "value": "{}"}}, Grammar("json", {})),
+    ({"response_format": {"type": "json_object", "value": CLOSED}}, Grammar("json", CLOSED, closed=True)),
+    ({"response_format": {"type": "json", "value": "{}"}}, Grammar("json", {"type": "object"}, closed=True)),
+    ({"response_format": {"type": "json_schema", "value": {"name": "n", "schema": CLOSED}}},
+     Grammar("json", CLOSED, closed=True)),
     ({"response_format": {"type": "regex", "value": "a"}}, Grammar("regex", "a")),
 ]  # fmt: skip
 

@@ -139,6 +139,16 @@ def test_a_call_may_be_forced(named):
         assert (chat.choice, chat.only, chat.parallel) == ("required", only, False)
 
 
+@pytest.mark.parametrize("member", ["arguments", "parameters"])
+@pytest.mark.parametrize("arguments", [{"a": "é"}, '{"a":"é"}'], ids=["object", "text"])
+def test_a_call_may_be_told_as_older_versions_gave_it(member, arguments):
+    call = {"id": "0", "type": "function", "function": {"description": None, "name": "f", member: arguments}}
+    told = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "6.7"}]
+    (chat,) = talk(messages=[{"role": "user", "content": "Hi"}, *told]).request.prompts
+    assert chat.messages[1].tool_calls == [ToolCall("0", "f", '{"a":"é"}')]
+    assert chat.messages[2] == Message("tool", "6.7")
+
+
 def test_ids_of_calls_count_up():
     def chat_of(*ids: str) -> Chat:
         return Chat([Message("assistant", tool_calls=[ToolCall(id, "f", "{}")]) for id in ids])

@@ -107,6 +107,19 @@ def test_limits_that_nobody_reaches(compiler):
         assert fits(compiler, Grammar("json", {"type": "array", "maxItems": most}), "[1]")
 
 
+def test_lengths_may_be_written_as_decimals(compiler):
+    assert fits(compiler, Grammar("json", {"type": "array", "minItems": 1.0, "maxItems": 2.0}), "[1]")
+    assert not fits(compiler, Grammar("json", {"type": "array", "minItems": 1.0, "maxItems": 2.0}), "[]")
+
+
+def test_a_name_that_is_taken_does_not_come_again_in_other_letters(compiler):
+    """A JSON text may write any character by its number, and a reader takes the last of two members of a name."""
+    schema = {"type": "object", "properties": {'é"': {"type": "integer"}}, "patternProperties": {"^f": {"const": 1}}}
+    for text, good in [(r'{"é\"":1}', True), (r'{"\u00e9\"":""}', False), (r'{"é\u0022":""}', False),
+                       (r'{"foo":1}', True), (r'{"\u0066oo":""}', False), (r'{"a":"","a":1}', True)]:  # fmt: skip
+        assert fits(compiler, Grammar("json", schema), text) == good, text
+
+
 def test_what_is_made_ready_leaves_the_schema_as_it_was():
     schema = {"properties": {"a": {"format": "odd", "uniqueItems": False}}, "anyOf": [{"items": {"properties": {}}}],
               "const": {"properties": {"format": "odd"}}}  # fmt: skip

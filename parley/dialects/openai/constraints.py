@@ -1,4 +1,4 @@
-"""Wishes for the form of the answer: ``response_format``, vLLM's ``structured_outputs`` and older ``guided_*`` members.
+"""Wishes for the form of the answer: ``response_format``, vLLM's ``structured_outputs`` and its older members.
 
 Each is read and checked in full; of all of them one request has one. Knows nothing of how output is constrained.
 """
@@ -19,12 +19,20 @@ GUIDED: dict[str, Kind] = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
+    "regex": "regex",  # these three are SGLang's
+    "ebnf": "grammar",
+    "json_schema": "json",
 }
 MEMBERS = dict.fromkeys(  # their order is that of the documentation
     ("structured_outputs", *GUIDED, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")
 )
 TYPES = ("text", "json_object", "json_schema", "structural_tag")
-VALUED = ("json", "json_object", "regex")  # Text Generation Inference's, whose clients write them to every server
+VALUED = (
+    "json",
+    "json_object",
+    "json_schema",
+    "regex",
+)  # Text Generation Inference's, whose clients write them to every server
 
 
 def read(body: Fields) -> Grammar | None:
@@ -74,10 +82,18 @@ def response_format(body: Fields) -> Grammar | None:
 
 
 def _valued(wish: Fields) -> Grammar:
-    kind = wish.string("type", None, allowed=VALUED)
+    """Objects have the members that they are told of, as everywhere with these clients."""
+    kind, member = wish.string("type", None, allowed=VALUED), "value"
     if kind is None:
         raise wish.missing("type")
-    grammar = forms.constraint(wish, "value", "regex" if kind == "regex" else "json")
+    if kind == "json_schema":
+        described = wish.object(member)
+        assert described is not None
+        described.string("name", None, cap=256)
+        wish, member = described, "schema"
+    grammar = forms.constraint(wish, member, "regex" if kind == "regex" else "json")
     if grammar is None:
-        raise wish.empty("value", "string")
-    return msgspec.structs.replace(grammar, field="response_format")
+        raise wish.empty(member, "string") if wish.has(member) else wish.missing(member)
+    if kind == "regex" or not isinstance(grammar.value, dict):
+        return msgspec.structs.replace(grammar, field="response_format")
+    return Grammar("json", forms.OBJECT | grammar.value, closed=True)

@@ -17,7 +17,7 @@ from parley.types import Chat, Message
 
 def talk(body: Fields) -> Chat:
     """Raises BadRequest."""
-    messages = turns(body, joint="", roles=())
+    messages = turns(body, joint="", roles=(), loose=True)
     tools, choice, only = _tools(body)
     prompt = body.string("tool_prompt", None)
     guideline = body.string("guideline", None)

@@ -1,0 +1,241 @@
+"""The keywords of one schema, said in those that llguidance follows to the letter; what cannot be said so is refused.
+
+llguidance reads bounds and constants as doubles, knows no propertyNames, lets a member come twice, and looks at the
+keywords on both sides of ``allOf`` and its like separately. Knows JSON Schema; nothing of how schemas are put together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from .calls import follow
+from .formats import FOLLOWED, FORMATS, PATTERNS
+from .refused import Refused
+
+Schema = dict[str, Any]
+
+LENGTH = 2**31 - 1  # characters: llguidance reads no larger maxLength, and nobody writes so many
+HOSTNAME = 253  # characters of one, dots included: RFC 1035, section 2.3.4
+
+NOTES = frozenset({
+    "$comment", "$dynamicAnchor", "$recursiveAnchor", "$schema", "default", "deprecated", "description", "examples",
+    "title",
+})  # fmt: skip
+FORMER = ("disallow", "divisibleBy", "extends")  # of draft 3; llguidance takes them for notes
+LENGTHS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+BOUNDS = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
+BESIDE = {"else": ("if",), "if": ("then", "else"), "maxContains": ("contains",), "minContains": ("contains",),
+          "then": ("if",)}  # fmt: skip
+"""Keywords that ask for nothing where none of these is beside them."""
+NOTHING: dict[str, tuple[Any, ...]] = {
+    "dependencies": ({},), "dependentRequired": ({},), "dependentSchemas": ({},), "not": (False,),
+    "propertyNames": (True, {}), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}),
+    "uniqueItems": (False,),
+}  # fmt: skip
+"""Values that ask for nothing."""
+PARTS = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "oneOf"})
+"""Keywords between which llguidance takes the others together."""
+ASIDE = frozenset({"$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if",
+                   "not", "oneOf"})  # fmt: skip
+"""Keywords beside which a member or an item may be known that the schema itself does not speak of."""
+STRINGS = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern", "type"})
+
+LARGE = "a number in it is too large"
+INEXACT = "an integer in enum or const is too large to be told from its neighbours"
+OFTEN = "minProperties is supported up to one more than the properties that are required"
+NAMES = "propertyNames is supported with enum, const, pattern or lengths, without other keywords for the same names"
+
+
+def plain(node: Schema, root: Schema) -> Schema | bool:
+    """A copy, in which schemas that are parts of it are as they were; False where nothing can follow it.
+
+    ``root`` is the whole, which references name parts of. Raises Refused.
+    """
+    made = {key: value for key, value in node.items() if key not in NOTES and not _idle(key, value, node)}
+    for key in FORMER:
+        if key in made:
+            raise Refused(f'"{key}" is not supported')
+    if (denied := made.get("not")) is True or denied == {}:
+        return False
+    _round(made)
+    for value in _constants(made):
+        _check(value)
+    _follow_format(made)
+    _tell_apart(made)
+    _close(made)
+    _name(made, root)
+    least, needed = made.get("minProperties"), made.get("required")
+    if isinstance(least, int) and least > 1 + len(_texts(needed)):
+        raise Refused(OFTEN)
+    return _grouped(made)
+
+
+def controlled(node: Schema) -> bool:
+    """Whether a constant holds a character that JSON writes by its number only."""
+    return any(isinstance(value, str) and _numbered(value) for value in _constants(node))
+
+
+def _idle(key: str, value: Any, node: Schema) -> bool:
+    """Whether a keyword asks for nothing."""
+    if key in BESIDE and not any(other in node for other in BESIDE[key]):
+        return True
+    return any(type(value) is type(each) and value == each for each in NOTHING.get(key, ()))
+
+
+def _round(made: Schema) -> None:
+    """Whole numbers as such, and bounds as the next doubles inside of them."""
+    for key in LENGTHS:
+        if isinstance(number := made.get(key), float) and number.is_integer():
+            made[key] = int(number)
+    if isinstance(longest := made.get("maxLength"), int) and longest > LENGTH:
+        del made["maxLength"]
+    for key, inside in BOUNDS.items():
+        limit = made.get(key)
+        if isinstance(limit, int | float) and not isinstance(limit, bool):
+            near = _double(limit)
+            if near != limit:
+                made[key] = near if (near > limit) is (inside > 0) else math.nextafter(near, inside)
+
+
+def _double(number: float) -> float:
+    try:
+        near = float(number)
+    except OverflowError:
+        raise Refused(LARGE) from None
+    if not math.isfinite(near):
+        raise Refused(LARGE)
+    return near
+
+
+def _check(value: Any) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and _double(value) != value:
+        raise Refused(INEXACT)
+
+
+def _constants(node: Schema) -> Iterator[Any]:
+    """The plain values in constants."""
+    left = [node.get("const"), node.get("enum")]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+        else:
+            yield value
+
+
+def _numbered(text: str) -> bool:
+    return any(letter < " " and letter not in "\b\f\n\r\t" for letter in text)
+
+
+def _follow_format(made: Schema) -> None:
+    name = made.get("format")
+    if not isinstance(name, str):
+        return
+    if name not in FOLLOWED:
+        del made["format"]
+    if name in PATTERNS:
+        if "pattern" not in made:
+            made["pattern"] = PATTERNS[name]
+        elif isinstance(made.setdefault("allOf", []), list):
+            made["allOf"] = [*made["allOf"], {"pattern": PATTERNS[name]}]
+    if name == "hostname":
+        longest = made.get("maxLength", HOSTNAME)
+        made["maxLength"] = min(longest, HOSTNAME) if isinstance(longest, int) else longest
+
+
+def _tell_apart(made: Schema) -> None:
+    """``oneOf`` of constants that differ is ``anyOf``, which llguidance sees of texts only."""
+    listed = made.get("oneOf")
+    if not isinstance(listed, list) or "anyOf" in made:
+        return
+    found: list[Any] = []
+    for each in listed:
+        values = [each["const"]] if isinstance(each, dict) and "const" in each else _list(each, "enum")
+        if not values or any(isinstance(value, dict | list) for value in values):
+            return
+        found += {(isinstance(value, bool), value) for value in values}
+    if len(set(found)) == len(found):
+        made["anyOf"] = made.pop("oneOf")
+
+
+def _list(node: Any, key: str) -> list[Any]:
+    value = node.get(key) if isinstance(node, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def _close(made: Schema) -> None:
+    """Members and items that nothing has spoken of are those that this schema does not."""
+    if ASIDE & made.keys():
+        return
+    for key, known in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        if key in made:
+            if known not in made:
+                made[known] = made[key]
+            elif isinstance(made[known], list):
+                continue
+            del made[key]
+
+
+def _name(made: Schema, root: Schema) -> None:
+    """Says by properties which names there may be."""
+    if "propertyNames" not in made:
+        return
+    names = made.pop("propertyNames")
+    seen = 0
+    while isinstance(names, dict) and isinstance(names.get("$ref"), str) and seen < 8:
+        names, seen = follow(names["$ref"], root) if names.keys() - NOTES == {"$ref"} else None, seen + 1
+    if names is False:
+        made["maxProperties"] = 0
+        return
+    wanted = {key: value for key, value in names.items() if key not in NOTES} if isinstance(names, dict) else None
+    if wanted is None or wanted.keys() - STRINGS:
+        raise Refused(NAMES)
+    kinds = wanted.pop("type", "string")
+    if "string" not in ([kinds] if isinstance(kinds, str) else _texts(kinds)):
+        made["maxProperties"] = 0
+        return
+    if wanted.keys() <= {"format"} and wanted.get("format") not in FORMATS:
+        return
+    rest = made.get("additionalProperties", True)
+    made["additionalProperties"] = False
+    if "const" in wanted or "enum" in wanted:
+        known = made.get("properties", {})
+        if len(wanted) > 1 or "patternProperties" in made or not isinstance(known, dict):
+            raise Refused(NAMES)
+        allowed = _texts([wanted["const"]] if "const" in wanted else wanted["enum"])
+        made["properties"] = {name: value if name in allowed else False for name, value in known.items()} | {
+            name: rest for name in allowed if name not in known
+        }
+        return
+    if "properties" in made or "patternProperties" in made:
+        raise Refused(NAMES)
+    _round(wanted)
+    if wanted.keys() == {"pattern"} and isinstance(wanted["pattern"], str):
+        pattern = wanted["pattern"]
+    elif wanted.keys() == {"format"} and wanted["format"] in PATTERNS:
+        pattern = PATTERNS[wanted["format"]]
+    elif wanted.keys() <= {"minLength", "maxLength"} and all(type(each) is int for each in wanted.values()):
+        pattern = f"^(?s:.{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}})$"
+    else:
+        raise Refused(NAMES)
+    made["patternProperties"] = {pattern: rest}
+
+
+def _texts(value: Any) -> list[str]:
+    """The different texts in a list."""
+    return list(dict.fromkeys(each for each in value if isinstance(each, str))) if isinstance(value, list) else []
+
+
+def _grouped(made: Schema) -> Schema:
+    """The same with all that speaks of a value itself in one place: where its properties are named."""
+    own = {key: value for key, value in made.items() if key not in PARTS}
+    place = "properties" if "properties" in made else next(iter(own), None)
+    ordered: Schema = {}
+    for key, value in made.items():
+        if key == place:
+            ordered |= own
+        elif key in PARTS:
+            ordered[key] = value
+    return ordered
