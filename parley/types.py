@@ -65,7 +65,8 @@ class Chat(msgspec.Struct, frozen=True):
     calls, of the tool that ``only`` names if it does. ``allowed``: names of those that it may call; empty: any.
     ``parallel``: there may be several calls. ``thinking`` switches reasoning on or off, ``effort`` says how much of it
     ("none" to "max"); None is the model's default. ``options`` are extra names that the template may read, and win over
-    these. ``continue_final`` leaves the last turn open so that the model goes on writing it.
+    these. ``continue_final`` leaves the last turn open so that the model goes on writing it. ``special`` adds the marks
+    that the model expects around a plain text to those of its template.
     """
 
     messages: list[Message]
@@ -79,6 +80,7 @@ class Chat(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final: bool = False
+    special: bool = False
 
 
 Prompt = Text | Tokens | Chat

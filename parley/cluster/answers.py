@@ -10,6 +10,7 @@ import binascii
 import msgspec
 
 from parley.cluster.upstream import Response
+from parley.instance.heads import MISPLACED, UNKNOWN
 
 DONE = b"data: [DONE]\n\n"
 STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -33,6 +34,7 @@ class _Answer(msgspec.Struct, rename={"req_id": "reqId", "stream": "isStream", "
 
 class _Refused(msgspec.Struct):
     refused: bool = False
+    error: object = None
 
 
 class First(msgspec.Struct, gc=False):
@@ -79,6 +81,16 @@ def refused(answer: Response) -> bool:
         return False
     try:
         return _REFUSED.decode(answer.body).refused
+    except (msgspec.MsgspecError, UnicodeError):
+        return False
+
+
+def misplaced(answer: Response) -> bool:
+    """Does P say that it is none, or is becoming something else? Its status will say so, too."""
+    if answer.status not in (400, 503):
+        return False
+    try:
+        return _REFUSED.decode(answer.body).error in (MISPLACED, UNKNOWN)
     except (msgspec.MsgspecError, UnicodeError):
         return False
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -35,7 +34,7 @@ from parley.server import banner, logs, tls
 from parley.server.auth import is_loopback
 from parley.server.options import ServerOptions
 from parley.server.options import Tls as Files
-from parley.server.port import Server, http, keep_standard_streams, listen, reason, settle
+from parley.server.port import Server, http, keep_standard_streams, listen, reason, room, settle
 from parley.server.surfaces import universal
 
 if TYPE_CHECKING:
@@ -75,7 +74,8 @@ class Coordinator:
         self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, self.management, hosts.get("status", host))
         most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
-        served = replace(port_options(options, host), access_log=access_log, connections=most)
+        files, full = room(2)  # a client's connection, and that to an instance
+        served = replace(port_options(options, host), access_log=access_log, connections=min(most, full), room=files)
         self.front = Front(
             self.choice,
             self.connections,
@@ -196,7 +196,6 @@ def run(options: Options, log_format: str = "text", access_log: bool = True) -> 
     """Coordinate until a signal: the exit code."""
     keep_standard_streams()
     logs.set_up("json" if log_format == "json" else "text")
-    many_files()
     with contextlib.ExitStack() as stack:
         sockets = {}
         for name, host, port in ports(options):
@@ -273,11 +272,3 @@ def towards(given: Tls) -> ssl.SSLContext | None:
 
 def _path(name: str | None) -> Path | None:
     return Path(name) if name else None
-
-
-def many_files() -> None:
-    """Each client and each instance's connection is a descriptor: take as many as there may be."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -178,7 +178,7 @@ class Front:
             work = relay.every(self._connections, caller, usable, body)
         else:
             able = await self._holding(path, caller, body, usable)
-            work = relay.one(self._connections, caller, self._idlest(able), body)
+            work = relay.one(self._connections, caller, self._by_load(able), body)
         patience = self._choice.options.tokenizer_timeout if kind == "tokenize" else None
         try:
             async with asyncio.timeout(patience):
@@ -192,7 +192,7 @@ class Front:
         """Answer what is asked of the coordinator itself. False if it is not."""
         write, ready = path.route.write, self._ready
         if kind in GUARDED and (usable := self._choice.table.usable()):
-            refused = await relay.refusal(self._connections, caller, self._idlest(usable))
+            refused = await relay.refusal(self._connections, caller, self._by_load(usable)[0])
             if refused is not None:
                 caller.whole(*refused)
                 return True
@@ -236,8 +236,8 @@ class Front:
         model = caller.path.get("model", "") or (await self._look(body)).model
         return [each for each in usable if model in each.models] or usable
 
-    def _idlest(self, usable: list[Instance]) -> Instance:
-        return min(usable, key=lambda each: (not each.extended, each.tasks, each.id))
+    def _by_load(self, usable: list[Instance]) -> list[Instance]:
+        return sorted(usable, key=lambda each: (not each.extended, each.tasks, each.id))
 
     @property
     def _ready(self) -> bool:

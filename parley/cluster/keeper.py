@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ PERIOD = 1.0  # seconds between two looks
 BATCH = 16  # actors that are made in one look, so that it stays short
 PATIENCE = DRAIN + 15  # seconds in which a process that is to end has ended
 CODES = {"mixed": "U", "prefill": "P", "decode": "D", "flex": "F"}  # of roles, in the refresh interface
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the world knows no nodes
 
 log = logging.getLogger("parley.cluster")
 
@@ -231,19 +233,23 @@ class Keeper:
         url = coordinator.url("management_port") + "/v1/instances/refresh"
         headers = {"content-type": "application/json", "parley-secret": self._secret}
         listed = urllib.request.Request(url, msgspec.json.encode(body), headers)
-        with contextlib.suppress(OSError):  # it is starting, or gone; the next list comes in a second
-            urllib.request.urlopen(listed, timeout=PERIOD).close()
+        _answers(listed)  # or it is starting, or gone; the next list comes in a second
 
     def ready(self) -> bool:
         """Does the coordinator take requests?"""
         coordinator = self._seen.get(COORDINATOR)
         if coordinator is None or not coordinator.pid:
             return False
-        try:
-            urllib.request.urlopen(coordinator.url("status_port") + "/v1/readiness", timeout=PERIOD).close()
-        except OSError:
-            return False
-        return True
+        return _answers(coordinator.url("status_port") + "/v1/readiness")
+
+
+def _answers(asked: str | urllib.request.Request) -> bool:
+    """Ask the coordinator: does it say that all is well?"""
+    try:
+        DIRECT.open(asked, timeout=PERIOD).close()
+    except (OSError, HTTPException):
+        return False
+    return True
 
 
 def _item(seen: Seen) -> dict[str, Any]:

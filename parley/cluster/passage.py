@@ -197,7 +197,7 @@ class Passage:
         """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
         if self._splice.sent:
             raise Failed(500, words.D_FAILED, instance, final=True)
-        await relay.one(self._connections, self.caller, instance, b"".join(self._body))
+        await relay.one(self._connections, self.caller, [instance], b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
         """Raises Failed, Recompute."""
@@ -296,6 +296,8 @@ def _refused(chosen: Chosen, answer: Response) -> Failed:
     if any(name == LOST for name, _ in answer.headers):
         chosen.p.loaded = False  # until its status says that there is another engine
         return Failed(answer.status, words.P_FAILED, chosen.p)
+    if answers.misplaced(answer):
+        return Failed(503, words.P_FAILED, chosen.p)
     text = words.LATE_END if answer.status == 408 else words.P_FAILED
     return Failed(answer.status, text, chosen.p, answer=answer, final=answer.status not in (429, 503))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -66,9 +66,17 @@ async def refusal(connections: Connections, caller: Caller, instance: Instance) 
     return answer if answer.status in (401, 403) else None
 
 
-async def one(connections: Connections, caller: Caller, instance: Instance, body: bytes) -> None:
-    """Give the client what one instance answers. Raises ParleyError as long as nothing was sent; after that the
-    client's connection is cut."""
+async def one(connections: Connections, caller: Caller, instances: Sequence[Instance], body: bytes) -> None:
+    """Give the client what one of these instances answers, the first of which anything comes. Raises ParleyError as
+    long as nothing was sent; after that the client's connection is cut."""
+    for instance in instances:
+        if await _answered(connections, caller, instance, body):
+            return
+    raise words.refusal(500, words.UNSENT)
+
+
+async def _answered(connections: Connections, caller: Caller, instance: Instance, body: bytes) -> bool:
+    """Give the client an instance's answer: did any come?"""
     upstream = connections.upstream(instance)
     method, headers = caller.scope["method"].encode(), caller.forwarded()
     parts = upstream.request(method, caller.target, headers, (body,) if body else ())
@@ -77,18 +85,18 @@ async def one(connections: Connections, caller: Caller, instance: Instance, body
         try:
             connection = kept or await upstream.connect()
         except Unreachable:
-            raise words.refusal(500, words.UNSENT) from None
+            return False
         pipe = Pipe(caller, connection)
         connection.send(parts, pipe, bodiless=method == b"HEAD")
         try:
             await pipe.done
-            return
-        except Broken as broken:
+            return True
+        except Broken:
             if caller.status:
                 caller.abort()
-                return
-            if kept is None or broken.begun:
-                raise words.refusal(500, words.UNSENT) from None
+                return True
+            if kept is None:
+                return False
         finally:
             if not pipe.done.done() or pipe.done.cancelled():
                 connection.abort()

@@ -247,11 +247,13 @@ def network(config: Config) -> Iterator[Finding]:
 
 
 def files(config: Config) -> Iterator[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 1024:
-        yield Finding("warn", "open files", f"at most {soft}", f"Every client needs one: ulimit -n {min(hard, 4096)}")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # what a server takes
+    if most == resource.RLIM_INFINITY:
+        yield Finding("ok", "open files", "as many as wanted")
+    elif most < 1024:
+        yield Finding("warn", "open files", f"at most {most}", "Every client needs one: ulimit -Hn 4096")
     else:
-        yield Finding("ok", "open files", f"at most {soft}")
+        yield Finding("ok", "open files", f"at most {most}")
 
 
 def _about(count: int) -> str:

@@ -8,9 +8,11 @@ closed. The bodies' limits are in ``respond``.
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from asyncio.events import TimerHandle
 from collections.abc import Callable
+from math import inf
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,10 +20,13 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from parley.errors import HeadersTooLarge, Malformed, ParleyError, TooLarge, UnknownCoding
+from parley.errors import HeadersTooLarge, Malformed, Overloaded, ParleyError, TooLarge, UnknownCoding
 from parley.server.cycle import Cycle
 from parley.server.options import ServerOptions
 
+log = logging.getLogger("parley.server")
+
+SILENCE = 60.0  # seconds between two warnings of the same
 LINGER = 2.0  # seconds for a client to stop sending a body that was refused
 
 REFUSED = "parley.refused"  # scope: an error that the head itself earned
@@ -73,6 +78,7 @@ class Protocol(HttpToolsProtocol):
     """One connection. ``bound`` makes the class for a server's options."""
 
     options = ServerOptions()
+    warned = -inf  # when it was last said that clients are refused
 
     @classmethod
     def bound(cls, options: ServerOptions) -> type[Protocol]:
@@ -86,13 +92,17 @@ class Protocol(HttpToolsProtocol):
         self._in_message = self._began = False
         self._head_bytes = 0
         self._number = 0  # of requests
+        self._crowded = False  # one too many: its request is refused
         self._deadline = Deadline(self.loop)
         self._watchers: set[Callable[[], None]] = set()  # to be told when the connection is lost
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.options.connections is not None and len(self.connections) > self.options.connections:
+        count = len(self.connections)
+        if self.options.connections is not None and count > self.options.connections:
             transport.abort()
+        elif self.options.room is not None and count > self.options.room:
+            self._crowded = not self._spare_one()
         self._deadline.set(self.options.header_timeout, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -152,7 +162,7 @@ class Protocol(HttpToolsProtocol):
             self.flow,
             self._watchers,
             self.server_state.default_headers,
-            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            keep_alive=version != "1.0" and parser.should_keep_alive() and not self._crowded,
             expected=self.expect_100_continue,
             complete=self.on_response_complete,
         )
@@ -176,9 +186,11 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
-        if self._in_message:  # the client is still sending; closing at once could cost it the answer
+        if self.pipeline:
+            pass  # what the client may still be sending is the next request
+        elif self._in_message:  # closing at once could cost it the answer
             self._deadline.set(LINGER, self.transport.abort)
-        elif not self.pipeline:
+        else:
             self._deadline.set(self.options.keep_alive, self._idle)
         if self.transport.is_closing():
             return
@@ -228,7 +240,28 @@ class Protocol(HttpToolsProtocol):
             self.transport.abort()
         self.transport.close()
 
+    def _spare_one(self) -> bool:
+        """Close another connection on which nothing happens. False if there is none."""
+        for other in self.connections:
+            assert isinstance(other, Protocol)
+            if other.spare:
+                other.transport.close()
+                return True
+        now = self.loop.time()
+        if now >= Protocol.warned + SILENCE:
+            Protocol.warned = now
+            log.warning("Requests are refused: there are more than %d connections (ulimit -n).", self.options.room)
+        return False
+
+    @property
+    def spare(self) -> bool:
+        """Does it wait for another request?"""
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and not self._in_message and not self.transport.is_closing()
+
     def _judge(self) -> ParleyError | None:
+        if self._crowded:
+            return Overloaded("The server has as many connections as it can serve. Try again later.", retry_after=1.0)
         size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         if size > self.options.header_limit:
             return HeadersTooLarge(f"The request's headers have {size} bytes; {self.options.header_limit} are allowed.")

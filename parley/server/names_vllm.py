@@ -48,10 +48,13 @@ def _cache(view: View) -> list[tuple[str, float]]:
     """What the cache is like, as labels; nothing before the model is loaded."""
     if view.info is None:
         return []
+    tokens = view.info.kv_blocks * view.info.block_size
     told = {
         "block_size": str(view.info.block_size),
         "cache_dtype": view.info.kv_dtype,
         "enable_prefix_caching": str(view.prefix_cache),
+        "kv_cache_max_concurrency": f"{tokens / view.info.max_model_len:.2f}",
+        "kv_cache_size_tokens": str(tokens),
         "num_cpu_blocks": "0",
         "num_gpu_blocks": str(view.info.kv_blocks),
     }

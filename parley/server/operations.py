@@ -18,7 +18,7 @@ from parley.dialects.wishes import Adapt, Detokenize, Halt, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.instance import routes
 from parley.server import adapters, control, page
-from parley.server.aside import off_loop
+from parley.server.aside import give_back, off_loop
 from parley.server.life import generate, head
 from parley.server.metrics import View
 from parley.server.model import Model
@@ -45,10 +45,16 @@ async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
         exchange.names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
     async with service.tokenizing if size > HUGE else nullcontext():
-        made = await off_loop(size, partial(_tokenized, model, wish))
-        answer = await off_loop(size, partial(route.write, made))
-        del made
+        answer = await off_loop(size, partial(_told, model, wish, route.write, size > HUGE))
     await exchange.answer(answer)
+
+
+def _told(model: Model, wish: Tokenize, write: Callable[[Tokenized], bytes], huge: bool) -> bytes:
+    try:
+        return write(_tokenized(model, wish))
+    finally:
+        if huge:
+            give_back()
 
 
 def _tokenized(model: Model, wish: Tokenize) -> Tokenized:

@@ -80,6 +80,7 @@ class ServerOptions:
     body_timeout: float = 60.0  # for the whole body
     write_timeout: float = 60.0  # for a client that does not read its answer
     connections: int | None = None  # of clients at a port; one more is closed without an answer
+    room: int | None = None  # connections at a port; with one more an idle one is closed, or its request is refused
     keep_alive: float = 75.0  # how long an idle connection is kept
     ping_interval: float | None = None  # comments in a silent event stream, for proxies that cut idle connections
 

@@ -129,7 +129,7 @@ class Language:
             return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, cut, keep, marked))
         if isinstance(prompt, Chat):
             text = self.render(prompt)
-            ids = self._encode(text, False, limit, cut, keep, marked)
+            ids = self._encode(text, prompt.special, limit, cut, keep, marked)
             if pooling is not None:
                 return Prepared(ids)
             if keep == "head" and cut is not None:  # how the answer begins is for what was left to say
@@ -239,7 +239,7 @@ class Language:
     def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
         """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""
         if isinstance(prompt, Chat):
-            text, special = self.render(prompt), False
+            text, special = self.render(prompt), prompt.special
         elif isinstance(prompt, Text):
             text, special = prompt.text, prompt.special
         else:

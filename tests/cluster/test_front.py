@@ -250,6 +250,18 @@ async def test_what_is_asked_goes_to_one_and_what_changes_goes_to_all(cluster):
     assert (answer.status, answer.body) == (409, b"no")
 
 
+async def test_what_is_asked_is_asked_of_another_where_one_is_lost(cluster):
+    one, two = Scripted(label="one"), Scripted(label="two")
+    running = await cluster(one, two)
+    one.hangs_up = True
+    for path in ("/v1/models/m", "/v2/models/m/config"):
+        assert json.loads((await running.get(path)).body)["instance"] == "two"
+    await one.stop()
+    assert json.loads((await running.post("/tokenize", b'{"prompt":"a"}')).body)["instance"] == "two"
+    two.hangs_up = True
+    assert (await running.get("/v1/models/m")).status >= 500
+
+
 async def test_what_is_counted_is_added_up(cluster):
     running = await cluster(*(each := [Scripted(), Scripted(), Scripted()]))
 

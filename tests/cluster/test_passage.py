@@ -18,7 +18,7 @@ from scripted import Asked, Script, Scripted, record
 
 from parley.cluster import words
 from parley.cluster.coordinator import seat
-from parley.instance import frames
+from parley.instance import frames, heads
 
 CHAT = Script([b'data: {"a":0}\n\n', b'data: {"a":1}\n\n', b'data: {"a":2}\n\n', b"data: [DONE]\n\n"])
 LONG = Script([b'data: {"n":%d}\n\n' % number for number in range(40)])
@@ -242,6 +242,24 @@ async def test_a_p_that_lost_its_engine_is_passed_over(cluster):
     for _ in range(3):
         assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
     assert lost.asked
+
+
+@pytest.mark.parametrize("status, text", [(400, heads.MISPLACED), (503, heads.UNKNOWN)])
+async def test_a_p_that_has_been_given_another_role_is_passed_over(cluster, status, text):
+    """Its status says so a little later; nothing of it is the client's fault, and no client hears of it."""
+    former, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
+    running = await cluster(former, other, Scripted("decode"), scheduler_type="default_scheduler", max_retry=1)
+
+    async def refuse(asked: Asked) -> bytes:
+        return raw(status, heads.Refused(status, text).answer.body)
+
+    former.before = refuse
+    for _ in range(3):
+        assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
+    assert former.asked
+    other.before = refuse
+    answer = await running.post(body=BODY)
+    assert answer.status == 503 and json.loads(answer.body)["error"]["type"] == "service_unavailable"
 
 
 async def test_another_d_is_taken_where_one_has_no_room(cluster):

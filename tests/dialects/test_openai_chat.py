@@ -45,8 +45,9 @@ def test_every_member_reaches_the_request():
         presence_penalty=-2, frequency_penalty=2, logit_bias={"5": -100}, stop=["a", "b"], stop_token_ids=[7],
         max_tokens=5, max_completion_tokens=9, min_tokens=2, ignore_eos=True, include_stop_str_in_output=True,
         logprobs=True, top_logprobs=3, stream=True, stream_options={"include_usage": True}, n=2,
-        skip_special_tokens=False, cache_salt="tenant",
+        skip_special_tokens=False, cache_salt="tenant", add_special_tokens=True,
     ).request  # fmt: skip
+    assert request.prompts[0].special and not read().request.prompts[0].special
     sampling, stop, want = request.sampling, request.stop, request.want
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.1)
     assert (sampling.seed, sampling.typical_p, sampling.repetition_penalty) == (2**64 - 1, 0.7, 1.1)
@@ -415,7 +416,8 @@ def test_logprobs_have_bytes_and_alternatives():
     assert json.loads(reply.body(USAGE))["choices"][0]["logprobs"] == expected
     reply = read(logprobs=True, top_logprobs=2, stream=True)
     chunks = frames(reply.chunk([Delta(0, "", tokens=[SPLIT])]))
-    assert chunks[1]["choices"][0] == {"index": 0, "delta": {}, "logprobs": expected, "finish_reason": None}
+    told = {"index": 0, "delta": {"content": ""}, "logprobs": expected, "finish_reason": None}
+    assert chunks[1]["choices"][0] == told
 
 
 def frames(data: bytes) -> list[dict[str, Any]]:

@@ -147,6 +147,8 @@ def test_vllms_pooling_is_of_one_vector_each():
     for body in (b'{"input":"a","task":"classify"}', b'{"data":{},"task":"embed"}'):
         with pytest.raises(Unsupported):
             pooling.pool(body, head)
+    with pytest.raises(Unsupported, match=r"^Unsupported task: 'plugin'"):
+        pooling.pool(b'{"data":{},"task":"plugin"}', head)
 
 
 def test_bfloat16_is_rounded_to_the_nearest():

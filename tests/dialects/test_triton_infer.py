@@ -2,6 +2,7 @@
 
 import json
 import struct
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usa
 
 LENGTH = b"inference-header-content-length"
 TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hi"]}
+until = partial(Stop, reserve=1)
 OPENING = b'{"id":"7","model_name":"m","model_version":"1","outputs":['
 
 
@@ -117,25 +119,25 @@ def test_a_stream_of_responses_comes_as_one():
 @pytest.mark.parametrize(
     ("inputs", "part"),
     [
-        ([tensor("max_tokens", "INT32", 9)], Stop(max_tokens=9)),
-        ([tensor("max_tokens", "FP32", 9.0, [1, 1])], Stop(max_tokens=9)),
-        ([tensor("stop", "BYTES", "x")], Stop(["x"], max_tokens=16)),
+        ([tensor("max_tokens", "INT32", 9)], until(max_tokens=9)),
+        ([tensor("max_tokens", "FP32", 9.0, [1, 1])], until(max_tokens=9)),
+        ([tensor("stop", "BYTES", "x")], until(["x"], max_tokens=16)),
         (
             [{"name": "stop_words", "datatype": "BYTES", "shape": [1, 2], "data": ["x", "y"]}],
-            Stop(["x", "y"], max_tokens=16),
+            until(["x", "y"], max_tokens=16),
         ),
         (
             [
                 {"name": "stop_words", "datatype": "BYTES", "shape": [1, 1], "data": [[""]]},
                 tensor("bad_words", "BYTES", ""),
             ],
-            Stop(max_tokens=16),
+            until(max_tokens=16),
         ),
         (
             [{"name": "stop_token_ids", "datatype": "INT64", "shape": [2], "data": [5, 6]}],
-            Stop(ids=[5, 6], max_tokens=16),
+            until(ids=[5, 6], max_tokens=16),
         ),
-        ([tensor("ignore_eos", "BOOL", True)], Stop(max_tokens=16, ignore_eos=True)),
+        ([tensor("ignore_eos", "BOOL", True)], until(max_tokens=16, ignore_eos=True)),
         ([tensor("temperature", "FP32", 0.5), tensor("top_k", "INT64", 3)], Sampling(temperature=0.5, top_k=3)),
         ([tensor("temperature", "INT32", 0)], Sampling(temperature=0.0)),
         ([tensor("random_seed", "UINT64", 2**64 - 1)], Sampling(seed=2**64 - 1)),
@@ -178,7 +180,7 @@ def test_bytes_in_json_out():
     reply = infer.read(body, at)
     assert reply.request.prompts == [Text("Hé")]
     assert reply.request.sampling == Sampling(temperature=0.5, top_p=0.5, min_p=0.25)
-    assert reply.request.stop == Stop(["x", "y"], max_tokens=9)
+    assert reply.request.stop == until(["x", "y"], max_tokens=9)
     assert finish(reply) == OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":[" é"]}]}'.encode()
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from parley.dialects.dialect import Answer, Head, Timings
 from parley.dialects.facts import Card, Facts
-from parley.dialects.vllm import chat, completions, control, shared
+from parley.dialects.openai import chat as plain
+from parley.dialects.vllm import chat, completions, control, embeddings, shared
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -102,6 +103,31 @@ def test_old_members_are_ignored(read):
 def test_roles_are_free():
     (prompt,) = talk(messages=[{"role": "wizard", "content": "a"}]).request.prompts
     assert prompt.messages[0].role == "wizard"
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BARE: list[tuple[dict[str, Any], str | None]] = [
+    ({"role": "user"}, ""),
+    ({"role": "user", "content": None}, ""),
+    ({"role": "assistant"}, ""),
+    ({"role": "assistant", "tool_calls": [CALL]}, None),
+    ({"role": "tool", "content": "sunny"}, "sunny"),  # of which call is not said
+    ({"role": "user", "content": ["a", {"type": "text", "text": "b"}]}, "a\nb"),
+    ({"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+]
+
+
+@pytest.mark.parametrize(("message", "content"), BARE, ids=str)
+def test_messages_may_be_bare(message, content):
+    (prompt,) = talk(messages=[*USER, message]).request.prompts
+    assert prompt.messages[1].content == content
+    with pytest.raises(BadRequest):  # by OpenAI's rules
+        plain.read(json.dumps({"messages": [*USER, message | {"tool_calls": None}]}).encode(), HEAD)
+
+
+def test_a_turn_of_anyone_can_be_continued():
+    (prompt,) = talk(continue_final_message=True).request.prompts
+    assert prompt.continue_final and not prompt.add_generation_prompt
 
 
 def test_a_prediction_of_a_chat_is_taken():
@@ -639,6 +665,8 @@ def test_a_body_without_a_route_of_its_own():
         ({"messages": USER}, chat.ChatReply),
         ({"prompt": "a"}, completions.CompletionReply),
         ({"messages": USER, "prompt": "a"}, chat.ChatReply),
+        ({"input": "a"}, embeddings.EmbeddingReply),
+        ({"messages": USER, "encoding_format": "float"}, embeddings.EmbeddingReply),
     ):
         assert isinstance(control.invoked(json.dumps(members).encode(), HEAD), kind)
     with pytest.raises(BadRequest):

@@ -108,7 +108,7 @@ def folded(answers: list[Any]) -> dict[str, Any]:
 
 WISHES: list[dict[str, Any]] = [
     {"max_tokens": 1}, {"max_tokens": 9}, {"seed": 5, "temperature": 0.8}, {"stop": "e"}, {"max_tokens": 0},
-    {"model": "other"}, {"model": ""}, {"temperature": -1.0}, {"max_tokens": 5000}, {"text": ""}, {"bogus": 1},
+    {"model": "other"}, {"model": ""}, {"temperature": -1.0}, {"text": "a" * 5000}, {"text": ""}, {"bogus": 1},
     {"model": "other", "temperature": -1.0}, {"triton_enable_empty_final_response": True}, {"text": "a b c " * 300},
     {"triton_enable_empty_final_response": 1},
 ]  # fmt: skip

@@ -3,13 +3,16 @@
 import asyncio
 import json
 import random
+import resource
+from pathlib import Path
 
 import msgspec
 import pytest
-from served import HELLO, INFO, request
+from served import HELLO, INFO, concrete, request
 
 from parley.engine.messages import Outputs
 from parley.errors import NotReady
+from parley.server.surfaces import table, universal
 from parley.text import ChatTemplate, Tokenizer, detect
 from parley.types import Output
 
@@ -489,7 +492,7 @@ async def thinker(serve, folder):
     return served
 
 
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
 
 
 async def test_reasoning_and_calls_in_one_piece(thinker):
@@ -519,6 +522,21 @@ async def test_reasoning_and_calls_as_a_stream_are_the_same(thinker):
     assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
+CHATS = [concrete(path) for way, path in table(universal()) if way == "POST" and path.endswith("chat/completions")]
+
+
+@pytest.mark.parametrize("path", CHATS)
+async def test_a_call_that_the_limit_cuts_ends_by_it_in_every_api(thinker, folder, path):
+    cut = len(Tokenizer.load(folder).encode(CALLING[: CALLING.index("1}}")], False))
+    for tokens, reasons in ((cut, {"length"}), (500, {"tool_calls", "stop"})):
+        body = HELLO | {"tools": TOOLS, "max_tokens": tokens}
+        (choice,) = (await thinker.post(path, body)).json["choices"]
+        assert choice["finish_reason"] in reasons and choice["message"]["tool_calls"][0]["function"]["name"] == "add"
+        events = (await thinker.post(path, body | {"stream": True})).events
+        told = [each["finish_reason"] for event in events for each in event["choices"] if each["finish_reason"]]
+        assert set(told) <= reasons and (told or "tgi" in path)  # whose calls end without saying how
+
+
 async def test_without_tools_a_call_is_text(thinker):
     message = (await thinker.post(CHAT, HELLO | {"max_tokens": 500})).json["choices"][0]["message"]
     assert "<tool_call>" in message["content"] and "tool_calls" not in message
@@ -529,3 +547,19 @@ async def test_without_tools_a_call_is_text(thinker):
 async def test_completions_do_not_tell_parts_apart(thinker):
     choice = (await thinker.post(TEXT, {"prompt": "a", "max_tokens": 500})).json["choices"][0]
     assert choice["text"] == CALLING
+
+
+# -- huge texts
+
+
+async def test_the_memory_of_a_huge_text_is_given_back(serve):
+    """A hundred times its size and more while it is tokenized, little once it is answered."""
+    served = await serve()
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    body = json.dumps({"prompt": "a b c " * 350_000}).encode()
+    before = resident()
+    assert (await served.call("POST", "/tokenize", body)).status == 200
+    assert resident() - before < 100 << 20  # what the C library would keep is three times that

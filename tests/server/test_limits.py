@@ -3,10 +3,13 @@
 import asyncio
 import gzip
 import json
+import resource
 import zlib
 
 import pytest
 from served import HELLO, Connection, request
+
+from parley.server.port import room
 
 CHAT = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -101,6 +104,52 @@ async def test_who_goes_on_sending_a_refused_body_is_cut_off(serve, monkeypatch)
         while True:
             await connection.send(b" " * 1000)
             await asyncio.sleep(0.01)
+
+
+async def test_a_body_that_comes_behind_another_request_has_its_time(serve, monkeypatch):
+    """It is not what is left of the request that is answered meanwhile."""
+    monkeypatch.setattr("parley.server.limits.LINGER", 0.1)
+    served = await serve(tick=0.05)
+    connection = await served.connect()
+    stream = {**HELLO, "stream": True, "max_tokens": 12}
+    both = request("POST", CHAT, HELLO) + request("POST", CHAT, stream)
+    await connection.send(both[:-1])
+    assert await status(connection) == 200
+    await asyncio.sleep(0.2)
+    await connection.send(both[-1:])
+    assert (await connection.answer()).events
+    connection.close()
+
+
+def test_there_is_room_for_as_many_as_the_system_may_give():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
+        alone, full = room(1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+        assert room(2)[0] <= alone < full < before[1] or before[1] == resource.RLIM_INFINITY
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_clients_that_there_are_no_descriptors_for_are_told_so(serve):
+    served = await serve(room=2, tick=0.02)
+    idle, busy, late = [await served.connect() for _ in range(3)]
+    await busy.send(request("POST", CHAT, {**HELLO, "stream": True}))
+    await busy.head()
+    await late.send(request("POST", CHAT, HELLO))
+    answer = await late.answer()
+    assert (answer.status, answer.error["code"], answer.headers["connection"]) == (429, "rate_limit_exceeded", "close")
+    assert await late.ended() == b""
+    await idle.send(request("GET", "/v1/models"))
+    assert await status(idle) == 200
+    another = await served.connect()  # in place of the one that waits for nothing
+    assert await idle.ended() == b""
+    await another.send(request("POST", CHAT, HELLO))
+    assert await status(another) == 200
+    assert b"[DONE]" in await asyncio.wait_for(busy.reader.readuntil(b"[DONE]"), 10)
+    for each in (busy, another):
+        each.close()
 
 
 def chunked(data: bytes, size: int) -> bytes:

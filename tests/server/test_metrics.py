@@ -49,7 +49,8 @@ async def test_what_vllms_dashboards_ask_for(serve):
         (f'engine_sleep_state{{{VLLM},sleep_state="awake"}}', 1),
         (f'admission_rejections_total{{{VLLM},reason="queue_full"}}', 0),
         (f'cache_config_info{{{VLLM},block_size="16",cache_dtype="auto",enable_prefix_caching="True",'
-         f'num_cpu_blocks="0",num_gpu_blocks="4096"}}', 1),
+         f'kv_cache_max_concurrency="16.00",kv_cache_size_tokens="65536",'
+             f'num_cpu_blocks="0",num_gpu_blocks="4096"}}', 1),
         (f'request_prompt_tokens_bucket{{{VLLM},le="2"}}', 0),
         (f'request_prompt_tokens_bucket{{{VLLM},le="5"}}', 1),
         (f'request_prompt_tokens_bucket{{{VLLM},le="2000"}}', 1),

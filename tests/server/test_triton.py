@@ -146,7 +146,7 @@ async def test_a_model_that_is_not_there_is_said_before_the_body_is_read(serve):
 
 async def test_errors_of_the_engines_side_have_its_form(serve):
     served = await serve()
-    for members in ({"text_input": "a", "max_tokens": 5000}, {"text_input": "a", "stop_token_ids": [10_000]}):
+    for members in ({"text_input": "a" * 5000}, {"text_input": "a", "stop_token_ids": [10_000]}):
         answer = await served.post(GENERATE, members | {"stream": True})
         assert (answer.status, list(answer.json)) == (400, ["error"])
         assert answer.headers["content-type"] == "application/json"

@@ -140,7 +140,7 @@ async def test_every_method_that_asks_answers(dial):
         ({"model": "other"}, "NOT_FOUND", "Request for unknown model: 'other' is not found"),
         ({"model": ""}, "NOT_FOUND", "Request for unknown model: '' is not found"),
         ({"temperature": -1.0}, "INVALID_ARGUMENT", "'temperature'"),
-        ({"max_tokens": 5000}, "INVALID_ARGUMENT", "maximum context length is 4096"),
+        ({"text": "a" * 5000}, "INVALID_ARGUMENT", "maximum context length is 4096"),
         ({"end_id": 600_000}, "INVALID_ARGUMENT", "not in the vocabulary"),
         ({"text": ""}, "INVALID_ARGUMENT", "empty"),
     ],
@@ -232,7 +232,7 @@ async def test_requests_of_a_stream_run_side_by_side(dial):
 async def test_a_request_that_fails_leaves_its_stream_open(dial):
     calls = await dial()
     stream = calls.stream()
-    for bad in (request(id="x", model="other"), request(id="x", temperature=-1.0), request(id="x", max_tokens=5000)):
+    for bad in (request(id="x", model="other"), request(id="x", temperature=-1.0), request(id="x", text="a" * 5000)):
         await stream.write(bad.SerializeToString())
         answer = await stream.read()
         assert answer.error_message and answer.infer_response.id == "x" and final(answer)

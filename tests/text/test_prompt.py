@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from models import write_tokenizer
 from tiny_tokenizers import byte_level, word_level
@@ -195,6 +196,14 @@ def reader(folder: Path, **settings: object) -> Language:
     backend.save(str(folder / "tokenizer.json"))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     return Language.load(folder)
+
+
+def test_a_chat_with_the_marks_of_a_plain_text_around_it(tmp_path: Path) -> None:
+    tokenizer = reader(tmp_path).tokenizer
+    speaker = Language(tokenizer, ChatTemplate({"default": "{{ messages[0].content }}"}, tokenizer.names))
+    chat = Chat([Message("user", "a b")])
+    assert speaker.prepare(chat).token_ids == [3, 4]
+    assert speaker.prepare(msgspec.structs.replace(chat, special=True)).token_ids == [0, 3, 4, 1]
 
 
 @pytest.mark.parametrize(

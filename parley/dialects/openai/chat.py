@@ -155,7 +155,7 @@ class ChatReply(Reply):
         return shared.encode(
             {
                 "index": event.index,
-                "delta": delta,
+                "delta": delta or {"content": ""},
                 "logprobs": self._logprobs(event.tokens),
                 "finish_reason": None,
                 **self._token_ids(event.tokens),

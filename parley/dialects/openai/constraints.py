@@ -1,4 +1,4 @@
-"""Wishes for the form of the answer: ``response_format``, vLLM's ``structured_outputs`` and older ``guided_*`` members.
+"""Wishes for the form of the answer: ``response_format``, vLLM's ``structured_outputs`` and its older members.
 
 Each is read and checked in full; of all of them one request has one. Knows nothing of how output is constrained.
 """
@@ -19,6 +19,9 @@ GUIDED: dict[str, Kind] = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
+    "regex": "regex",  # these three are SGLang's
+    "ebnf": "grammar",
+    "json_schema": "json",
 }
 MEMBERS = dict.fromkeys(  # their order is that of the documentation
     ("structured_outputs", *GUIDED, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")

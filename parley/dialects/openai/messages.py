@@ -16,6 +16,8 @@ from parley.types import Chat, Message, ToolCall
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1024
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+THOUGHTS = {"thinking": "thinking"}
 MEDIA = ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds")
 
 # The server itself gives these to the template; a client must not be able to replace them.
@@ -25,13 +27,13 @@ RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_messag
 
 def conversation(body: Fields, rules: Rules = RULES) -> tuple[Chat, bool]:
     """The conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest."""
-    messages = turns(body, "\n", rules.roles)
+    messages = turns(body, "\n", rules.roles, loose=rules.bare, bare=rules.bare)
     wish = tools.read(body, rules)
     continue_final = body.boolean("continue_final_message", False)
     generation_prompt = body.boolean("add_generation_prompt", not continue_final)
     if continue_final and generation_prompt:
         raise body.fail("continue_final_message", "cannot be true together with 'add_generation_prompt'.")
-    if continue_final and messages[-1].role != "assistant":
+    if continue_final and messages[-1].role != "assistant" and not rules.bare:
         raise body.fail("continue_final_message", "needs a last message of role 'assistant'.")
     chat = Chat(
         messages=messages,
@@ -45,17 +47,21 @@ def conversation(body: Fields, rules: Rules = RULES) -> tuple[Chat, bool]:
         options=_options(body),
         add_generation_prompt=generation_prompt,
         continue_final=continue_final,
+        special=body.boolean("add_special_tokens", False),
     )
     return chat, wish.legacy
 
 
-def turns(body: Fields, joint: str, roles: tuple[str, ...], *, loose: bool = False) -> list[Message]:
+def turns(
+    body: Fields, joint: str, roles: tuple[str, ...], *, loose: bool = False, bare: bool = False
+) -> list[Message]:
     """The messages, at least one. Raises BadRequest.
 
     ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
     ``loose``: a call's arguments may be an object, also as ``parameters``, and its result need not tell its id.
+    ``bare``: a message needs no content, and a text alone is a part of one.
     """
-    messages = [_message(item, joint, roles, loose) for item in body.objects("messages", cap=MAX_MESSAGES)]
+    messages = [_message(item, joint, roles, loose, bare) for item in body.objects("messages", cap=MAX_MESSAGES)]
     if not messages:
         raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
     return messages
@@ -82,16 +88,17 @@ def _document(item: Fields) -> dict[str, str]:
     return {name: item.string(name, "") for name in item.names}
 
 
-def _message(item: Fields, joint: str, roles: tuple[str, ...], loose: bool) -> Message:
+def _message(item: Fields, joint: str, roles: tuple[str, ...], loose: bool, bare: bool) -> Message:
     role = item.string("role", None, allowed=roles, cap=256)
     if role is None:
         raise item.missing("role")
     name = item.string("name", None, cap=256)
-    content = _content(item, joint)
+    content = _content(item, joint, bare)
     if role == "assistant":
-        return _assistant(item, name, content, loose)
-    if content is None:
+        return _assistant(item, name, content, loose, bare)
+    if content is None and not bare:
         raise item.missing("content")
+    content = content or ""
     if role == "tool":
         call = item.string("tool_call_id", None, cap=256)
         if call is None and not loose:
@@ -104,7 +111,7 @@ def _message(item: Fields, joint: str, roles: tuple[str, ...], loose: bool) -> M
     return Message("system" if role == "developer" else role, content, name)
 
 
-def _assistant(item: Fields, name: str | None, content: str | None, loose: bool) -> Message:
+def _assistant(item: Fields, name: str | None, content: str | None, loose: bool, bare: bool) -> Message:
     calls = [_call(call, loose) for call in item.objects("tool_calls", cap=MAX_TOOLS)]
     legacy = item.object("function_call")
     if legacy is not None:
@@ -115,7 +122,9 @@ def _assistant(item: Fields, name: str | None, content: str | None, loose: bool)
     if content is None:
         content = item.string("refusal", None)
     if content is None and not calls and reasoning is None:
-        raise item.missing("content")
+        if not bare:
+            raise item.missing("content")
+        content = ""
     return Message("assistant", content, name, reasoning, calls)
 
 
@@ -140,14 +149,18 @@ def _function(function: Fields, id: str, loose: bool) -> ToolCall:
     return ToolCall(id, name, function.string(member, "{}"))
 
 
-def _content(item: Fields, joint: str) -> str | None:
+def _content(item: Fields, joint: str, bare: bool = False) -> str | None:
     """A text, or an array of parts whose texts are joined."""
     value = item.raw("content")
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise item.mistyped("content", "a string or an array of content parts")
-    return joint.join(_part(part) for part in item.objects("content", cap=MAX_PARTS))
+    if not bare:
+        return joint.join(_part(part, PARTS) for part in item.objects("content", cap=MAX_PARTS))
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
+    item = item.without({"content"}).over({"content": parts})
+    return joint.join(_part(part, PARTS | THOUGHTS) for part in item.objects("content", cap=MAX_PARTS))
 
 
 def prediction(body: Fields) -> str:
@@ -162,7 +175,8 @@ def prediction(body: Fields) -> str:
     return content
 
 
-def _part(part: Fields) -> str:
+def _part(part: Fields, members: dict[str, str]) -> str:
+    """The text of a part; ``members``: where it stands, by the type of the part."""
     kind = part.string("type", None)
     if kind is None:
         raise part.missing("type")
@@ -172,7 +186,7 @@ def _part(part: Fields) -> str:
             field=part.path("type"),
             code="unsupported_value",
         )
-    member = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}.get(kind)
+    member = members.get(kind)
     if member is None:
         raise part.fail("type", f"got {kind[:40]!r}, but supported parts are 'text' and 'refusal'.")
     text = part.string(member, None)

@@ -40,7 +40,8 @@ class Rules:
     ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
     behind the prompt; None: all. ``best_of``: is it a member? ``fewest`` alternatives that may be asked for; -1 is all
     of the vocabulary. ``shown``: with ``tool_choice`` none the model sees its tools all the same.
-    ``schemas``: a ``strict`` tool has one of the schemas that OpenAI's API takes.
+    ``schemas``: a ``strict`` tool has one of the schemas that OpenAI's API takes. ``bare``: messages are
+    read ``loose`` and ``bare``, as ``messages.turns`` has it, and the last may be continued whoever wrote it.
     """
 
     roles: tuple[str, ...] = ROLES
@@ -49,6 +50,7 @@ class Rules:
     fewest: int = -1
     shown: bool = False
     schemas: bool = True
+    bare: bool = False
 
 
 RULES = Rules()

@@ -235,6 +235,7 @@ def _stop(body: Fields) -> Stop:
         min_tokens=min_tokens,
         ignore_eos=body.boolean("ignore_eos", False) or end == -1,
         include=body.boolean("include_stop_str_in_output", False),
+        reserve=1,
     )
 
 

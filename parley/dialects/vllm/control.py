@@ -96,7 +96,7 @@ def invoked(body: bytes, head: Head) -> Reply | Answer:
     """A conversation, a plain prompt or texts to embed, whichever the body is. Raises BadRequest."""
     requests.check_type(head)
     fields = decode(body, WORDS)
-    if fields.has("input"):
+    if fields.has("input") or fields.has("encoding_format"):
         return embeddings.read(body, head)
     if fields.has("messages") or not (fields.has("prompt") or fields.has("prompt_embeds")):
         return chat.read(body, head)

@@ -9,7 +9,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai import embeddings
 from parley.dialects.openai.shared import MAX_TOKENS, Rules, unsupported
 from parley.dialects.vllm import requests
-from parley.errors import Invalid
+from parley.errors import Invalid, Unsupported
 from parley.types import Usage
 
 UNCUT = "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
@@ -59,8 +59,8 @@ class PoolingReply(EmbeddingReply):
     kind: ClassVar[str] = "pooling"
 
     def __init__(self, body: Fields, head: Head):
-        if body.string("task", "embed", allowed=TASKS) != "embed":
-            raise unsupported(body, "task", "Other tasks than 'embed' are")
+        if (task := body.string("task", "embed", allowed=TASKS)) != "embed":
+            raise Unsupported(f"Unsupported task: {task!r} Supported tasks: ['embed']", field="task")
         if body.has("data"):
             raise unsupported(body, "data", "Input for plugins is")
         super().__init__(body, head)

@@ -26,7 +26,7 @@ MAX_STOPS = 4
 MAX_ID = 128  # characters of an id that a header gives
 CAP = "max_new_tokens"  # of a model's advice, what is no default of a member
 GREEDY = 1e-5  # a temperature below it is 0
-RULES = Rules(roles=(), reserve=1, best_of=False, fewest=0, shown=True, schemas=False)
+RULES = Rules(roles=(), reserve=1, best_of=False, fewest=0, shown=True, schemas=False, bare=True)
 FORMS = {"json_object": "json_object", "json_schema": "json", "structural_tag": "structural_tag"}  # types and kinds
 UNTRUSTED_TEMPLATE = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with "
@@ -160,8 +160,6 @@ def check_chat(body: Fields) -> None:
         raise WORDS.invalid("tool_choice", "needs tools.")
     if isinstance(choice, dict) and body.has("structured_outputs"):
         raise Invalid("You can only either use constraints for structured outputs or tools, not both.")
-    if body.boolean("continue_final_message", False) and body.boolean("add_generation_prompt", False):
-        raise Invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
 
 
 def check_prompt(body: Fields) -> None:

@@ -56,6 +56,10 @@ RULES: dict[str, tuple[str, bool]] = {
     "stream_options": ("Stream options can only be defined when `stream=True`.", True),
     "top_logprobs": ("when using `top_logprobs`, `logprobs` must be set to true.", True),
     "logprob_token_ids": ("when using `logprob_token_ids`, `logprobs` must be set.", True),
+    "continue_final_message": (
+        "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+        False,
+    ),
     "tool_choice": ("When using `tool_choice`, `tools` must be set.", False),
     "tool_choice.function.name": (
         "The tool specified in `tool_choice` does not match any of the specified `tools`",
