@@ -44,13 +44,14 @@ What holds for all of them:
 def written(form: Form) -> str:
     """A call of the form, as a model writes it."""
     before, after = "".join((*form.open, *form.each)), "".join((*form.after, *form.close))
-    name = "functions.f:0" if form.numbered else "f"
+    name = "functions.f:0" if form.numbered else f"id{form.first}f" if form.first else "f"
     head = "".join(form.head)
     body = {
         "object": f'{{"{form.keys[0]}": "f", "{form.keys[1]}": {{"a": 1}}}}',
         "keyed": '{"f": {"a": 1}}',
         "named": f'{name}{head}{{"a": 1}}',
-        "tags": f"f{head}{form.key[0]}a{form.key[1]}"
+        "tags": f"f{head}{f'1{form.count}' if form.count else ''}{form.key[0]}a{form.key[1]}"
+        + (f"{form.kind[0]}number{form.kind[1]}" if form.stated else "")
         + (' string="false">' if form.typed else "")
         + f"{form.value[0]}1{form.value[1]}",
         "elements": f"f{head}{form.key[0]}a{form.key[1]}1{form.value[1]}a{form.key[1]}",

@@ -23,7 +23,7 @@ from .grammar import BUDGET
 from .lark import Lark
 from .markup import Markup
 from .refused import Refused
-from .spelling import BEGIN, FINAL, calls_grammar
+from .spelling import BEGIN, FINAL, calls_grammar, lead
 
 Tool = dict[str, Any]
 
@@ -77,9 +77,9 @@ def compose(
     any object. ``lark`` writes the model's marks.
     """
     tools = callable_tools(chat)
-    content = f"({lark.text(BEGIN)})? {lark.text(FINAL)} @inner" if markup.channels else "@inner"
+    content = f"({lark.text(BEGIN)})? {lark.text(FINAL)}" if markup.channels else lead(lark, markup.leads[1])
     if not tools or not markup.calls:
-        return _around(f"start: {content}", form) if form is not None and markup.channels else form
+        return _around(f"start: {content} @inner", form) if form is not None and content else form
     required = chat.choice == "required"
     free = form is None and not required
     if free and unbound(chat):
@@ -92,7 +92,7 @@ def compose(
     first = markup.calls[0]
     if first.bare and first.shape == "object" and not first.open and form.kind == "json":
         return _bare(tools, first.keys, form)
-    return _around(f"start: calls | {content}\ncalls:{calls.removeprefix('start:')}", form)
+    return _around(f"start: calls | {content} @inner\ncalls:{calls.removeprefix('start:')}", form)
 
 
 def _around(lark: str, form: Grammar) -> Grammar:

@@ -32,7 +32,9 @@ class Calls:
 class Thoughts:
     """A way of marking reasoning. ``around``: marks that some models put around what follows it.
 
-    ``begun``: an answer begins with reasoning, though nothing opens it; the mark that does so may follow.
+    ``begun``: an answer begins with reasoning, though nothing opens it; the mark that does so may follow. ``silent``:
+    marks that are no part of content wherever they stand. ``leads``: what of them may stand before calls, and what
+    before content, where an answer or what follows its reasoning has to be one of these.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Thoughts:
     aliases: tuple[str, ...] = ()
     around: tuple[str, str] | None = None
     begun: bool = False
+    silent: tuple[str, ...] = ()
+    leads: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
 def _list(before: str, after: str = "", keys: tuple[str, str] = ("name", "arguments"), bare: bool = False) -> Form:
@@ -99,6 +103,19 @@ def _functions(before: tuple[str, ...], after: tuple[str, ...], line: str) -> Fo
     )
 
 
+def _pairs(begin: str, end: str) -> Form:
+    """A name, and marks around each argument's name and its value."""
+    return Form(
+        "tags",
+        each=(begin,),
+        head=("\n",),
+        key=("<arg_key>", "</arg_key>\n"),
+        value=("<arg_value>", "</arg_value>\n"),
+        after=(end,),
+        between="\n",
+    )
+
+
 def _kimi(begin: tuple[str, ...], end: tuple[str, ...]) -> Form:
     return Form(
         "named",
@@ -136,6 +153,10 @@ MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(open=("[TOOL_CALLS]",)))
 MINIMAX = "]<]minimax[>["  # a token before every tag
 DEEPSEEK_V3 = _deepseek("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
 DEEPSEEK_V31 = _deepseek("", "<｜tool▁sep｜>", (), "")
+DSML_FUNCTIONS = _invokes("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", "｜DSML｜", typed=True)
+DSML_TOOLS = _invokes("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
+DSML_BARE = _invokes("", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
+GIGACHAT31 = Form(open=("<|function_call|>",), alone=True)
 XLAM = (("```json\n", "\n```"), ("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", ""))  # what it puts around, at times
 TOOL_CALLS = _list("<tool_calls>", "</tool_calls>")
 
@@ -164,14 +185,46 @@ CALLS = (
         aliases=("kimi",),
     ),
     Calls(
-        "deepseek_v32",
+        "kimi_k3",
         (
-            _invokes("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", "｜DSML｜", typed=True),
-            _invokes("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True),
-            _invokes("", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True),
+            Form(
+                "tags",
+                open=("<|open|>tools<|sep|>",),
+                each=('<|open|>call tool="',),
+                head=('" index="',),
+                count='"<|sep|>',
+                key=('<|open|>argument key="', '"'),
+                kind=(' type="', '"<|sep|>'),
+                stated=True,
+                value=("", "<|close|>argument<|sep|>"),
+                after=("<|close|>call<|sep|>",),
+                close=("<|close|>tools<|sep|>",),
+            ),
         ),
+        (("<|open|>", "<|close|>", "<|sep|>"),),
+    ),
+    Calls(
+        "deepseek_v41",
+        (_invokes("<｜DSML｜ calls>\n", "</｜DSML｜ calls>", "｜DSML｜ ", typed=True),),
+        (("<｜DSML｜ calls>",), ("dsml_token", "' calls'")),
+        aliases=("deepseekv41",),
+    ),
+    Calls(
+        "gigachat35",
+        (_invokes("<｜GCML｜tool_calls>\n", "</｜GCML｜tool_calls>", "｜GCML｜", typed=True),),
+        (("｜GCML｜",),),
+    ),
+    Calls(
+        "deepseek_v4",
+        (DSML_TOOLS, DSML_FUNCTIONS, DSML_BARE),
+        (("<｜DSML｜tool_calls>",), ("dsml_token", "'tool_calls>")),
+        aliases=("deepseekv4",),
+    ),
+    Calls(
+        "deepseek_v32",
+        (DSML_FUNCTIONS, DSML_TOOLS, DSML_BARE),
         (("｜DSML｜",), ("dsml_token",)),
-        aliases=("deepseekv32", "deepseek_v4", "deepseekv4"),
+        aliases=("deepseekv32",),
     ),
     Calls(
         "deepseek_v3",
@@ -204,6 +257,14 @@ CALLS = (
         "minimax_m2",
         (_invokes("<minimax:tool_call>\n", "</minimax:tool_call>"),),
         (("<minimax:tool_call>",),),
+    ),
+    Calls(
+        "dots",
+        (
+            _invokes("<dots_function_call>\n", "</dots_function_call>"),
+            Form(open=("<dots_function_call>\n",), close=("\n</dots_function_call>",)),
+        ),
+        (("<dots_function_call>",),),
     ),
     Calls(
         "minimax_m3",
@@ -260,9 +321,9 @@ CALLS = (
     Calls(
         "hy_v3_opensource",
         (_hunyuan(":opensource"), _hunyuan("")),
-        (("<tool_sep:opensource>",),),
+        (("<tool_sep:opensource>",), ("<tool_sep{}>", ":opensource")),
     ),
-    Calls("hy_v3", (_hunyuan(""), _hunyuan(":opensource")), (("<tool_sep>",),)),
+    Calls("hy_v3", (_hunyuan(""), _hunyuan(":opensource")), (("<tool_sep>",), ("<tool_sep{}>",)), aliases=("hy_v4",)),
     Calls(
         "solar_open2",
         (
@@ -278,33 +339,79 @@ CALLS = (
         (("<|tool_call:start|>",),),
     ),
     Calls(
-        "glm45",
+        "k2_horizon",
         (
             Form(
                 "tags",
-                each=("<tool_call>",),
-                head=("\n",),
-                key=("<arg_key>", "</arg_key>\n"),
-                value=("<arg_value>", "</arg_value>\n"),
-                after=("</tool_call>",),
+                open=("<ifm|tool_calls>",),
+                each=("<ifm|tool_call>",),
+                key=("<ifm|arg_key>", "</ifm|arg_key>"),
+                kind=("<ifm|arg_type>", "</ifm|arg_type>"),
+                value=("<ifm|arg_value>", "</ifm|arg_value>"),
+                after=("</ifm|tool_call>",),
                 between="\n",
+                close=("</ifm|tool_calls>",),
             ),
-            HERMES,
+            Form(
+                open=("<ifm|tool_calls>",),
+                each=("<ifm|tool_call>",),
+                after=("</ifm|tool_call>",),
+                between="\n",
+                close=("</ifm|tool_calls>",),
+            ),
         ),
+        (("<ifm|tool_calls>",),),
+    ),
+    Calls(
+        "plamo3",
+        (
+            Form(
+                "named",
+                open=("<|plamo:begin_tool_requests:plamo|>",),
+                each=("<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",),
+                head=(
+                    "<|plamo:end_tool_name:plamo|>"
+                    "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>",
+                ),
+                after=("<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",),
+                close=("<|plamo:end_tool_requests:plamo|>",),
+            ),
+        ),
+        (("<|plamo:begin_tool_requests:plamo|>",), ("begin_tool_requests", "plamo")),
+    ),
+    Calls(
+        "solar_open",
+        (
+            Form(
+                "named",
+                open=("<|tool_calls|>",),
+                each=("<|tool_call:begin|>",),
+                first="<|tool_call:name|>",
+                head=("<|tool_call:args|>",),
+                after=("<|tool_call:end|>",),
+                close=("<|calls|>",),
+            ),
+        ),
+        (("<|tool_call:args|>",),),
+    ),
+    Calls("iquest_q1", (_pairs("<iquest_tool_call>", "</iquest_tool_call>"),), (("<iquest_tool_call>",),)),
+    Calls(
+        "glm45",
+        (_pairs("<tool_call>", "</tool_call>"), HERMES),
         (("<arg_key>",),),
-        aliases=("glm", "glm4", "glm47", "poolside_v1"),
+        aliases=("glm", "glm4", "glm47", "ling3", "poolside_v1", "spark25"),
     ),
     Calls(
         "qwen3_coder",
         (_functions(("<tool_call>\n",), ("\n</tool_call>",), "\n"), _functions((), ("</tool_call>",), "\n"), HERMES),
         (("<function=", "<parameter="),),
-        aliases=("qwen3_xml", "qwen35", "nemotron_v3", "mimo_v2", "step3p5"),
+        aliases=("qwen3_xml", "qwen35", "mimo", "mimo_v2", "nanbeige", "nemotron_v3", "step3p5", "step5"),
     ),
     Calls(
         "internlm",
         (Form(each=("<|action_start|>", "<|plugin|>\n"), keys=("name", "parameters"), after=("<|action_end|>",)),),
         (("<|action_start|>",), ("<|plugin|>",)),
-        aliases=("internlm2",),
+        aliases=("internlm2", "interns1"),
     ),
     Calls(
         "cohere_command3",
@@ -342,7 +449,7 @@ CALLS = (
                 close=("]", "<|tool_call_end|>"),
             ),
         ),
-        (("<|tool_call_start|>",), ("<|tool_list_start|>",)),
+        (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [", "<|im_start|>")),
     ),
     Calls(
         "olmo3",
@@ -365,8 +472,18 @@ CALLS = (
         "apertus",
         (Form("keyed", open=("<|tools_prefix|>", "["), between=", ", close=("]", "<|tools_suffix|>")),),
         (("<|tools_prefix|>",),),
+        aliases=("apertus2509",),
     ),
-    Calls("gigachat3", (Form(open=("function call<|role_sep|>\n",), alone=True),), (("function call<|role_sep|>",),)),
+    Calls(
+        "gigachat3",
+        (
+            Form(open=("<|message_sep|>\n\nfunction call<|role_sep|>\n",), alone=True),
+            Form(open=("function call<|role_sep|>\n",), alone=True),
+            GIGACHAT31,
+        ),
+        (("function call<|role_sep|>",), ("'function call'", "<|role_sep|>")),
+    ),
+    Calls("gigachat31", (GIGACHAT31,), (("<|function_call|>", "<|role_sep|>"),)),
     Calls(
         "llama4_json",
         (LLAMA, *LLAMA4),
@@ -388,6 +505,12 @@ CALLS = (
         aliases=("gemma3", "toolace"),
     ),
     Calls(
+        "functionary_v3.1",
+        (Form("named", each=("<function=",), head=(">",), after=("</function>",)),),
+        (("<function=example_function_name>",),),
+        aliases=("functionary",),
+    ),
+    Calls(
         "llama3_json",
         (
             LLAMA,
@@ -402,9 +525,15 @@ CALLS = (
         (_list("", bare=True), *(replace(_list(*marks), known=True) for marks in XLAM)),
         (("xLAM",), ("calls in a single JSON array",)),
     ),
-    Calls("hermes", (HERMES,), (("<tool_call>",),), aliases=("qwen", "qwen25", "qwen3", "granite4", "ernie45", "mimo")),
+    Calls(
+        "hermes",
+        (HERMES,),
+        (("<tool_call>",),),
+        aliases=("qwen", "qwen25", "qwen3", "qwen3_json", "granite4", "ernie45", "trinity"),
+    ),
 )
 
+RESPONSE = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
 THINK = ("<think>", "</think>")
 
 THOUGHTS = (
@@ -416,12 +545,31 @@ THOUGHTS = (
     Thoughts("cohere_command3", ("<|START_THINKING|>", "<|END_THINKING|>"), (("<|START_THINKING|>",),),
              aliases=("cohere", "cohere_command4")),
     Thoughts("granite", ("Here is my thought process:", "Here is my response:"), (("Here is my thought process",),)),
-    Thoughts("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),)),
-    Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),)),
+    Thoughts("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),), aliases=("apertus2509",)),
+    Thoughts(
+        "kimi_k3",
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        (("<|open|>", "<|close|>", "<|sep|>"),),
+        silent=(RESPONSE[0], RESPONSE[1], "<|close|>message<|sep|>", "<|end_of_msg|>"),
+        leads=(("".join(RESPONSE), RESPONSE[1]), (RESPONSE[0],)),
+    ),
+    Thoughts(
+        "solar_open",
+        ("<|think|>", "<|end|>"),
+        (("<|think|>", "<|begin|>assistant"),),
+        silent=("<|content|>", "<|end|>", "<|begin|>assistant", "<|calls|>"),
+        leads=(("<|begin|>assistant",), ("<|begin|>assistant<|content|>", "<|content|>")),
+    ),
+    Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),), aliases=("kimi",)),
     Thoughts("solar_open2", ("<|think:start|>", "<|think:end|>"), (("<|think:start|>",),)),
-    Thoughts("hy_v3_opensource", ("<think:opensource>", "</think:opensource>"), (("<think:opensource>",),)),
+    Thoughts("hy_v3_opensource", ("<think:opensource>", "</think:opensource>"),
+             (("<think:opensource>",), ("<think{}>", ":opensource"))),
     Thoughts("minimax_m3", ("<mm:think>", "</mm:think>"), (("<mm:think>",), ("</mm:think>",))),
-    Thoughts("deepseek_r1", THINK, (), begun=True),
+    Thoughts("deepseek_r1", THINK, (), aliases=("gigachat35", "step5"), begun=True),
+    Thoughts("apriel", ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"), (("[BEGIN FINAL RESPONSE]",),)),
+    Thoughts("k2_horizon", ("<ifm|think>", "</ifm|think>"), (("<ifm|think>",),)),
+    Thoughts("plamo3", ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+             (("<|plamo:begin_think:plamo|>",), ("begin_think", "plamo"))),
     Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
     Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),
     Thoughts("ernie45", THINK, (("<think>", "<response>\\n"), ("<think>", "<response></response>")),
@@ -431,8 +579,10 @@ THOUGHTS = (
         THINK,
         (("<think>",), ("</think>",)),
         aliases=(
-            "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47", "holo2", "hy_v3", "kimi_k2",
-            "mimo", "minicpm5", "minimax_m2", "nemotron_v3", "olmo3", "poolside_v1", "step3", "step3p5", "think",
+            "deepseek_v3", "deepseek_v31", "deepseek_v4", "deepseek_v41", "dots", "glm45", "glm47",
+            "granite_thinking_parser", "holo2", "hy_v3", "hy_v4", "interns1", "iquest_q1", "kimi_k2", "ling3", "mimo",
+            "minicpm5", "minicpmv", "minimax", "minimax_m2", "nanbeige", "nemotron_3", "nemotron_v3", "olmo3",
+            "poolside_v1", "qwen3_thinking", "step3", "step3p5", "think",
         ),
     ),
 )  # fmt: skip

@@ -25,8 +25,8 @@ AUTO, NONE = "auto", "none"  # what an option says instead of a family's name
 class Markup:
     """How the answers of one model are marked: the pair around reasoning, and the forms of tool calls, best first.
 
-    None and empty for what the model cannot do. ``around``, ``begun``, ``short`` and ``channels`` as in
-    ``families``.
+    None and empty for what the model cannot do. ``around``, ``begun``, ``silent``, ``leads``, ``short`` and
+    ``channels`` as in ``families``.
     """
 
     think: tuple[str, str] | None = None
@@ -35,6 +35,8 @@ class Markup:
     short: bool = False
     channels: bool = False
     begun: bool = False
+    silent: tuple[str, ...] = ()
+    leads: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def __bool__(self) -> bool:
         """Is there anything to tell apart?"""
@@ -43,7 +45,7 @@ class Markup:
     @cached_property
     def marks(self) -> tuple[str, ...]:
         """All marks. Where special tokens are in them, the text to be parsed must not hide these."""
-        found = [*(self.think or ()), *(mark for form in self.calls for mark in form.marks)]
+        found = [*(self.think or ()), *self.silent, *(mark for form in self.calls for mark in form.marks)]
         if self.channels:
             found.append("<|start|><|channel|><|constrain|><|message|><|end|><|call|><|return|>")
         return tuple(dict.fromkeys(found))
@@ -81,6 +83,8 @@ def detect(template: str, tools: str = AUTO, reasoning: str = AUTO) -> Markup:
         calls is not None and calls.short,
         (calls is not None and calls.channels) or (thoughts is not None and "<|channel|>" in thoughts.marks[0]),
         thoughts is not None and thoughts.begun,
+        thoughts.silent if thoughts is not None else (),
+        thoughts.leads if thoughts is not None else ((), ()),
     )
 
 

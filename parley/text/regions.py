@@ -46,7 +46,8 @@ class Regions:
         self._bare = tuple(form for form in markup.calls if form.bare)
         self._marked = tuple(form for form in markup.calls if not form.bare)
         self._triggers = tuple(dict.fromkeys(form.trigger for form in self._marked))
-        self._watched = marks(*self._triggers) if self._triggers else None  # what may end a piece of content
+        self._silent = markup.silent
+        self._watch()
         self._new_id = new_id or markup.ids()
         self._tools = tools or Tools()
         self._text = ""  # unread; between pushes only what may become a mark
@@ -141,7 +142,7 @@ class Regions:
                 self._at += len(mark)
                 self._closing = closing
                 self._turn()
-                self._watched = marks(*self._triggers, closing)
+                self._watch(closing)
                 return True
             if mark.startswith(here):
                 return False
@@ -161,7 +162,10 @@ class Regions:
         if mark and mark == self._closing:
             self._at += len(mark)
             self._turn()
-            self._watched = marks(*self._triggers) if self._triggers else None
+            self._watch()
+        elif mark in self._silent:
+            self._at += len(mark)
+            self._turn()
         elif mark:
             self._call([form for form in self._marked if form.trigger == mark])
         return bool(mark)
@@ -229,6 +233,11 @@ class Regions:
         while self._text.startswith("\n", self._at):
             self._at += 1
         self._hold(self._text[start : self._at])
+
+    def _watch(self, *closing: str) -> None:
+        """What may end a piece of content from here on."""
+        watched = (*self._triggers, *self._silent, *closing)
+        self._watched = marks(*watched) if watched else None
 
     def _turn(self) -> None:
         """Another part begins here, behind a mark."""

@@ -21,7 +21,9 @@ Turn = dict[str, Any]
 NINE = re.compile(r"length\s*!=\s*9")  # Mistral's templates refuse ids of any other length
 NUMBERED = "<|tool_call_argument_begin|>"  # Kimi's write the id where others write the name
 SINGLE = "single tool-calls at once"  # Llama's refuse turns with several calls
-RESPONSES = "tool_responses"  # Gemma's first read results in the turn that called; later ones read turns of tools too
+RESPONSES = re.compile(
+    r"""[.'"]tool_responses\b"""
+)  # Gemma's first read results in the turn that called; later ones read turns of tools too
 RESULTS = "tool_call_id"  # what those read that do
 EITHER = "content and message.thinking"  # gpt-oss's refuses turns that have both and call
 
@@ -50,7 +52,7 @@ def turns(messages: Sequence[Message], source: str) -> list[Turn]:
     made = [_turn(message, names, ids) for message in messages]
     if EITHER in source:
         made = [_joined(turn) for turn in made]
-    if RESPONSES in source and RESULTS not in source:
+    if RESPONSES.search(source) and RESULTS not in source:
         made = list(_gathered(made))
     return list(_split(made)) if SINGLE in source else made
 
@@ -119,7 +121,7 @@ def _gathered(made: list[Turn]) -> Iterator[Turn]:
     for turn in made:
         if turn["role"] == "tool" and caller is not None:
             result = {"name": turn.get("name", "unknown"), "response": _result(turn.get("content") or "")}
-            caller.setdefault(RESPONSES, []).append(result)
+            caller.setdefault("tool_responses", []).append(result)
             continue
         caller = turn if "tool_calls" in turn else None
         yield turn

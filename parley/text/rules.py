@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import llguidance
 
 from parley.errors import Invalid
 
+from . import facets
 from .bounds import SIZE
 from .calls import Form, follow, kinds
+from .facets import Schema
 from .lark import Lark, quoted
 from .schema import escapes
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
+TYPES = ("string", "number", "boolean", "object", "array", "null")
 ITEM = "item"  # the tag of a list's elements
 KEY = "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/"
 ANY = """any: anytext | anyplain | "[" (any ("," any)*)? "]" | "{" (KEY ":" any ("," KEY ":" any)*)? "}\""""
-Schema = dict[str, Any]
 
 
 class Rules:
@@ -44,7 +44,7 @@ class Rules:
 
     def until(self, mark: str, schema: Schema, before: str = "") -> str:
         """A rule for text up to a mark, which it has nowhere else. ``before``: stands right before the mark."""
-        form = f"/(?s:.{_limits(schema)})/{_pattern(schema)}"
+        form = f"/(?s:.{facets.limits(schema)})/{facets.pattern(schema)}"
         if self.mark(mark):
             return self.rule(f"{self.terminal(form)} {self.text(before + mark)}")
         inner = re.escape(mark).replace("/", r"\/")
@@ -70,7 +70,7 @@ class Rules:
             return self.json(schema)
         while isinstance(schema.get("$ref"), str) and isinstance(found := follow(schema["$ref"], self._root), dict):
             schema = found
-        properties = _properties(schema) if bound else {}
+        properties = facets.properties(schema) if bound else {}
         rest = not properties and schema.get("additionalProperties") is not False
         required = schema.get("required")
         needed = set(required) if isinstance(required, list) else set()
@@ -123,7 +123,7 @@ class Rules:
             schema, depth = follow(schema["$ref"], self._root), depth + 1
         if not isinstance(schema, dict) or depth >= DEPTH:
             return self._define_any()
-        if choices := _choices(schema):
+        if choices := facets.choices(schema):
             return self.rule(" | ".join(map(self._loose_text, choices)))
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list) and schema[key]:
@@ -141,7 +141,7 @@ class Rules:
             count = f"{{{max(0, (least or 1) - 1)},{most - 1 if most else ''}}}"
             row = f'{item} ("," {item}){count}'
             return self.rule(f'"[" {row} "]"' if least else f'"[" ({row})? "]"')
-        if said == "object" and (properties := _properties(schema)):
+        if said == "object" and (properties := facets.properties(schema)):
             needed = set(schema.get("required") or ())
             row_ = [
                 (key in needed, self.rule(f"{self.text(f'{key}:')} {self.loose(each, depth + 1)}"))
@@ -169,8 +169,8 @@ class Rules:
         end = self.text(mark)
         if not isinstance(schema, dict) or depth >= DEPTH:
             return self.until(mark, {})
-        if choices := _choices(schema):
-            return self.rule(f"({' | '.join(map(_literal, choices))}) {end}")
+        if choices := facets.choices(schema):
+            return self.rule(f"({' | '.join(map(facets.literal, choices))}) {end}")
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list) and schema[key]:
                 return self.rule(" | ".join(self._once(self._inside, each, depth + 1) for each in schema[key]))
@@ -189,7 +189,7 @@ class Rules:
 
     def _members(self, schema: Schema, depth: int, bound: bool = True) -> str:
         """The name of a rule for an object's elements."""
-        properties = _properties(schema) if bound else {}
+        properties = facets.properties(schema) if bound else {}
         if not properties and (not bound or schema.get("additionalProperties") is not False):
             self._define_key()
             form = self.form
@@ -202,21 +202,44 @@ class Rules:
 
     def _tag(self, key: str, schema: Any) -> str:
         form = self.form
+        if form.stated:
+            return self.rule(" | ".join(self._stated(self.text(form.key[0] + key), schema)))
+        schema = facets.resolved(schema, self._root)
         before, after = form.value
         text = kinds(schema, self._root) == {"string"}
         attribute = f' string="{"true" if text else "false"}">' if form.typed else ""
         start = self.text(f"{form.key[0]}{key}{form.key[1]}{attribute}{before}")
         if not text:
             return self.rule(f"{start} {self.json(schema)} {self.text(after)}")
-        if choices := _choices(schema):
-            return self.rule(f"{start} ({' | '.join(map(_literal, choices))}) {self.text(after)}")
+        if choices := facets.choices(schema):
+            return self.rule(f"{start} ({' | '.join(map(facets.literal, choices))}) {self.text(after)}")
         mark = after.strip()
         lead, end = after[: after.index(mark)], after[after.index(mark) + len(mark) :]
         return self.rule(f"{start} {self.until(mark, schema, lead)} {self.text(end)}")
 
+    def _stated(self, start: str, schema: Any) -> Iterator[str]:
+        """An argument and the name of its type, once for each type that it may have. ``start``: its own name."""
+        form = self.form
+        after = self.text(form.value[1])
+        found = kinds(schema, self._root) or frozenset(TYPES)
+        for kind in TYPES:
+            types = sorted(found & ({kind, "integer"} if kind == "number" else {kind}))
+            if not types:
+                continue
+            part = facets.typed(schema, types, self._root)
+            head = f"{start} {self.text(form.key[1] + form.kind[0] + kind + form.kind[1] + form.value[0])}"
+            if kind != "string":
+                yield f"{head} {self.json(part)} {after}"
+            elif texts := [each for each in facets.choices(part) if isinstance(each, str)]:
+                yield f"{head} ({' | '.join(map(facets.literal, texts))}) {after}"
+            else:
+                yield f"{head} {self.until(form.value[1], part)}"
+
     def _free_tag(self) -> str:
         form = self.form
         self._define_key()
+        if form.stated:
+            return self.rule(" | ".join(self._stated(f"{self.text(form.key[0])} KEY", {})))
         before, after = form.value
         attribute = ' string="false">' if form.typed else ""
         start = f"{self.text(form.key[0])} KEY {self.text(form.key[1] + attribute + before)}"
@@ -237,7 +260,9 @@ class Rules:
         return self.rule(" | ".join([*starts, '""']))
 
     def _loose_text(self, value: Any) -> str:
-        return self.text(f"{self.form.quote}{value}{self.form.quote}") if isinstance(value, str) else _literal(value)
+        return (
+            self.text(f"{self.form.quote}{value}{self.form.quote}") if isinstance(value, str) else facets.literal(value)
+        )
 
     def _define_any(self) -> str:
         if ANY not in self.lines:
@@ -256,49 +281,3 @@ class Rules:
         self._size += len(line)
         if self._size > SIZE:
             raise Invalid(f"tools cannot be followed: their grammar has more than {SIZE} characters.", field="tools")
-
-
-def _literal(value: Any) -> str:
-    """A value as it stands between marks: text as it is, the rest as JSON."""
-    return quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-
-def _properties(schema: Schema) -> dict[str, Any]:
-    properties = schema.get("properties")
-    return properties if isinstance(properties, dict) else {}
-
-
-def _choices(schema: Any) -> list[Any]:
-    """The values that a schema lists, if these are plain."""
-    if not isinstance(schema, dict):
-        return []
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    plain = isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
-    return values if plain and isinstance(values, list) else []
-
-
-def _pattern(schema: Schema) -> str:
-    """What else a text has to match. Patterns whose anchors are not simply at both ends of the whole are left out."""
-    pattern = schema.get("pattern")
-    if not isinstance(pattern, str):
-        return ""
-    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
-    inner = pattern[begins : len(pattern) - ends]
-    outer = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", inner)
-    if re.search(r"[$^]", outer):
-        return ""
-    while (shorter := re.sub(r"\([^()]*\)", "", outer)) != outer:
-        outer = shorter
-    if (begins or ends) and "|" in outer:
-        return ""
-    whole = f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
-    try:
-        return f" & /{llguidance.regex_to_lark(whole, 'dw')}/"
-    except ValueError:
-        return ""
-
-
-def _limits(schema: Schema) -> str:
-    """How long a text is, as a regular expression's count."""
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    return f"{{{least or 0},{most if most is not None else ''}}}" if least or most is not None else "*"

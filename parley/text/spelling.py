@@ -48,9 +48,9 @@ def calls_grammar(
     if markup.channels:
         lines = _channels(rules, calls, required)
     elif required:
-        lines = _block(rules, calls, parallel)
+        lines = _block(rules, calls, parallel, lead(lark, markup.leads[0]))
     else:
-        lines = _free(rules, calls, parallel)
+        lines = _free(rules, calls, parallel, markup.silent)
     return "\n".join([*lines, *rules.lines])
 
 
@@ -67,8 +67,11 @@ def _call(rules: Rules, function: dict[str, Any], bound: bool) -> str:
             parts = [rules.text(f"{{{quoted}: "), arguments, rules.text("}")]
         case "named" if form.numbered:
             parts = [rules.text(f"functions.{name}:"), "/[0-9]{1,3}/", rules.text("".join(form.head)), arguments]
+        case "named" if form.first:
+            parts = ["/[a-z0-9]{10}/", rules.text(f"{form.first}{name}{''.join(form.head)}"), arguments]
         case "named" | "tags" | "elements":
-            parts = [rules.text(name + "".join(form.head)), arguments]
+            number = ["/[1-9][0-9]{0,2}/", rules.text(form.count)] if form.count else []
+            parts = [rules.text(name + "".join(form.head)), *number, arguments]
         case "python":
             parts = [rules.text(f"{name}("), arguments, rules.text(")")]
         case "loose":
@@ -76,11 +79,16 @@ def _call(rules: Rules, function: dict[str, Any], bound: bool) -> str:
     return " ".join(parts)
 
 
-def _block(rules: Rules, calls: str, parallel: bool) -> list[str]:
+def lead(lark: Lark, texts: Sequence[str]) -> str:
+    """One of the texts or none."""
+    return f"({' | '.join(map(lark.text, texts))})?" if texts else ""
+
+
+def _block(rules: Rules, calls: str, parallel: bool, lead: str) -> list[str]:
     form = rules.form
     opening, close = rules.text("".join(form.open)), rules.text("".join(form.close))
     more = f"({rules.text(form.between)} call)*" if parallel and not form.alone else ""
-    return [f"start: {opening} call {more} {close}", _each(rules, calls)]
+    return [f"start: {lead} {opening} call {more} {close}", _each(rules, calls)]
 
 
 def _each(rules: Rules, calls: str) -> str:
@@ -90,8 +98,8 @@ def _each(rules: Rules, calls: str) -> str:
     return f"call: {rules.text(each)} ({calls}) {rules.text(after)}"
 
 
-def _free(rules: Rules, calls: str, parallel: bool) -> list[str]:
-    """Text in which a block of calls may begin with its trigger."""
+def _free(rules: Rules, calls: str, parallel: bool, silent: Sequence[str]) -> list[str]:
+    """Text in which a block of calls may begin with its trigger, and ``silent`` marks may stand."""
     form = rules.form
     each, close = "".join(form.each), rules.text("".join(form.close))
     trigger = form.trigger
@@ -107,11 +115,13 @@ def _free(rules: Rules, calls: str, parallel: bool) -> list[str]:
     mark = rules.mark(trigger)
     if mark:  # what no text can be is enough to tell a call by
         trigger = trigger[mark.start() :]
+    others = " | ".join(rules.text(each) for each in silent if mark and rules.mark(each))
+    text = f"(TEXT ({others}))* TEXT" if others else "TEXT"
     lines = [
         f"start: block{'*' if parallel else '?'} end",
-        "end: TEXT",
+        f"end: {text}",
         FREE,
-        f"begin{'' if mark else '[lazy]'}: TEXT {rules.text(trigger)}",
+        f"begin{'' if mark else '[lazy]'}: {text} {rules.text(trigger)}",
         f"block: begin {rules.text(first)} ({calls}) {rules.text(''.join(form.after))} {more} {close}",
     ]
     return [*lines, call] if more else lines

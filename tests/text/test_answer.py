@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from parts import read
 
 from parley.demo import folder
 from parley.errors import Invalid
-from parley.text import Choice, Language, Markup, answer
+from parley.text import Choice, Language, Markup, answer, detect
+from parley.text.calls import Tools
+from parley.text.channels import reader
 from parley.text.families import CALLS
 from parley.types import Chat, Delta, Done, Grammar, Message, Output, Request
 
@@ -150,6 +153,26 @@ def test_calls_and_a_form_that_begin_alike(allows, language):
         '{"age": 5, "b": 1}',
     ):
         assert not allows(chat, text, PERSON, bare), text
+
+
+def test_content_and_calls_between_silent_marks(allows, language):
+    """Kimi K3 writes both in parts of their own: content that is none may stand before calls, and its mark may come."""
+    kimi = Language(language.tokenizer, language.template, markup=detect("", "kimi_k3", "kimi_k3"))
+    opening, closing = "<|open|>response<|sep|>", "<|close|>response<|sep|>"
+    city = '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
+    rome = f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>{city}<|close|>call<|sep|><|close|>tools<|sep|>'
+    chat = ask(tool("f"), tool("g"))
+    forced = ask(tool("f"), choice="required")
+    for lead in ("", opening + closing, closing):
+        assert allows(forced, lead + rome, language=kimi), lead
+    for wrong in (opening + rome, "Hi" + rome, rome.replace("Rome", "Bonn"), rome.replace('"string"', '"number"')):
+        assert not allows(forced, wrong, language=kimi), wrong
+    for good in ('{"age": 5}', opening + '{"age": 5}', rome, closing + rome):
+        assert allows(chat, good, PERSON, kimi), good
+    assert allows(ask(), opening + '{"age": 5}', PERSON, kimi) and not allows(ask(), opening, PERSON, kimi)
+    text = f"<|open|>think<|sep|>hm<|close|>think<|sep|>{opening}So.{closing}{rome}<|close|>message<|sep|>"
+    for pieces in ([text], list(text)):
+        assert read(reader(kimi.markup, False, Tools()), pieces) == ("hm", "So.", [("f", '{"city": "Rome"}')])
 
 
 def test_a_form_in_a_channel(allows, language):

@@ -361,6 +361,92 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
          "I look.Yes", []),
         ("No marks at all.", "No marks at all.", []),
     ],
+    "kimi_k3": [
+        (
+            '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="s" type="string"<|sep|>'
+            ' "a"\n<|close|>argument<|sep|><|open|>argument key="n" type="number"<|sep|>3<|close|>argument<|sep|>'
+            '<|open|>argument key="e" type="string"<|sep|>1<|close|>argument<|sep|>'
+            '<|open|>argument key="z" type="object"<|sep|>{"k": []}<|close|>argument<|sep|><|close|>call<|sep|>'
+            '<|open|>call tool="f" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+            "",
+            [("f", '{"s": " \\"a\\"\\n", "n": 3, "e": "1", "z": {"k": []}}'), ("f", "{}")],
+        ),
+        ('<|open|>tools<|sep|><|open|>call tool="f" index="1"', "", [("f", "")]),
+    ],
+    "deepseek_v41": [
+        (
+            'So<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n<｜DSML｜ parameter name="s" string="true">a'
+            "</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>",
+            "So",
+            [F],
+        )
+    ],
+    "deepseek_v4": [
+        (
+            '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">a'
+            "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+            "",
+            [F],
+        )
+    ],
+    "gigachat35": [
+        (
+            '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="f">\n<｜GCML｜parameter name="s" string="true">a'
+            "</｜GCML｜parameter>\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>",
+            "",
+            [F],
+        )
+    ],
+    "gigachat31": [('So.<|function_call|>{"name": "f", "arguments": {"s": "a"}}', "So.", [F])],
+    "dots": [
+        (
+            '<dots_function_call>\n<invoke name="f">\n<parameter name="s">a</parameter>\n</invoke>\n'
+            "</dots_function_call>",
+            "",
+            [F],
+        ),
+        ('<dots_function_call>{"name": "f", "arguments": {"s": "a"}}</dots_function_call>', "", [F]),
+    ],
+    "k2_horizon": [
+        (
+            "So.\n<ifm|tool_calls><ifm|tool_call>f<ifm|arg_key>s</ifm|arg_key><ifm|arg_value>a</ifm|arg_value>"
+            "</ifm|tool_call>\n<ifm|tool_call>f<ifm|arg_key>z</ifm|arg_key><ifm|arg_type>string</ifm|arg_type>"
+            "<ifm|arg_value>7</ifm|arg_value></ifm|tool_call></ifm|tool_calls>",
+            "So.",
+            [F, ("f", '{"z": "7"}')],
+        ),
+        (
+            '<ifm|tool_calls><ifm|tool_call>{"name": "f", "arguments": {"s": "a"}}</ifm|tool_call></ifm|tool_calls>',
+            "",
+            [F],
+        ),
+    ],
+    "plamo3": [
+        (
+            "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>f"
+            "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+            '{"s": "a"}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>'
+            "<|plamo:end_tool_requests:plamo|>",
+            "",
+            [F],
+        )
+    ],
+    "solar_open": [
+        (
+            '<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>{"s": "a"}'
+            "<|tool_call:end|><|tool_call:begin|>b1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|><|calls|>",
+            "",
+            [F, ("f", "{}")],
+        )
+    ],
+    "iquest_q1": [
+        (
+            "<iquest_tool_call>f\n<arg_key>s</arg_key>\n<arg_value>a</arg_value>\n</iquest_tool_call>",
+            "",
+            [F],
+        )
+    ],
+    "functionary_v3.1": [('<function=f>{"s": "a"}</function><function=f>{"s": "a"}</function>', "", [F, F])],
     "hermes": [],
 }  # fmt: skip
 
@@ -525,6 +611,12 @@ REASONED = [
     ("minimax_m3", "</mm:think>Yes", ("", "Yes")),
     ("minimax_m3", "\n</mm:thinking", ("", "\n</mm:thinking")),
     ("qwen3", "</think>\n\nYes</think>", ("", "Yes</think>")),
+    ("kimi_k3", "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>Yes<|close|>response<|sep|>"
+     "<|close|>message<|sep|><|end_of_msg|>", ("hm", "Yes")),
+    ("kimi_k3", "Yes<|close|>response<|sep|><|close|>message<|sep|>", ("", "Yes")),
+    ("solar_open", "<|think|>hm<|end|><|begin|>assistant<|content|>Yes<|end|>", ("hm", "Yes")),
+    ("solar_open", "<|content|>Yes", ("", "Yes")),
+    ("apriel", "Here are my reasoning steps:\nhm\n[BEGIN FINAL RESPONSE]\nYes", ("hm", "Yes")),
     ("deepseek_r1", "</think>Yes", ("", "Yes")),
 ]  # fmt: skip
 
@@ -585,6 +677,10 @@ SIGNS = [
     ("<|think:start|><|tool_call:start|>name\n<|tool_arg:start|>", "solar_open2", "solar_open2"),
     ("'<function name=\"' ~ name ~ '\">' '<param name=\"' <think>", "minicpm5", "qwen3"),
     ("{%- set ns = ']<]minimax[>[' %}<tool_call> <mm:think>", "minimax_m3", "minimax_m3"),
+    ("<|open|>think<|sep|> <|close|>think<|sep|>", "kimi_k3", "kimi_k3"),
+    ("<|begin|>assistant<|think|> <|tool_call:args|>", "solar_open", "solar_open"),
+    ("'<tool_sep{}>'.format(':opensource') '<think{}>'", "hy_v3_opensource", "hy_v3_opensource"),
+    ("{%- set dsml_token = '｜DSML｜' %}<think>{{ '<' + dsml_token + 'tool_calls>' }}", "deepseek_v4", "qwen3"),
     ("plain", "none", "none"),
 ]  # fmt: skip
 

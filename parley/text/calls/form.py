@@ -18,11 +18,13 @@ class Form:
 
     ``shape`` says what a call is:
     - "object": a JSON object with a name and arguments, under ``keys`` where a model is made to write it
-    - "named": the name, its id behind the mark ``id`` if a model writes one, the marks ``head``, and arguments as JSON
+    - "named": the name, its id behind the mark ``id`` if a model writes one, or before the name and the mark ``first``,
+      the marks ``head``, and arguments as JSON
     - "tags": the name, the marks ``head``, and arguments, each a name between the marks ``key`` and a value between the
-      marks ``value``; ``typed``: a mark says whether the value is text; ``verbatim``: marks that a model may put around
-      a value in which the mark behind it occurs; ``unclosed``: models forget that mark, so a value also ends where the
-      next one or the call's end stands
+      marks ``value``. ``typed``: a mark says whether the value is text. ``kind``: marks that a model may put around the
+      name of its type, or must if that is ``stated``. ``count``: the mark behind the call's number, which stands behind
+      the marks ``head``. ``verbatim``: marks that a model may put around a value in which the mark behind it occurs.
+      ``unclosed``: models forget that mark, so a value also ends where the next one or the call's end stands
     - "elements": the same, but the name comes again behind the value, and values that are objects or lists are such
       arguments themselves
     - "python": ``name(key=value, …)``
@@ -38,6 +40,7 @@ class Form:
     open: tuple[str, ...] = ()
     each: tuple[str, ...] = ()
     id: str = ""
+    first: str = ""
     head: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     between: str = ""
@@ -46,6 +49,9 @@ class Form:
     key: tuple[str, str] = ("", "")
     value: tuple[str, str] = ("", "")
     typed: bool = False
+    kind: tuple[str, str] = ("", "")
+    stated: bool = False
+    count: str = ""
     unclosed: bool = False
     verbatim: tuple[str, str] = ("", "")
     quote: str = ""
@@ -61,8 +67,11 @@ class Form:
             *self.open,
             *self.each,
             self.id,
+            self.first,
             *self.head,
+            self.count,
             *self.key,
+            *self.kind,
             *self.value,
             *self.verbatim,
             self.quote,

@@ -78,6 +78,9 @@ def named(scan: Scan) -> Wait:
 def heading(scan: Scan) -> Generator[None, None, tuple[str, str | None]]:
     """The name of a call that stands for itself, and the id with it if there is one. Raises Garbled."""
     written = yield from word(scan)
+    if scan.form.first:
+        yield from scan.expect(scan.form.first)
+        return (yield from word(scan)), written
     if scan.form.numbered:
         name, _, number = written.removeprefix("functions.").partition(":")
         return name, written if number else None

@@ -26,6 +26,8 @@ def call(scan: Scan) -> Wait:
     for mark in form.head:
         yield from scan.expect(mark.strip())
     scan.announce(name, id)
+    if form.count:
+        yield from until(scan, form.count)
     opening, closing = (mark.strip() for mark in form.key)
     before, after = (mark.strip() for mark in form.value)
     lined = form.value[0].endswith(LINE)
@@ -37,9 +39,15 @@ def call(scan: Scan) -> Wait:
         scan.at += len(opening)
         key = yield from until(scan, closing)
         typed = form.typed and '"true"' in (yield from until(scan, ">"))
+        kinds = scan.tools.kinds(name, key)
+        if form.kind[0]:
+            yield from scan.peek()
+            if (yield from scan.stands(form.kind[0].strip())):
+                scan.at += len(form.kind[0].strip())
+                said = frozenset({(yield from until(scan, form.kind[1]))})
+                kinds = said if not kinds or said & kinds else kinds
         if before:
             yield from scan.expect(before)
-        kinds = scan.tools.kinds(name, key)
         ends = (after, *((LINE if lined else "") + mark for mark in (opening, form.after[0]) if form.unclosed))
         if form.verbatim[0] and (yield from scan.stands(form.verbatim[0])):
             scan.at += len(form.verbatim[0])

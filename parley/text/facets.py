@@ -1,0 +1,87 @@
+"""What a schema says of one value, as parts of a grammar: what it may be, how long it is, which pattern it has.
+
+Knows schemas, nothing of forms or rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import llguidance
+
+from .calls import follow, kinds
+from .lark import quoted
+
+DEPTH = 8  # references that are followed
+Schema = dict[str, Any]
+
+
+def literal(value: Any) -> str:
+    """A value as it stands between marks: text as it is, the rest as JSON."""
+    return quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def properties(schema: Schema) -> dict[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def choices(schema: Any) -> list[Any]:
+    """The values that a schema lists, if these are plain."""
+    if not isinstance(schema, dict):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    plain = isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
+    return values if plain and isinstance(values, list) else []
+
+
+def pattern(schema: Schema) -> str:
+    """What else a text has to match. Patterns whose anchors are not simply at both ends of the whole are left out."""
+    pattern = schema.get("pattern")
+    if not isinstance(pattern, str):
+        return ""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[begins : len(pattern) - ends]
+    outer = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", inner)
+    if re.search(r"[$^]", outer):
+        return ""
+    while (shorter := re.sub(r"\([^()]*\)", "", outer)) != outer:
+        outer = shorter
+    if (begins or ends) and "|" in outer:
+        return ""
+    whole = f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
+    try:
+        return f" & /{llguidance.regex_to_lark(whole, 'dw')}/"
+    except ValueError:
+        return ""
+
+
+def limits(schema: Schema) -> str:
+    """How long a text is, as a regular expression's count."""
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    return f"{{{least or 0},{most if most is not None else ''}}}" if least or most is not None else "*"
+
+
+def resolved(schema: Any, root: Schema) -> Any:
+    """What a schema is that only refers to another part of ``root``."""
+    for _ in range(DEPTH):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            break
+        schema = follow(schema["$ref"], root)
+    return schema
+
+
+def typed(schema: Any, types: list[str], root: Schema) -> Schema:
+    """The part of a schema that holds for values of these types, for which it has room."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict):
+        return {"type": types}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            parts = [typed(each, types, root) for each in schema[key] if kinds(each, root) & set(types)]
+            return parts[0] if len(parts) == 1 else {"anyOf": parts}
+    if isinstance(schema.get("type"), list) or not kinds(schema, root):
+        return schema | {"type": types}
+    return schema
