@@ -25,7 +25,7 @@ FATAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)  # 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Line:
+class Answers:
     """What goes to the client of a stream, one after the other. ``write`` takes a message when it has been read as far
     as that; ``patience``: seconds that this may take."""
 
@@ -69,15 +69,15 @@ class Line:
 
 
 class Cycle:
-    """One request and its answer, with the face of a connection's (``server.cycle``). ``line``: of the stream that it
-    is part of, if it is."""
+    """One request and its answer, with the face of a connection's (``server.cycle``). ``answers``: of the stream that
+    it is part of, if it is."""
 
     whole = True
 
-    def __init__(self, line: Line | None = None):
+    def __init__(self, answers: Answers | None = None):
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
-        self._line = line
+        self._answers = answers
         self._request = b""
         self._body: list[bytes] = []
         self._reader = Reader()
@@ -86,7 +86,7 @@ class Cycle:
         self._watchers: set[Callable[[], None]] = set()
 
     async def run(self, front: ASGIApp, method: str, path: str, headers: Headers, body: bytes = b"") -> bytes:
-        """Have a request answered: the answer, as far as it is not in the line. Raises Refused."""
+        """Have a request answered: the answer, as far as it is not among the stream's. Raises Refused."""
         self._request = body
         scope = {
             "type": "http",
@@ -103,7 +103,7 @@ class Cycle:
         await front(scope, self._receive, self.send)
         told = b"".join(self._body)
         if self._aborted or not self._complete:
-            raise Refused(grpc.StatusCode.ABORTED, UNREAD if self._line else words.D_FAILED)
+            raise Refused(grpc.StatusCode.ABORTED, UNREAD if self._answers else words.D_FAILED)
         if self._failure is not None:
             raise Refused(status(self._failure.status), self._failure.error)
         if self.status != 200:
@@ -121,7 +121,7 @@ class Cycle:
 
     @property
     def blocked(self) -> bool:
-        return self._line is not None and self._line.full
+        return self._answers is not None and self._answers.full
 
     def begin(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, dict(headers)
@@ -130,19 +130,19 @@ class Cycle:
         if self._aborted:
             return True
         self._complete = last
-        if self._line is None or self.status != 200:
+        if self._answers is None or self.status != 200:
             self._body.append(data)
             return True
         for each in self._reader.feed(data):
             if isinstance(each, Failure):
                 self._failure = each
             else:
-                self._line.put(each)
-        return not self._line.full
+                self._answers.put(each)
+        return not self._answers.full
 
     async def send(self, message: Message) -> None:
-        if self._line is not None:
-            await self._line.room()
+        if self._answers is not None:
+            await self._answers.room()
         if message["type"] == "http.response.start":
             self.begin(message["status"], message["headers"])
         else:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from parley import __version__
 from parley.cluster import words
 from parley.cluster.caller import HELD
-from parley.cluster.calls import FATAL, Cycle, Headers, Line
+from parley.cluster.calls import FATAL, Answers, Cycle, Headers
 from parley.cluster.config import Options, Tls
 from parley.cluster.instance import Instance
 from parley.cluster.table import Table
@@ -137,30 +137,30 @@ class Port:
 
     async def _stream(self, requests: AsyncIterator[bytes], headers: Headers, context: Context) -> None:
         """Many requests side by side, each with its own answers. They are read no faster than there is room."""
-        line = Line(context.write, self._options.http_timeout_seconds)
+        answers = Answers(context.write, self._options.http_timeout_seconds)
         room = asyncio.Semaphore(self._options.max_requests)
         try:
             async with asyncio.TaskGroup() as writing:
-                writing.create_task(line.run())
+                writing.create_task(answers.run())
                 async with asyncio.TaskGroup() as group:
                     async for data in requests:
                         message = _parsed(infer.REQUEST, data)
                         await room.acquire()
-                        task = group.create_task(self._one(data, message, headers, line))
+                        task = group.create_task(self._one(data, message, headers, answers))
                         task.add_done_callback(lambda _: room.release())
-                line.end()
+                answers.end()
         except BaseExceptionGroup as several:
             raise _first(several) from None
 
-    async def _one(self, data: bytes, message: Message, headers: Headers, line: Line) -> None:
+    async def _one(self, data: bytes, message: Message, headers: Headers, answers: Answers) -> None:
         """One request of a stream. That it fails is told as an answer, after which the stream goes on."""
         try:
-            await Cycle(line).run(self._front, "POST", STREAM, headers, data)
+            await Cycle(answers).run(self._front, "POST", STREAM, headers, data)
         except Refused as error:
             if error.code in FATAL or dict(headers).get(REAL_STATUS, b"").lower() == b"true":
-                line.end(error)
+                answers.end(error)
             else:
-                line.put(infer.failed(message, error.message).SerializeToString())
+                answers.put(infer.failed(message, error.message).SerializeToString())
 
     # -- what the cluster says of itself
 

@@ -26,10 +26,10 @@ from parley.core.intake import Intake, Prepare, at_once, refusal
 from parley.core.lookup import Lookup, Predicted
 from parley.core.meter import Meter
 from parley.core.pace import Fixed, Pace, Timed
+from parley.core.quota import Quota
 from parley.core.scheduler import Scheduler
 from parley.core.searches import Searches
 from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Runner, Sampled, Sequence, Status, Step
-from parley.core.share import Share
 from parley.core.shelf import Fetch, Shelf
 from parley.core.speculation import Speculation, Tried
 from parley.core.whole import Whole
@@ -43,7 +43,7 @@ FAILED = "The engine failed while computing this request."
 class Loop:
     """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of a step, in its thread.
 
-    ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens). ``share`` is
+    ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens). ``quota`` is
     what prompts may have of the time, and may be divided anew between steps. ``fetch`` reads adapters beside the steps;
     without it a step waits for one that is read. ``prepare`` makes a work ready, and then calls what it is given, in
     the loop's thread. ``filled(id, pages)`` is called with pages that the lease of a work has got, before the outputs
@@ -59,14 +59,14 @@ class Loop:
         fetch: Fetch | None = None,
         prepare: Prepare | None = None,
         filled: Callable[[str, list[int]], None] | None = None,
-        share: Share | None = None,
+        quota: Quota | None = None,
     ):
         if pace is None:
             on_cpu = settings.device.startswith("cpu")
             pace = Timed(settings.step_ms / 1000) if on_cpu else Fixed(settings.step_tokens)
         self.runner = runner
         self.settings = settings
-        self.share = share or Share()
+        self.quota = quota or Quota()
         self.pool = BlockPool(runner.blocks)
         self.context = runner.max_model_len
         self._caching = settings.prefix_cache and runner.blocks > 0
@@ -95,7 +95,7 @@ class Loop:
                 self.speculation,
                 self.holds.fits,
                 self.holds.revoke,
-                self.share,
+                self.quota,
             )
             self.holds.scheduler = self._searches.scheduler = self.scheduler
         else:
@@ -308,7 +308,7 @@ class Loop:
         self._meter.observe(step, began)
         seconds = self._meter.seconds
         self._pace.observe(seconds)
-        self.share.observe(seconds, step.tokens)
+        self.quota.observe(seconds, step.tokens)
         if self.speculation is not None and self.speculation.wanted and not self._meter.prompt:
             self.speculation.observe(step, seconds)
         return results

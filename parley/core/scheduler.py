@@ -11,7 +11,7 @@ prompt whose turn comes when answers have had their time, and there is no livelo
 from those of worse priority, the last first; from its equals never.
 
 **Budget.** Decodes are few tokens and people watch them: each running sequence that is one token behind gets its row in
-every step. The pace says how many further tokens, of prompts, the step may have, and the share whether it may have any
+every step. The pace says how many further tokens, of prompts, the step may have, and the quota whether it may have any
 that belong to prompts without a token yet: who was given or has drawn one is an answer, also while it catches up. A
 prompt that is held back so holds back all that wait behind it, so it gets on when the answers under way have ended, or
 sooner.
@@ -53,8 +53,8 @@ from operator import attrgetter
 from parley.core.blocks import BlockPool, pages
 from parley.core.pace import Pace
 from parley.core.queue import Queue
+from parley.core.quota import Quota
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
-from parley.core.share import Share
 from parley.core.speculation import Speculation
 from parley.core.tables import Tables
 
@@ -68,7 +68,7 @@ class Scheduler:
     a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable. Drafts are those of
     ``speculation``. ``fits`` says of one that waits whether all its tokens have room beside the pages that nobody can
     take back; the others given are those that it would find in the cache. ``revoke`` takes back what can be, some at a
-    time: False if there is nothing. ``share``: of prompts, beside answers; as usual all that they can use.
+    time: False if there is nothing. ``quota``: of prompts, beside answers; as usual all that they can use.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Scheduler:
         speculation: Speculation | None = None,
         fits: Callable[[Sequence, list[int]], bool] = lambda sequence, found: True,
         revoke: Callable[[], bool] = lambda: False,
-        share: Share | None = None,
+        quota: Quota | None = None,
     ):
         self.pool = pool
         self.pace = pace
-        self.share = share or Share()
+        self.quota = quota or Quota()
         self.slots = slots
         self._tables = Tables(pool, prefix_cache)
         self.preemptions = 0
@@ -122,7 +122,7 @@ class Scheduler:
         self._tables.begin()
         self._filled = False
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
-        self.share.begin(len(decodes))
+        self.quota.begin(len(decodes))
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.speculation is not None and self.speculation.wanted:
             busy = any(len(each.tokens) - each.computed > 1 and self._may(each) for each in self.running)
@@ -286,13 +286,13 @@ class Scheduler:
 
     def _may(self, sequence: Sequence) -> bool:
         """Is the step open to it?"""
-        return self.share.open or sequence.generated > 0
+        return self.quota.open or sequence.generated > 0
 
     def _chunk(self, step: Step, sequence: Sequence, count: int) -> None:
         """A row of a prompt's tokens."""
         self.pace.take(sequence.computed, count)
         if not sequence.generated:
-            self.share.take(count)
+            self.quota.take(count)
         self._filled = True
         self._row(step, sequence, count)
 

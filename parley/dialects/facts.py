@@ -32,9 +32,9 @@ class Card:
     """A name that the server offers, and the model behind it, whose main name is ``root``.
 
     ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed, closed; held
-    or prepared after such a ``wishes.Order``. ``folder``: where an adapter lies, if the name is one's; ``root`` is then
-    the model that it changes. ``totals``: what was done with it, under all its names. ``purpose``: what it is for, as
-    far as that is known: conversations and text, text alone, vectors alone.
+    or prepared after such a ``wishes.Command``. ``folder``: where an adapter lies, if the name is one's; ``root`` is
+    then the model that it changes. ``totals``: what was done with it, under all its names. ``purpose``: what it is for,
+    as far as that is known: conversations and text, text alone, vectors alone.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Vitals:
     """How the main model does at this moment.
 
     ``phase``: idle, loading, ready, restarting, draining, failed, closed; held or prepared after such a
-    ``wishes.Order``. ``held`` of ``places`` are taken, of which ``batch`` run at once. Times are seconds, means of the
-    last thousand.
+    ``wishes.Command``. ``held`` of ``places`` are taken, of which ``batch`` run at once. Times are seconds, means of
+    the last thousand.
     """
 
     phase: str = "ready"

@@ -83,11 +83,11 @@ class Change:
     drop: str = ""
 
 
-Order = Literal["hold", "prepare", "release"]  # new requests are refused; still so; taken again
+Command = Literal["hold", "prepare", "release"]  # new requests are refused; still so; taken again
 
 
 class Told(NamedTuple):
     """What is said of a command, and what is to be done for it, if anything."""
 
     answer: Answer
-    order: Order | None = None
+    command: Command | None = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-from parley.core.share import Share
+from parley.core.quota import Quota
 from parley.engine.messages import (
     Cancel,
     Changed,
@@ -99,7 +99,7 @@ class FakeEngine(Engine):
         self._load_failure = failure
         self._waiting: list[_Choice] = []
         self._running: list[_Choice] = []
-        self._share = Share()
+        self._quota = Quota()
         self._counts = Stats(blocks_total=info.kv_blocks)
         self._pages = list(range(info.kv_blocks))  # that nobody holds
         self._leases: dict[str, list[int]] = {}
@@ -152,7 +152,7 @@ class FakeEngine(Engine):
             self._pages += self._reservations.pop(message.key, [])
             self._work.set()
         elif isinstance(message, Divide):
-            self._share.divide(message.percent / 100)
+            self._quota.divide(message.percent / 100)
         elif isinstance(message, Release):
             self._pages += self._leases.pop(message.id, [])
             self._work.set()
@@ -193,7 +193,7 @@ class FakeEngine(Engine):
             self._step()
 
     def _step(self) -> None:
-        self._share.begin(len(self._running))
+        self._quota.begin(len(self._running))
         while self._waiting and len(self._running) < self._max_batch and self._may(self._waiting[0]):
             self._running.append(self._waiting.pop(0))
         fresh = [choice for choice in self._running if choice.fresh]
@@ -203,8 +203,8 @@ class FakeEngine(Engine):
         read = sum(len(choice.work.token_ids) for choice in fresh)
         self._counts.step_rows, self._counts.step_prompt = len(self._running), read
         self._counts.step_tokens = read + len(self._running) - len(fresh)
-        self._share.take(sum(len(choice.work.token_ids) for choice in fresh if not choice.drawn))
-        self._share.observe(self._counts.step_tokens / 1000, max(1, self._counts.step_tokens))
+        self._quota.take(sum(len(choice.work.token_ids) for choice in fresh if not choice.drawn))
+        self._quota.observe(self._counts.step_tokens / 1000, max(1, self._counts.step_tokens))
         rows = len(self._running)
         outputs = [self._advance(choice, rows) for choice in self._running]
         self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish is None]
@@ -213,7 +213,7 @@ class FakeEngine(Engine):
 
     def _may(self, choice: _Choice) -> bool:
         """Is the step open to it?"""
-        return self._share.open or choice.drawn > 0
+        return self._quota.open or choice.drawn > 0
 
     def _advance(self, choice: _Choice, rows: int) -> Output:
         work, first = choice.work, choice.fresh

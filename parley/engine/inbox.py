@@ -70,7 +70,7 @@ def serve(loop: Loop, holds: Holds | Transit, inbox: Inbox, send: Send) -> None:
             elif isinstance(message, Release):
                 holds.release(message.id)
             elif isinstance(message, Divide):
-                loop.share.divide(message.percent / 100)
+                loop.quota.divide(message.percent / 100)
             elif callable(message):
                 message()
             elif isinstance(message, Shutdown):

@@ -34,13 +34,13 @@ PATIENCE = 5.0  # seconds without a page, after which the rest is computed
 class Decode(Leg):
     """``reason``: why the request was not taken, if it was not."""
 
-    def __init__(self, member: Member, taker: Taker, begin: handover.Begin):
-        self.label = begin.id
-        self.spent = begin.spent
+    def __init__(self, member: Member, taker: Taker, begun: handover.Begun):
+        self.label = begun.id
+        self.spent = begun.spent
         self.reason = "It cannot be read here."
         self._member = member
         self._taker = taker
-        self._begin = begin
+        self._begun = begun
         self._recent: list[Batch] = []  # not recorded yet, which in the plain manner none is
         self._first: Work
         self._keys: dict[int, str] = {}  # of what is reserved, by the number of the work that it is for
@@ -48,12 +48,12 @@ class Decode(Leg):
         self._starting: set[int] = set()  # works that have not attached to it
         self._landed = 0.0  # when a page has, by the event loop's clock
         self._accepted = self._returned = self._recalled = False
-        self.outlet = Outlet(self._records, bool(begin.client))
+        self.outlet = Outlet(self._records, bool(begun.client))
         self.outlet.silent = True  # until it is taken
 
     async def prepare(self, request: Request, works: list[Work]) -> None:
-        past, attempt = self._begin.past or [], draw().hex()[:8]
-        recompute.restore(works, self._begin.prompt, self.generation.model.info.max_model_len)
+        past, attempt = self._begun.past or [], draw().hex()[:8]
+        recompute.restore(works, self._begun.prompt, self.generation.model.info.max_model_len)
         self._first = works[0]
         wants = await self._reserve(works, past, attempt)
         self._taker.landed = self._land
@@ -108,9 +108,9 @@ class Decode(Leg):
         self._recalled = True
 
     def _give_back(self) -> None:
-        begin, past = self._begin, [*(self.past or []), *self._recent]
-        origin = recompute.Origin(begin.body, past, begin.unique, begin.created, begin.prompt)
-        self.outlet.retry(begin.path, origin, self._first)
+        begun, past = self._begun, [*(self.past or []), *self._recent]
+        origin = recompute.Origin(begun.body, past, begun.unique, begun.created, begun.prompt)
+        self.outlet.retry(begun.path, origin, self._first)
 
     def drop(self) -> None:
         self.outlet.depart()
@@ -140,7 +140,7 @@ class Decode(Leg):
                 continue
             key = self._keys[number] = f"{work.id}-{attempt}"
             ids = work.token_ids if work.beam is not None else [*work.token_ids, *tokens[0]]
-            reserved = await engine.reserve(key, ids, work.salt, work.adapter, self._begin.digest)
+            reserved = await engine.reserve(key, ids, work.salt, work.adapter, self._begun.digest)
             if reserved.error:
                 raise Overloaded(reserved.error)
             wants.append((reserved.skip, reserved.pages))
@@ -189,12 +189,12 @@ class Decode(Leg):
 async def accept(member: Member, taker: Taker) -> None:
     """Take a request over, and answer it to its end; or refuse it."""
     try:
-        begin = handover.begin(taker.body)
-        app = member.app(begin.apis)
+        begun = handover.begin(taker.body)
+        app = member.app(begun.apis)
         if app is None:
             raise Malformed("This instance does not speak the same APIs.")
-        leg = Decode(member, taker, begin)
-        leg.outlet.channel = channel = member.node.results.channel(begin.client, begin.id)
+        leg = Decode(member, taker, begun)
+        leg.outlet.channel = channel = member.node.results.channel(begun.client, begun.id)
         channel.recall = leg.recall
     except ParleyError as error:
         await taker.refuse(error.message)
@@ -203,22 +203,22 @@ async def accept(member: Member, taker: Taker) -> None:
         "type": "http",
         "http_version": "1.1",
         "scheme": "http",
-        "method": begin.method,
-        "path": begin.path,
+        "method": begun.method,
+        "path": begun.path,
         "root_path": "",
-        "query_string": begin.query,
-        "headers": begin.headers,
+        "query_string": begun.query,
+        "headers": begun.headers,
         CYCLE: leg.outlet,
     }
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": begin.body, "more_body": False}
+        return {"type": "http.request", "body": begun.body, "more_body": False}
 
     exchange = app.exchange(scope, receive, leg.outlet.send)
-    exchange.identify(begin.unique)
-    exchange.created, exchange.tenant, exchange.leg = begin.created, begin.tenant, leg
-    exchange.arrived -= begin.spent
-    member.note(begin.body)
+    exchange.identify(begun.unique)
+    exchange.created, exchange.tenant, exchange.leg = begun.created, begun.tenant, leg
+    exchange.arrived -= begun.spent
+    member.note(begun.body)
     try:
         await app.answer(exchange, admitted=True)
     finally:

@@ -24,7 +24,7 @@ CONNECTION = frozenset(
 )  # fmt: skip
 
 
-class Begin(msgspec.Struct, kw_only=True):
+class Begun(msgspec.Struct, kw_only=True):
     """A request that another instance is to go on with.
 
     ``id``, ``client``: of the order, as in ``heads``. ``unique``, ``created``: what its answer shows of it. ``spent``:
@@ -51,15 +51,15 @@ class Begin(msgspec.Struct, kw_only=True):
     digest: str
 
 
-_BEGIN = msgspec.msgpack.Decoder(Begin)
+_BEGUN = msgspec.msgpack.Decoder(Begun)
 _RECORDS = msgspec.msgpack.Decoder(list[Batch])
 encode = msgspec.msgpack.Encoder().encode
 
 
-def begin(data: bytes) -> Begin:
+def begin(data: bytes) -> Begun:
     """Raises Malformed."""
     try:
-        made = _BEGIN.decode(data)
+        made = _BEGUN.decode(data)
     except msgspec.DecodeError as error:
         raise Malformed(f"The hand-over cannot be read: {error}") from None
     if made.version != VERSION:

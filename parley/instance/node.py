@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from parley.server.respond import Exchange
     from parley.server.service import Service
 
-Begin = Callable[["Service", "Route", "Exchange", Order], Awaitable[None]]
 MAPPED = "::ffff:"  # before an IPv4 address, where a socket takes both kinds
 
 
@@ -43,7 +42,7 @@ class Node:
         self.known, self._capacity = Known(0), 0
         self.transfers: dict[str, float] = {}
         self.port = 0
-        self.begin: Begin | None = None
+        self.begin: Callable[[Service, Route, Exchange, Order], Awaitable[None]] | None = None
         self.reach: Callable[[Address], Awaitable[None]] | None = None
         self.arrive: Callable[[Model], None] = lambda model: None
         self.role = Role(

@@ -207,7 +207,7 @@ class Prefill(Leg):
             giver.filled(*news)
         self._news.clear()
         assert exchange.created is not None
-        begin = handover.Begin(
+        begun = handover.Begun(
             version=handover.VERSION,
             id=order.id,
             client=order.client,
@@ -226,7 +226,7 @@ class Prefill(Leg):
             digest=digest,
         )
         self._body = b""
-        await giver.begin(handover.encode(begin), parts)
+        await giver.begin(handover.encode(begun), parts)
         return giver
 
     async def _digest(self) -> str:

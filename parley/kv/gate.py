@@ -29,7 +29,7 @@ STRANGERS = 64  # connections that are not known yet; more are closed at once
 BUFFER = 1 << 20
 
 
-class Line(NamedTuple):
+class Contact(NamedTuple):
     """A connection whose other side is known. ``ticket`` is known to both sides and to nobody else."""
 
     reader: asyncio.StreamReader
@@ -45,7 +45,7 @@ class Gate:
         self,
         secret: bytes,
         tls: ssl.SSLContext | None,
-        link: Callable[[Line], Awaitable[None]],
+        link: Callable[[Contact], Awaitable[None]],
         pages: Callable[[bytes, Channel], bool],
     ):
         self.port = 0
@@ -148,7 +148,7 @@ class Gate:
         except BaseException:
             writer.transport.abort()
             raise
-        await self._link(Line(reader, writer, ticket, name))
+        await self._link(Contact(reader, writer, ticket, name))
 
     async def _greet_pages(self, sock: socket.socket) -> None:
         greeting = asyncio.get_running_loop().run_in_executor(self._threads, self._ticket, sock)
@@ -182,7 +182,9 @@ class Gate:
         return Channel(sock), ticket
 
 
-async def knock(host: str, port: int, secret: bytes, tls: ssl.SSLContext | None) -> tuple[Line, Callable[[], Channel]]:
+async def knock(
+    host: str, port: int, secret: bytes, tls: ssl.SSLContext | None
+) -> tuple[Contact, Callable[[], Channel]]:
     """A connection to a gate, and what makes another one for its pages: that blocks, and raises OSError.
 
     Raises OSError (``ssl.SSLError`` too), and LinkError where the secret is another one.
@@ -226,7 +228,7 @@ async def knock(host: str, port: int, secret: bytes, tls: ssl.SSLContext | None)
             raise
         return Channel(sock)
 
-    return Line(reader, writer, ticket, f"{host}:{port}"), again
+    return Contact(reader, writer, ticket, f"{host}:{port}"), again
 
 
 async def _prove(steps: proof.Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:

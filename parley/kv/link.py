@@ -17,7 +17,7 @@ import msgspec
 
 from parley import wire
 from parley.kv.frames import MAX_FRAME, Beat, Frame
-from parley.kv.gate import Line
+from parley.kv.gate import Contact
 from parley.kv.transport import Lost, Transport, Unreachable
 
 log = logging.getLogger("parley.kv")
@@ -40,14 +40,14 @@ class Holder(Protocol):
 class Link:
     """``kinds``: the frames that the other side may send; ``name``: its name in sentences; ``lease`` in seconds."""
 
-    def __init__(self, line: Line, kinds: Any, name: str, lease: float):
+    def __init__(self, contact: Contact, kinds: Any, name: str, lease: float):
         self.name = name
         self.lease = lease
         self.reason = ""  # why it ended; empty while it has not
         self.holder: Holder | None = None
         self.transport: Transport | None = None
         self.checksum = False
-        self._reader, self._writer = line.reader, line.writer
+        self._reader, self._writer = contact.reader, contact.writer
         self._decoder = msgspec.msgpack.Decoder(kinds)
         self._thread: ThreadPoolExecutor | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from parley.kv.frames import FIRST_FRAME, Begin, FromGiver, FromTaker, Hello, Refuse, Welcome
-from parley.kv.gate import GREET_S, Gate, Line, knock
+from parley.kv.gate import GREET_S, Contact, Gate, knock
 from parley.kv.giver import Giver
 from parley.kv.layout import difference
 from parley.kv.link import Link
@@ -136,16 +136,16 @@ class Peer:
 
     # ------------------------------------------------------------------------------------------------ taking
 
-    async def _welcome(self, line: Line) -> None:
+    async def _welcome(self, contact: Contact) -> None:
         """A link has come in; find out what it is for. Raises Lost."""
-        link = Link(line, FromGiver, f"The giver at {line.name}", self._lease)
+        link = Link(contact, FromGiver, f"The giver at {contact.name}", self._lease)
         try:
             if len(self._links) >= LINKS:
                 raise Lost("there are too many links")
             hello = await link.read(FIRST_FRAME)
             if not isinstance(hello, Hello):
                 raise Lost("it did not say what it wants")
-            memory, welcome = await self._choose(link, hello, line.ticket)
+            memory, welcome = await self._choose(link, hello, contact.ticket)
             if self._memories.get(hello.name) is not memory:  # links for it have been ended without this one
                 raise Lost("its engine has ended")
         except Unreachable as no:
@@ -227,8 +227,8 @@ class Peer:
         other = f"The taker at {address}"
         try:
             async with asyncio.timeout(GREET_S):
-                line, pages = await knock(host, port, self._secret, self._shows)
-                return await self._introduce(line, other, name, pages)
+                contact, pages = await knock(host, port, self._secret, self._shows)
+                return await self._introduce(contact, other, name, pages)
         except TimeoutError:
             raise LinkError(f"{other} did not answer in {GREET_S:g} s.") from None
         except ssl.SSLError as error:
@@ -238,9 +238,9 @@ class Peer:
         except LinkError as error:
             raise LinkError(f"{other} {error}.") from None
 
-    async def _introduce(self, line: Line, other: str, name: str, pages: Callable[[], Channel]) -> Link:
+    async def _introduce(self, contact: Contact, other: str, name: str, pages: Callable[[], Channel]) -> Link:
         """Say what the link is for, and hear how its pages shall come. Raises LinkError."""
-        link = Link(line, FromTaker, other, self._lease)
+        link = Link(contact, FromTaker, other, self._lease)
         try:
             memory = self._memories.get(name)
             if memory is None or self._closed:

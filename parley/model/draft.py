@@ -2,7 +2,8 @@
 
 It writes each sequence on by its own likeliest tokens, all sequences of a call together. What it has not read of a
 sequence yet it reads at the next call, a bounded number of tokens each time; until then it guesses nothing. Its pages
-are its own affair: who was not asked for longest loses them, and is read again.
+are its own affair: who was not asked for longest loses them, and is read again. It has no adapters: sequences that
+have one are written on as without it, and fewer guesses are right.
 
 It must not know what becomes of a guess. A wrong one is noticed by the sequence going on otherwise.
 """

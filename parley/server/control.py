@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 
 from parley.dialects.dialect import Route
-from parley.dialects.wishes import Order, Told
+from parley.dialects.wishes import Command, Told
 from parley.errors import Forbidden
 from parley.server.aside import off_loop
 from parley.server.life import head
@@ -15,7 +15,7 @@ from parley.server.service import Service
 from parley.types import Pooling, Text, Work
 
 SOON = 5.0  # seconds that running answers have when the server is to end at once
-HOLDS: dict[Order, str] = {"hold": "held", "prepare": "prepared", "release": ""}
+HOLDS: dict[Command, str] = {"hold": "held", "prepare": "prepared", "release": ""}
 
 
 async def trial(service: Service, route: Route, exchange: Exchange) -> None:
@@ -44,8 +44,8 @@ async def order(service: Service, route: Route, exchange: Exchange) -> None:
     body = await exchange.body()
     read = partial(route.read, body, head(service.main, exchange), service.facts())
     told: Told = await off_loop(len(body), read)
-    if told.order is not None:
-        service.hold_back(HOLDS[told.order])
+    if told.command is not None:
+        service.hold_back(HOLDS[told.command])
     await exchange.answer(told.answer.body, told.answer.status, told.answer.type)
 
 

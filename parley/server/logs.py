@@ -35,7 +35,7 @@ LAST_LINES = 0.5  # seconds for them at the end of the process
 def set_up(form: Literal["text", "json"]) -> None:
     """Log to standard error."""
     logging.raiseExceptions = False
-    inlet = Inlet(Json() if form == "json" else Line())
+    inlet = Inlet(Json() if form == "json" else Plain())
     threading.Thread(target=inlet.write, name="parley-log", daemon=True).start()
     atexit.register(inlet.wait)
     # Nobody is shown where a line comes from.
@@ -98,7 +98,7 @@ class Inlet(logging.Handler):
             time.sleep(0.005)
 
 
-class Line(logging.Formatter):
+class Plain(logging.Formatter):
     """``12:30:01 warning message``, everything unprintable escaped."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -14,8 +14,8 @@ import msgspec
 
 from parley.core.loop import Loop
 from parley.core.pace import Fixed
+from parley.core.quota import Quota
 from parley.core.sequence import BLOCK_SIZE, Candidate, Row, Sampled, Sequence, Step
-from parley.core.share import Share
 from parley.types import Finish, Output, Score, Settings, Stats, Work
 
 VOCAB = 50
@@ -240,8 +240,8 @@ class Steady(Fixed):
         self.left = self.budgets[self.turn % len(self.budgets)]
 
 
-class Metered(Share):
-    """A share by a clock that is a formula of a step's rows, so that nothing depends on how fast the machine is."""
+class Metered(Quota):
+    """A quota by a clock that is a formula of a step's rows, so that nothing depends on how fast the machine is."""
 
     def __init__(self, runner: LedgerRunner, part: float):
         super().__init__(part)
@@ -277,12 +277,12 @@ class Bench:
         self.runner = LedgerRunner(blocks, slots, max_model_len)
         if guesses is not None:
             self.runner.proposer = Guesser(guesses)
-        self.share = Metered(self.runner, share)
+        self.quota = Metered(self.runner, share)
         self.outputs: dict[tuple[str, int], list[Output]] = {}
         self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # choices with a row, of each step
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
-        self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets), filled=self.filled, share=self.share)
+        self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets), filled=self.filled, quota=self.quota)
         self.speculates = self.loop.speculation is not None and self.loop.speculation.wanted
         if self.loop.speculation is not None:  # whether it pays or not
             self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
@@ -302,7 +302,7 @@ class Bench:
         first = self._first()
         more = self.loop.step()
         self.check()
-        held = first is not None and not first.generated and not self.share.open
+        held = first is not None and not first.generated and not self.quota.open
         if first is not None and self.stats.step_rows and not held and first.id not in self.runner.refuse:
             assert (first.id, first.index) in self.log[-1][0], "the first in order had no row"
         assert more == (not self.loop.idle)

@@ -124,7 +124,7 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
             assert done == (value % 2 == 1 or held == 0)
             bench.check()
         elif kind == "divide":
-            bench.share.divide(value % 5 / 4)
+            bench.quota.divide(value % 5 / 4)
         elif kind == "fail":
             bench.runner.fail_next = "midway" if value % 2 else "before"
             bench.step()
@@ -200,7 +200,7 @@ def compare(plan: Plan, bench: Bench, cancelled: set[tuple[str, int]]) -> None:
                 assert got.cached_tokens < max(1, len(work.token_ids))
                 same(got, expected)
     event(f"preempted: {bench.stats.preemptions > 0}")
-    event(f"held back: {bench.share.held > 0}")
+    event(f"held back: {bench.quota.held > 0}")
     event(f"searched: {any(work.beam is not None for work in plan.works)}")
     event(f"hits: {bench.stats.prefix_hits > 0}")
 

@@ -144,15 +144,15 @@ async def test_a_coordinator_that_stays_away_loses_its_requests(monkeypatch: pyt
 
 
 async def test_one_that_comes_back_in_time_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "KEEP", 0.1)
+    monkeypatch.setattr(results, "KEEP", 0.5)
     async with hub() as made:
         channel, gone = made.channel("", "1"), asyncio.Event()
         channel.watch(gone.set)
         for _ in range(4):
             wire = Wire(made).begin()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.15)
             await wire.end()
-            await asyncio.sleep(0.05)
+            await rest()
         assert not gone.is_set()
         channel.write(b"while nobody listens\n")
         wire = Wire(made).begin()

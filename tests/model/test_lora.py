@@ -28,6 +28,7 @@ from parley.errors import UnknownModel
 from parley.llm import LLM
 from parley.model import lora
 from parley.model.checkpoint import LoadError
+from parley.model.draft import Draft
 from parley.model.kv import PagedKV
 from parley.model.loader import load
 from parley.model.runner import Runner
@@ -79,7 +80,11 @@ class Engine:
     ):
         old = runner.pages
         pages = PagedKV(old.layers, blocks, old.dtype, old.device)
-        fresh = Runner(runner.network, pages, max_model_len=runner.max_model_len, slots=SLOTS)
+        draft = None
+        if speculate.startswith("draft="):
+            own = PagedKV(old.layers, blocks, old.dtype, old.device)
+            draft = Draft(runner.network, own, max_model_len=runner.max_model_len)
+        fresh = Runner(runner.network, pages, max_model_len=runner.max_model_len, slots=SLOTS, proposer=draft)
         self.answers: dict[str, tuple[list[int], list, list]] = {}
         self.cached: dict[str, int] = {}
         self.errors: dict[str, str] = {}
@@ -308,10 +313,13 @@ def test_beams_and_drafts_have_the_adapter_of_their_request():
         for name in names:
             engine.loop.add(Work(f"beam {name}", prompt(0), 8, Sampling(), n=2, beam=Beam(2), adapter=name))
             engine.loop.add(Work(f"text {name}", prompt(1)[:20] * 2, 30, GREEDY, logprobs=0, adapter=name))
-        return engine.finish()
+        answers = engine.finish()
+        assert bool(more) == bool(engine.loop.stats().drafts)
+        return answers
 
     names = ["", "a3", "a8"]
     together = play(names, speculate="ngram")
+    assert play(names, speculate="draft=itself") == together  # by the model without adapters
     for name in names:
         assert {key: together[key] for key in together if f" {name}/" in key} == play([name])
     assert len({tuple(together[f"beam {name}/0"][0]) for name in names}) == 3

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from parley.server.logs import Inlet, Json, Line
+from parley.server.logs import Inlet, Json, Plain
 
 
-@pytest.mark.parametrize("form", [Line, Json])
+@pytest.mark.parametrize("form", [Plain, Json])
 def test_a_line_that_cannot_be_formatted_is_not_the_last(form: type[logging.Formatter], capfd) -> None:
     inlet = Inlet(form())
     threading.Thread(target=inlet.write, daemon=True).start()

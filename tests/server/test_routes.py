@@ -406,7 +406,7 @@ async def test_the_page_is_in_prometheus_format(serve):
 
 
 async def test_access_lines_cannot_be_forged(serve, caplog):
-    from parley.server.logs import Json, Line
+    from parley.server.logs import Json, Plain
 
     served = await serve(access_log=True)
     with caplog.at_level("INFO", logger="parley.access"):
@@ -414,8 +414,8 @@ async def test_access_lines_cannot_be_forged(serve, caplog):
         await served.post("/v1/chat/completions", HELLO)
         await served.until(lambda: len(caplog.records) == 2)
     missing, chat = caplog.records
-    for form in (Line(), Json()):
+    for form in (Plain(), Json()):
         text = form.format(missing)
         assert "\n" not in text and "\x1b" not in text
-    assert "status=200" in Line().format(chat) and "out=8" in Line().format(chat)
+    assert "status=200" in Plain().format(chat) and "out=8" in Plain().format(chat)
     assert "Hello" not in Json().format(chat)

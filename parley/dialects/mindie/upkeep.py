@@ -18,7 +18,7 @@ from parley.dialects.facts import Facts
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import encode
-from parley.dialects.wishes import Adapt, Order, Told
+from parley.dialects.wishes import Adapt, Command, Told
 from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
 
 LONGEST = 600  # seconds that a client may have health tried
@@ -181,7 +181,7 @@ def stopped(first: bool) -> Answer:
 READY, NORMAL, ABNORMAL, PAUSE, INIT, BUSY = range(6)
 PHASES = {"ready": NORMAL, "held": PAUSE, "prepared": READY, "idle": INIT, "loading": INIT}
 FITTING = {0: (NORMAL, ABNORMAL, BUSY), 1: (PAUSE,), 2: (READY, PAUSE), 3: (NORMAL, ABNORMAL, BUSY)}
-ORDERS: dict[int, Order] = {0: "hold", 1: "prepare", 2: "release", 3: "hold"}
+ORDERS: dict[int, Command] = {0: "hold", 1: "prepare", 2: "release", 3: "hold"}
 
 
 def status(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:

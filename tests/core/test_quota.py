@@ -10,21 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger import Bench, alone
 
-from parley.core.share import LONGEST, Share
+from parley.core.quota import LONGEST, Quota
 from parley.types import Work
 
 PARTS = st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
 
 
-def step(share: Share, answers: int, wanted: int, seconds: float) -> float:
+def step(quota: Quota, answers: int, wanted: int, seconds: float) -> float:
     """One step with what prompts want, if it is open to them; the seconds of them."""
-    share.begin(answers)
-    taken = wanted if share.open else 0
-    share.take(taken)
+    quota.begin(answers)
+    taken = wanted if quota.open else 0
+    quota.take(taken)
     tokens = answers + taken
     if not tokens:
         return 0.0
-    share.observe(seconds, tokens)
+    quota.observe(seconds, tokens)
     return seconds * taken / tokens
 
 
@@ -34,9 +34,9 @@ def step(share: Share, answers: int, wanted: int, seconds: float) -> float:
 )
 @settings(deadline=None, max_examples=150)
 def test_prompts_have_no_more_than_their_part_in_any_stretch(part: float, steps: list[tuple[int, int, float]]) -> None:
-    share, spans = Share(part), [(0.0, 0.0)]
+    quota, spans = Quota(part), [(0.0, 0.0)]
     for answers, wanted, seconds in steps:
-        prompts = step(share, answers, wanted, seconds)
+        prompts = step(quota, answers, wanted, seconds)
         if answers:
             spans.append((spans[-1][0] + prompts, spans[-1][1] + seconds))
     for start in range(0, len(spans), 10):
@@ -48,9 +48,9 @@ def test_prompts_have_no_more_than_their_part_in_any_stretch(part: float, steps:
 @given(PARTS, st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 0.3)), min_size=1, max_size=300))
 @settings(deadline=None, max_examples=150)
 def test_they_have_it_while_they_want_it(part: float, steps: list[tuple[int, float]]) -> None:
-    share, had, time = Share(part), 0.0, 0.0
+    quota, had, time = Quota(part), 0.0, 0.0
     for answers, seconds in steps:
-        had += step(share, answers, 100_000, seconds)
+        had += step(quota, answers, 100_000, seconds)
         time += seconds
         assert abs(had - part * time) <= 0.3 + 1e-9
 
@@ -59,16 +59,16 @@ def test_they_have_it_while_they_want_it(part: float, steps: list[tuple[int, flo
 @settings(deadline=None, max_examples=60)
 def test_what_is_owed_is_paid(part: float, slow: float, seconds: float) -> None:
     """However long a step took: a pause of the whole machine is not the prompts' debt."""
-    share, waited = Share(part), 0.0
-    step(share, 1, 10_000, slow)
-    while not step(share, 1, 1, seconds):
+    quota, waited = Quota(part), 0.0
+    step(quota, 1, 10_000, slow)
+    while not step(quota, 1, 1, seconds):
         waited += seconds
     assert waited <= min(slow, LONGEST) / part + seconds
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500), st.floats(0.001, 0.3)), max_size=60))
 def test_all_and_nothing(steps: list[tuple[int, int, float]]) -> None:
-    everything, nothing = Share(1.0), Share(0.0)
+    everything, nothing = Quota(1.0), Quota(0.0)
     for answers, wanted, seconds in steps:
         assert step(everything, answers, wanted, seconds) > 0 or not wanted
         assert step(nothing, answers, wanted, seconds) == 0
@@ -76,13 +76,13 @@ def test_all_and_nothing(steps: list[tuple[int, int, float]]) -> None:
 
 
 def test_another_part_counts_at_once() -> None:
-    share = Share(0.01)
-    step(share, 1, 500, 0.3)
-    assert step(share, 1, 500, 0.1) == 0
-    share.divide(0.5)
-    assert step(share, 1, 500, 0.1) > 0
-    share.divide(0.0)
-    assert step(share, 1, 500, 0.1) == 0
+    quota = Quota(0.01)
+    step(quota, 1, 500, 0.3)
+    assert step(quota, 1, 500, 0.1) == 0
+    quota.divide(0.5)
+    assert step(quota, 1, 500, 0.1) > 0
+    quota.divide(0.0)
+    assert step(quota, 1, 500, 0.1) == 0
 
 
 def work(number: int, prompt: int, answer: int, **more: object) -> Work:
@@ -106,7 +106,7 @@ def test_a_loop_keeps_to_it(part: float, prompts: list[tuple[int, int]], budget:
     works = [work(100 + number, *each) for number, each in enumerate(prompts)]
     for each in works:
         bench.loop.add(each)
-    meter = bench.share
+    meter = bench.quota
     meter.prompts = meter.beside = 0.0
     while any((each.id, 0) not in bench.outputs for each in works):
         bench.step()
@@ -148,8 +148,8 @@ def test_answers_alone_leave_no_debt_and_prompts_alone_make_none() -> None:
     for number in range(3):  # nobody answers yet
         bench.loop.add(work(number, 200, 1))
     bench.step()
-    assert bench.share.held == 0
+    assert bench.quota.held == 0
     bench.loop.add(work(3, 20, 50))
     bench.loop.add(work(4, 20, 1))
     bench.drain()
-    assert bench.share.held == 0
+    assert bench.quota.held == 0

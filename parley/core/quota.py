@@ -14,7 +14,7 @@ from __future__ import annotations
 LONGEST = 10.0  # seconds of a step that count: a longer pause is not the prompts' doing
 
 
-class Share:
+class Quota:
     """``part`` 0 to 1. With 0 prompts wait until no answer goes on; with 1 nothing is ever held back.
 
     One step after another: ``begin``, then ``take`` for prompts if it is ``open`` to them, then ``observe``.
