@@ -1,8 +1,10 @@
-"""What a text looks like that JSON Schema names by its ``format``. Knows nothing but the standards."""
+"""What a text looks like that JSON Schema names by its ``format``. Knows the standards."""
 
 from __future__ import annotations
 
-FOLLOWED = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "unknown", "uri", "uuid"})
+from .expression import Rust
+
+FOLLOWED = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "unknown", "uri"})
 """Formats that llguidance enforces by itself, to the letter or more narrowly."""
 
 # RFC 3339, section 5.6. The year 0, leap seconds and more digits than those of nanoseconds are left out: few readers
@@ -41,7 +43,7 @@ LABEL = r"[\p{L}\p{Nd}](?:[\p{L}\p{Nd}\-]*[\p{L}\p{Nd}])?"
 ATOM = r"[\p{L}\p{Nd}!#$%&'*+/=?^_`{|}~\-]+"
 
 PATTERNS = {
-    name: f"^(?:{pattern})$"
+    name: Rust(f"^(?:{pattern})$")
     for name, pattern in {
         "date": DATE,
         "date-time": f"{DATE}[tT]{TIME}",
@@ -53,6 +55,7 @@ PATTERNS = {
         "time": TIME,
         "uri-reference": _reference("", True),
         "uri-template": TEMPLATE,
+        "uuid": "[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}",
     }.items()
 }
 """Formats that are enforced as patterns."""

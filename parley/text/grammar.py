@@ -32,6 +32,7 @@ from parley.types import Grammar
 
 from . import schema as schemas
 from .bounds import READING, SIZE
+from .expression import rust
 from .lark import Lark, quoted
 from .refused import Refused
 from .tags import TEXT, Writer
@@ -63,6 +64,7 @@ REASONS = (
     ("lookarounds", "^ and $ are supported only where the text begins and ends, \\b and \\B nowhere"),
     ("invalid multiple of", "multipleOf must be greater than 0"),
     ("Token range end too large", "it names a token that is not in the vocabulary"),
+    ("Regex is empty", "no text matches a pattern in it"),
     ("too large", "it is too large"),
     ("too big", "it is too large"),
     ("fuel", COMPLEX),
@@ -279,9 +281,7 @@ def _lark(text: str) -> dict[str, Any]:
 
 
 def _regex(value: str) -> str:
-    if (len(value) - len(value.rstrip("\\"))) % 2:
-        raise Refused("it ends with a backslash, which escapes nothing")
-    return str(llguidance.regex_to_lark(value, "d"))
+    return str(llguidance.regex_to_lark(rust(value, schema=False), ""))
 
 
 def _check_inner(grammar: Grammar) -> None:

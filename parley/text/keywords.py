@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .calls import follow
+from .expression import CONTROL, Rust, rust
 from .formats import FOLLOWED, FORMATS, PATTERNS
 from .refused import Refused
 
@@ -62,10 +63,11 @@ def plain(node: Schema, root: Schema) -> Schema | bool:
     _round(made)
     for value in _constants(made):
         _check(value)
+    _name(made, root)
+    _match(made)
     _follow_format(made)
     _tell_apart(made)
     _close(made)
-    _name(made, root)
     least, needed = made.get("minProperties"), made.get("required")
     if isinstance(least, int) and least > 1 + len(_texts(needed)):
         raise Refused(OFTEN)
@@ -126,7 +128,15 @@ def _constants(node: Schema) -> Iterator[Any]:
 
 
 def _numbered(text: str) -> bool:
-    return any(letter < " " and letter not in "\b\f\n\r\t" for letter in text)
+    return any(ord(letter) in CONTROL for letter in text)
+
+
+def _match(made: Schema) -> None:
+    """Expressions in the syntax that llguidance reads."""
+    if isinstance(pattern := made.get("pattern"), str):
+        made["pattern"] = rust(pattern, schema=True)
+    if isinstance(named := made.get("patternProperties"), dict):
+        made["patternProperties"] = {rust(pattern, schema=True): value for pattern, value in named.items()}
 
 
 def _follow_format(made: Schema) -> None:
@@ -217,7 +227,7 @@ def _name(made: Schema, root: Schema) -> None:
     elif wanted.keys() == {"format"} and wanted["format"] in PATTERNS:
         pattern = PATTERNS[wanted["format"]]
     elif wanted.keys() <= {"minLength", "maxLength"} and all(type(each) is int for each in wanted.values()):
-        pattern = f"^(?s:.{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}})$"
+        pattern = Rust(f"^(?s:.{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}})$")
     else:
         raise Refused(NAMES)
     made["patternProperties"] = {pattern: rest}
