@@ -37,6 +37,7 @@ class Member:
         self.node: Node = service.node
         self.peer = peer
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unlinked: dict[Address, str] = {}  # why, as it was said last
         self.node.arrive = self.share
         for model in service.models:
             self.share(model)
@@ -67,13 +68,16 @@ class Member:
             log.error("Nothing can be handed over: %s", error)
 
     async def reach(self, address: Address) -> None:
-        """Try to link with another member. Raises OSError."""
+        """Try to link with another member, and say why not unless that was said. Raises OSError."""
         for model in self.service.models:
             try:
                 (await self.peer.connect(str(address), model.name)).close()
             except LinkError as error:
-                log.info("There is no link to %s: %s", address, error)
+                if self._unlinked.get(address) != str(error):
+                    self._unlinked[address] = str(error)
+                    log.info("There is no link to %s: %s", address, error)
                 raise OSError(errno.ENOLINK, str(error)) from None
+        self._unlinked.pop(address, None)
 
     def note(self, body: bytes) -> None:
         """Keys and values of this request's prompt are going to be here."""
