@@ -124,7 +124,7 @@ async def test_they_come_and_go_as_with_vllm(open_to, root):
 
     again = await load(served, "mine", "two", "/vllm")
     assert (again.status, again.error["type"]) == (400, "InvalidUserInput")
-    assert "loaded already" in again.error["message"]
+    assert "already been loaded" in again.error["message"]
     assert (await load(served, "mine", "deep/three", load_inplace=True)).status == 200
     assert served.model.settings.adapters == {"mine": str(root / "deep/three")}
     assert (await load(served, "near", "near")).status == 200  # a link to another one below
