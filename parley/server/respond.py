@@ -19,9 +19,9 @@ from starlette.types import Message, Receive, Scope, Send
 from parley.dialects.dialect import Answer, Dialect, Headers
 from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding, excerpt
 from parley.server.chance import draw
+from parley.server.codings import inflate
 from parley.server.cycle import APART, CYCLE, Outlet
 from parley.server.leg import Leg
-from parley.server.limits import inflate
 from parley.server.options import ServerOptions
 from parley.server.tally import Note
 

@@ -185,6 +185,13 @@ def test_what_is_said_of_tensors(tensor, body, text):
     assert refusal(infer, tensor=tensor, **body) == text
 
 
+@pytest.mark.parametrize(("profile", "limit"), [("strict", 20), ("strict-old", 7), ("extended", 7)])
+def test_parameters_beside_a_tensor(profile, limit):
+    beside = {"parameters": {"max_new_tokens": 7}}
+    assert infer(Rules(profile), **beside).request.stop.max_tokens == limit
+    assert infer(Rules(profile), tensor={"parameters": {"max_new_tokens": 2}}, **beside).request.stop.max_tokens == 2
+
+
 # -- control
 
 
