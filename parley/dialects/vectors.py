@@ -20,7 +20,7 @@ def _magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
     ]
 
 
-BYTES = {"fp8_e4m3": _magnitudes(3, 7, 126), "fp8_e5m2": _codes(2, 15, 124)}
+BYTES = {"fp8_e4m3": _magnitudes(3, 7, 126), "fp8_e5m2": _magnitudes(2, 15, 124)}
 
 
 def numbers(values: bytes) -> list[float]:
