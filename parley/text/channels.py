@@ -2,8 +2,9 @@
 
 A message is ``<|start|>assistant<|channel|>NAME to=RECIPIENT <|constrain|>json<|message|>TEXT`` and a mark that ends
 it; an answer begins behind the prompt's own ``<|start|>assistant``, with a channel or a recipient. Some models write a
-space behind every mark: the one behind ``<|message|>`` is no part of the text. The channel "analysis" is reasoning, what goes to a
-function is a call, the rest is content. As in ``regions`` any cutting gives the same events, in linear time.
+space behind every mark: the one behind ``<|message|>`` is no part of the text. The channel "analysis" is reasoning,
+what goes to a function is a call, the rest is content. As in ``regions`` any cutting gives the same events, in linear
+time.
 """
 
 from __future__ import annotations

@@ -32,9 +32,10 @@ class Calls:
 class Thoughts:
     """A way of marking reasoning. ``around``: marks that some models put around what follows it.
 
-    ``again``: reasoning may begin again behind content. ``begun``: an answer begins with reasoning, though nothing opens it; the mark that does so may follow. ``silent``:
-    marks that are no part of content wherever they stand. ``leads``: what of them may stand before calls, and what
-    before content, where an answer or what follows its reasoning has to be one of these.
+    ``again``: reasoning may begin again behind content. ``begun``: an answer begins with reasoning, though nothing
+    opens it; the mark that does so may follow. ``silent``: marks that are no part of content wherever they stand.
+    ``leads``: what of them may stand before calls, and what before content, where an answer or what follows its
+    reasoning has to be one of these.
     """
 
     name: str

@@ -6,8 +6,9 @@ the same events once neighbours are joined, and time is linear in the text: no f
 What only sets the marks apart is dropped: blank lines before a call and before the mark that ends reasoning, newlines
 behind that and behind the one that begins it, and those behind a call that no content comes before. So is the mark that
 ends reasoning where an answer begins with it. A call whose head is not what the family writes is content, mark and all.
-Calls in reasoning are reasoning; but where the answer ends with them, and nothing has ended that, they are meant. Once its name is known a call is announced and can no longer be taken back: then its arguments are passed on as they
-come, complete or not.
+Calls in reasoning are reasoning; but where the answer ends with them, and nothing has ended that, they are meant. Once
+its name is known a call is announced and can no longer be taken back: then its arguments are passed on as they come,
+complete or not.
 
 Knows text only: no tokens, no requests.
 """
