@@ -39,6 +39,7 @@ from parley.server.chance import draw
 from parley.server.respond import REQUEST_ID, TIMEOUT
 from parley.server.statuses import Refused, refused
 from parley.server.tls import BadTls
+from parley.server.watch import watch
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 STATISTICS = f"{SERVICE}/ModelStatistics"
@@ -49,7 +50,6 @@ PROBES = {
     "/grpc.health.v1.Health/Check": (methods.check, methods.QUESTION),
 }
 WATCH = "/grpc.health.v1.Health/Watch"
-LOOK = 0.25  # seconds between two looks at the state that somebody watches
 UNSAID = "No instance that is ready says where it answers gRPC: its key grpc in the coordinator's file."
 REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with its own status
 DROPPED = frozenset(("user-agent", "te", "content-type"))  # metadata that belongs to one connection
@@ -174,16 +174,12 @@ class Port:
 
     async def _watch(self, data: bytes, headers: Headers, context: Context) -> None:
         """The same, now and whenever it changes."""
-        message, told = _parsed(methods.QUESTION, data), None
-        while True:
-            try:
-                state = methods.check(message, Head("", 0, ""), await self._facts(headers))
-            except ParleyError:
-                state = methods.STATE(status="SERVICE_UNKNOWN")
-            if state != told:
-                await context.write(state.SerializeToString())
-                told = state
-            await asyncio.sleep(LOOK)
+        message = _parsed(methods.QUESTION, data)
+
+        async def look() -> Message:
+            return methods.check(message, Head("", 0, ""), await self._facts(headers))
+
+        await watch(look, context.write)
 
     async def _facts(self, headers: Headers) -> Facts:
         ready = True

@@ -9,12 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from parley.errors import ContextLength, Invalid, excerpt
-from parley.types import Chat, Grammar, Message, Pooling, Prompt, Text, Thinking
+from parley.types import Chat, Grammar, Keep, Message, Pooling, Prompt, Text, Thinking
 
 from . import answer
 from .calls import Tools
@@ -26,7 +25,6 @@ from .tokenizer import Tokenizer, read_json
 
 ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 TAIL = 16  # tokens at the end of a prompt in which a closing mark is looked for
-Keep = Literal["head", "tail"]  # the part of a longer text that is read
 PROBE = 32  # characters per token: what is longer than so many for each token allowed is probed before it is read
 
 

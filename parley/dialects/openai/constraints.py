@@ -27,12 +27,7 @@ MEMBERS = dict.fromkeys(  # their order is that of the documentation
     ("structured_outputs", *GUIDED, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")
 )
 TYPES = ("text", "json_object", "json_schema", "structural_tag")
-VALUED = (
-    "json",
-    "json_object",
-    "json_schema",
-    "regex",
-)  # Text Generation Inference's, whose clients write them to every server
+VALUED = ("json", "json_object", "json_schema", "regex")  # TGI's, whose clients write them to every server
 
 
 def read(body: Fields) -> Grammar | None:

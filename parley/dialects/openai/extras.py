@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from parley.dialects.dialect import Head
 from parley.dialects.fields import INT64, Fields
@@ -17,7 +17,7 @@ from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
 from parley.dialects.parameters import MAX_ID, MAX_WORDS
 from parley.errors import Invalid
-from parley.types import Grammar
+from parley.types import Grammar, Keep
 
 MAX_NAME = 256
 MAX_NAMED = 128  # tokens
@@ -27,7 +27,6 @@ PRIORITY = b"x-vllm-priority"  # a header
 NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 CONTROL = set(map(chr, range(32)))
 
-Keep = Literal["head", "tail"]
 Read = Callable[[Fields, str], Any]  # what a member asks for; nothing, if it is empty or 0
 
 
