@@ -68,6 +68,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "response_format": [
         {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
         {"type": "json_object", "value": {"properties": {}}},
+        {"type": "json_object", "schema": {}},
         {"type": "text"},
     ],
     "structured_outputs": [{"json": {}}],
