@@ -7,6 +7,7 @@ anything else once it is complete.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Generator
 
 from ..marks import marks
@@ -121,9 +122,9 @@ def value(text: str, kinds: frozenset[str], lined: bool = True) -> str:
     ``lined``: a line break at its start and one at its end are no part of the string.
     """
     bare = text.strip()
-    for found, foreign in ((bare, False), (converted(bare), True)):
+    for found, foreign in ((bare, False), (converted(bare), True), (_unescaped(bare), True)):
         try:
-            value = json.loads(found, parse_constant=_refuse)
+            value = json.loads(found, parse_constant=_refuse, parse_float=_finite)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, str) and (foreign or not kinds):
@@ -133,5 +134,20 @@ def value(text: str, kinds: frozenset[str], lined: bool = True) -> str:
     return f'"{escaped(text.removeprefix(LINE).removesuffix(LINE) if lined else text)}"'
 
 
+def _unescaped(text: str) -> str:
+    """The list or object in a text whose quotes all have a backslash; empty if it is none."""
+    try:
+        return str(json.loads(f'"{text}"')) if text[:1] in ("[", "{") else ""
+    except ValueError:
+        return ""
+
+
 def _refuse(_: str) -> None:
     raise ValueError
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError
+    return number
