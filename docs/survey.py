@@ -74,6 +74,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
     "structured_outputs": [{"json": {}}],
     "guided_decoding": [{"json": {}}],
     "grammar": [{"type": "json", "value": {"properties": {}}}],
+    "embedding_request": ['{"input": "a", "pooling_params": {"dimensions": 5}}', '{"input": [5]}'],
     "value": [{"schema": {"properties": {}}}],
     "prediction": [{"type": "content", "content": "a"}, {"content": [{"type": "text", "text": "a"}]}],
     "stream_options": [{"include_usage": True}],

@@ -15,7 +15,7 @@ from parley.dialects.dialect import Head
 from parley.dialects.fields import INT64, Fields
 from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
-from parley.dialects.parameters import MAX_ID, MAX_WORDS
+from parley.dialects.parameters import MAX_ID, MAX_WORDS, truncation
 from parley.errors import Invalid
 from parley.types import Grammar, Keep
 
@@ -89,7 +89,7 @@ def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
     """Raises BadRequest."""
     _check(body)
     grammar = constraints.read(body)
-    truncate, keep = _truncate(body, head.context - max(1, max_tokens or 1)), _keep(body, "left")
+    truncate, keep = truncation(body, head.context - max(1, max_tokens or 1)), _keep(body, "left")
     budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
     priority = _priority(body, head.headers)
     seconds = body.number("max_time", None, 0, MAX_SECONDS, open=True)
@@ -102,7 +102,7 @@ def pooling(body: Fields, head: Head) -> Extras:
     body.boolean("padding", None)  # nothing is ever padded
     if body.free("mm_processor_kwargs"):
         raise shared.unsupported(body, "mm_processor_kwargs", "Media are")
-    truncate, keep = _truncate(body, head.context), _keep(body, "right")
+    truncate, keep = truncation(body, head.context), _keep(body, "right")
     return Extras(_name(body), _salt(body, head.headers), truncate, keep, _priority(body, head.headers))
 
 
@@ -161,14 +161,6 @@ def _salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
     if not salt or not set("@/\\\0").isdisjoint(salt):
         raise body.fail("cache_salt", "must be 1 to 128 characters, none of them @, /, \\ or NUL.")
     return salt
-
-
-def _truncate(body: Fields, room: int) -> int | None:
-    """-1: as many as there is room for."""
-    count = body.integer("truncate_prompt_tokens", None, -1, MAX_TOKENS)
-    if count == 0:
-        raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
-    return max(1, room) if count == -1 else count
 
 
 def _keep(body: Fields, usual: str) -> Keep:
