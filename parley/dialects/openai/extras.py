@@ -84,6 +84,18 @@ class Extras:
     seconds: float | None = None
     budget: int | None = None
 
+    @property
+    def members(self) -> dict[str, Any]:
+        """What any request says of these, under its own names."""
+        return {
+            "salt": self.salt,
+            "truncate": self.truncate,
+            "keep": self.keep,
+            "priority": self.priority,
+            "timeout": self.seconds,
+            "partial": self.seconds is not None,
+        }
+
 
 def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
     """Raises BadRequest."""

@@ -66,10 +66,7 @@ class _Pairs(Whole):
             id=head.id,
             model=body.string("model", "", cap=256),
             prompts=[Text(text, special) for text in ones + others],
-            salt=more.salt,
-            truncate=more.truncate,
-            keep=more.keep,
-            priority=more.priority,
+            **more.members,
             pooling=Pooling(normalize=True),
         )
         self._ones, self._others = len(ones), others
