@@ -67,7 +67,7 @@ class Coordinator:
         self.table = Table(options)
         self.choice = Choice(self.table)
         self.connections = Connections(self.table, options, seat(*sockets["predict"]), towards(options.tls))
-        self.health = Health(self.table, self.connections.ask)
+        self.health = Health(self.table, self.connections.ask, self.connections.heard)
         self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
