@@ -33,6 +33,7 @@ from parley.dialects.triton.rpc.messages import INFERENCE, Message, filled, told
 from parley.dialects.triton.rpc.reply import UNREADABLE
 from parley.errors import ParleyError
 from parley.instance.heads import OWN
+from parley.server.banner import reached
 from parley.server.chance import draw
 from parley.server.respond import REQUEST_ID, TIMEOUT
 from parley.server.statuses import Refused, refused
@@ -81,7 +82,7 @@ class Port:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host} port {port} for gRPC.") from error
         await self._server.start()
-        return f"{name}:{bound}"
+        return reached(host, bound)
 
     async def stop(self, seconds: float) -> None:
         await self._server.stop(seconds)

@@ -24,8 +24,13 @@ def say(text: str) -> None:
 
 def address(host: str, port: int, encrypted: bool = False) -> str:
     """The root of what listens there as a URL that works on this machine."""
-    scheme, host = "https" if encrypted else "http", {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{'https' if encrypted else 'http'}://{reached(host, port)}"
+
+
+def reached(host: str, port: int) -> str:
+    """Where clients on this machine find what listens there."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def opening(

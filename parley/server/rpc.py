@@ -20,6 +20,7 @@ from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message
 from parley.errors import BadRequest, UnknownModel
 from parley.server.aside import off_loop
 from parley.server.auth import Keys
+from parley.server.banner import reached
 from parley.server.call import Call
 from parley.server.generation import Generation
 from parley.server.model import Model
@@ -65,7 +66,7 @@ class Port:
     def _bind(self, host: str, port: int) -> str:
         name = f"[{host}]" if ":" in host else host
         try:
-            return f"{name}:{self._server.add_insecure_port(f'{name}:{port}')}"
+            return reached(host, self._server.add_insecure_port(f"{name}:{port}"))
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {host} port {port} for gRPC: it is taken, or the address is not known."
