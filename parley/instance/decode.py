@@ -19,7 +19,6 @@ from parley.instance.member import Member
 from parley.instance.outlet import Outlet
 from parley.kv.taker import Taker
 from parley.kv.transport import Lost
-from parley.server.chance import draw
 from parley.server.cycle import CYCLE
 from parley.server.leg import Batch, Leg
 from parley.types import Output, Request, Work
@@ -49,10 +48,10 @@ class Decode(Leg):
         self.outlet.silent = True  # until it is taken
 
     async def prepare(self, request: Request, works: list[Work]) -> None:
-        past, attempt = self._begun.past or [], draw().hex()[:8]
+        past = self._begun.past or []
         recompute.restore(works, self._begun.prompt, self.generation.model.info.max_model_len)
         self._first = works[0]
-        wants = await self._reserve(works, past, attempt)
+        wants = await self._reserve(works, past)
         self._taker.landed = self._land
         try:
             await self._taker.accept(wants)
@@ -71,7 +70,7 @@ class Decode(Leg):
         if self._wanted:
             self._member.spawn(self._forgo())
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
-            handover.resume(work, tokens, attempt)
+            handover.resume(work, tokens)
             work.begun = True
         if self.generation.model.refusal() is not None:
             self.lose()  # what has ended meanwhile is this instance, not the request
@@ -128,14 +127,14 @@ class Decode(Leg):
 
     # -- pages
 
-    async def _reserve(self, works: list[Work], past: list[Batch], attempt: str) -> list[tuple[int, list[int]]]:
+    async def _reserve(self, works: list[Work], past: list[Batch]) -> list[tuple[int, list[int]]]:
         """Pages for what the works begin with. Raises Overloaded."""
         engine, wants = self.generation.model.engine, list[tuple[int, list[int]]]()
         for number, (work, tokens) in enumerate(zip(works, handover.drawn(past, works), strict=True)):
             if work.max_tokens <= handover.first(number, work, tokens, past):
                 wants.append((0, []))  # it ends before
                 continue
-            key = self._keys[number] = f"{work.id}-{attempt}"
+            key = self._keys[number] = work.id
             ids = work.token_ids if work.beam is not None else [*work.token_ids, *tokens[0]]
             reserved = await engine.reserve(key, ids, work.salt, work.adapter, self._begun.digest)
             if reserved.error:

@@ -113,9 +113,8 @@ def drawn(past: Sequence[Batch], works: Sequence[Work]) -> list[list[list[int]]]
     return made
 
 
-def resume(work: Work, tokens: list[list[int]], id: str) -> None:
-    """Have a work go on behind these tokens of its choices, under an id of its own."""
-    work.id = f"{work.id}-{id}"
+def resume(work: Work, tokens: list[list[int]]) -> None:
+    """Have a work go on behind these tokens of its choices."""
     if work.beam is None and any(tokens):
         work.given = tokens
 

@@ -22,7 +22,6 @@ from parley.instance.member import Member
 from parley.instance.outlet import Opening
 from parley.kv.giver import Giver, Refused
 from parley.kv.transport import LinkError
-from parley.server.chance import draw
 from parley.server.cycle import CYCLE
 from parley.server.leg import Batch, Leg
 from parley.server.respond import Exchange
@@ -71,7 +70,7 @@ class Prefill(Leg):
         return not self._cut
 
     async def prepare(self, request: Request, works: list[Work]) -> None:
-        past, attempt = self.past or [], draw().hex()[:8]
+        past = self.past or []
         self.opening.stream = request.stream
         if self._order.here:
             self.opening.channel = self._member.node.results.channel(self._order.client, self._order.id)
@@ -79,7 +78,7 @@ class Prefill(Leg):
         recompute.restore(works, self._prompt, self.generation.model.info.max_model_len)
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
-            handover.resume(work, tokens[number], attempt)
+            handover.resume(work, tokens[number])
             work.begun = self.past is not None
         self._first = works[0]
         if self._order.here or request.pooling is not None:

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from itertools import count
 
 import msgspec
 
@@ -20,6 +21,7 @@ from parley.text import Prepared
 from parley.text.grammar import WORKERS
 from parley.types import Chat, ModelInfo, Prompt, Request, Text, Work
 
+NUMBERS = count()  # a request may come again, under its id, while the engine still has an attempt before
 MAX_LISTED = 1 << 18  # log-probabilities of a request that wants those of the whole vocabulary: they take half a second
 
 
@@ -56,7 +58,7 @@ def _work(
     seed = sampling.seed if sampling.seed is not None else _drawn(f"{request.id} {number}")
     ranked = 0 if request.best_of is not None else None  # the engine's own log-probabilities are needed for that
     return Work(
-        id=f"{request.id}-{number}",
+        id=f"{request.id}-{number}-{next(NUMBERS)}",
         token_ids=prepared.token_ids,
         max_tokens=max_tokens,
         sampling=sampling,
