@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parley.text.calls import Form
+from parley.text.calls import written
 from parley.text.families import CALLS, THOUGHTS, Signs
+
+CALL = ("id", "f", {"a": 1})  # how each form writes it is shown
 
 PAGE = Path(__file__).with_name("families.md")
 
@@ -41,26 +43,6 @@ What holds for all of them:
 """
 
 
-def written(form: Form) -> str:
-    """A call of the form, as a model writes it."""
-    before, after = "".join((*form.open, *form.each)), "".join((*form.after, *form.close))
-    name = "functions.f:0" if form.numbered else f"id{form.first}f" if form.first else "f"
-    head = "".join(form.head)
-    body = {
-        "object": f'{{"{form.keys[0]}": "f", "{form.keys[1]}": {{"a": 1}}}}',
-        "keyed": '{"f": {"a": 1}}',
-        "named": f'{name}{head}{{"a": 1}}',
-        "tags": f"f{head}{f'1{form.count}' if form.count else ''}{form.key[0]}a{form.key[1]}"
-        + (f"{form.kind[0]}number{form.kind[1]}" if form.stated else "")
-        + (' string="false">' if form.typed else "")
-        + f"{form.value[0]}1{form.value[1]}",
-        "elements": f"f{head}{form.key[0]}a{form.key[1]}1{form.value[1]}a{form.key[1]}",
-        "python": "f(a=1)",
-        "loose": "f{a:1}",
-    }[form.shape]
-    return before + body + after
-
-
 def cell(text: str) -> str:
     text = text.strip().replace("\n", "↵").replace("|", r"\|")
     return f"````` {text} `````" if "`" in text else f"`{text}`"
@@ -74,7 +56,8 @@ def page() -> str:
     rows = [INTRODUCTION, "## Tool calls\n", "| Name | A call | Told by |", "|---|---|---|"]
     for row in CALLS:
         names = ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
-        rows.append(f"| {names} | {'<br>'.join(cell(written(form)) for form in row.forms)} | {told(row.signs)} |")
+        forms = "<br>".join(cell(written(form, [CALL])) for form in row.forms)
+        rows.append(f"| {names} | {forms} | {told(row.signs)} |")
     rows += ["\n(↵ stands for a line break. Of several forms all are read and the first is written.)\n"]
     rows += ["## Reasoning\n", "| Name | Marks | Told by |", "|---|---|---|"]
     for thoughts in THOUGHTS:

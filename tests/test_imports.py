@@ -1,6 +1,7 @@
 """Imports point downwards, as docs/architecture.md says: a folder imports only what lies below it."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ HEAVY = {"torch", "transformers"}
 LIGHT = ("cluster", "dialects", "instance", "kv", "server", "text", "core")
 
 
-def imported(file: Path) -> set[str]:
-    """All modules that a file imports, also late ones, but not those that only a type checker reads."""
+@functools.cache
+def imported(file: Path, checked: bool = False) -> set[str]:
+    """All modules that a file imports, also late ones; ``checked``: or those that only a type checker reads."""
     tree = ast.parse(file.read_text("utf-8"))
     unread = {
         each
@@ -36,7 +38,7 @@ def imported(file: Path) -> set[str]:
     }
     found: set[str] = set()
     for node in ast.walk(tree):
-        if node in unread:
+        if (node in unread) != checked:
             continue
         if isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
@@ -63,3 +65,28 @@ def test_a_coordinator_knows_what_instances_say_and_not_how_they_live():
     for file in (PACKAGE / "cluster").glob("*.py"):
         names = (name.split(".") for name in imported(file))
         assert {name[2] for name in names if name[:2] in (["parley", "instance"], ["parley", "kv"])} <= PURE, file
+
+
+# Types that two files have of each other, because each of the two things has the other.
+MUTUAL = {
+    ("parley.instance.node", "parley.server.service"),
+    ("parley.server.leg", "parley.server.generation"),
+    ("parley.server.model", "parley.server.generation"),
+}
+
+
+def test_types_make_no_circles_but_these():
+    files = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
+    files = {name.removesuffix(".__init__"): file for name, file in files.items()}
+    below = {name: imported(file) & files.keys() for name, file in files.items()}
+
+    def reached(name: str) -> set[str]:
+        found, new = set(), {name}
+        while new:
+            found |= new
+            new = set().union(*(below[each] for each in new)) - found
+        return found
+
+    some = {name: file for name, file in files.items() if "TYPE_CHECKING" in file.read_text("utf-8")}
+    typed = {(name, other) for name, file in some.items() for other in imported(file, True) & files.keys()}
+    assert {(name, other) for name, other in typed if name in reached(other)} == MUTUAL

@@ -43,6 +43,7 @@ class Caller(Exchange):
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head of an answer; it is written with the first part."""
         self.status = status
+        self.separate()
         if self.options.cors:
             headers = [*headers, *self._shared()]
         self.cycle.begin(status, headers)

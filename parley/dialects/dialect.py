@@ -205,7 +205,8 @@ class Dialect:
 
     ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
     own response headers, from the seconds that the request took so far. ``body_limit``: bytes of a body that this API
-    takes at most, where that is less than the server does. ``hints``: may an error say when to come back?
+    takes at most, where that is less than the server does. ``hints``: may an error say when to come back? ``apart``: is
+    each event of a stream a chunk of HTTP's, for clients that read it by these?
     """
 
     name: str
@@ -216,4 +217,5 @@ class Dialect:
     headers: Callable[[float], Headers] = field(default=lambda seconds: ())
     body_limit: int | None = None
     hints: bool = True
+    apart: bool = False
     id_header: bytes = b""  # under which all answers have the request's unique id

@@ -6,6 +6,21 @@ import base64
 import struct
 import sys
 from array import array
+from bisect import bisect_left
+from functools import cache
+from math import ldexp
+
+
+def _magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
+    """What the codes of a float of 8 bits stand for, without sign; the last may be one too large, for infinity."""
+    parts = 1 << mantissa
+    return [
+        ldexp(code % parts + (parts if code >= parts else 0), max(1, code // parts) - bias - mantissa)
+        for code in range(last + 1)
+    ]
+
+
+BYTES = {"fp8_e4m3": _magnitudes(3, 7, 126), "fp8_e5m2": _magnitudes(2, 15, 124)}
 
 
 def numbers(values: bytes) -> list[float]:
@@ -22,7 +37,14 @@ def text(values: bytes) -> str:
 
 
 def form(values: bytes, dtype: str, *, big: bool = False) -> bytes:
-    """As float32, float16 or bfloat16, rounded to the nearest; what float16 cannot hold is infinite."""
+    """As float32, float16, bfloat16 or one of ``BYTES``, rounded to the nearest.
+
+    What float16 and fp8_e5m2 cannot hold is infinite; fp8_e4m3, which has no infinity, holds the largest it can.
+    """
+    if dtype in BYTES:
+        table = _table(dtype)
+        words = struct.unpack(f"<{len(values) // 4}I", values)
+        return bytes([table[word >> 16 | (word & 0xFFFF != 0)] for word in words])
     order = ">" if big else "<"
     vector = numbers(values)
     if dtype == "float16":
@@ -31,6 +53,24 @@ def form(values: bytes, dtype: str, *, big: bool = False) -> bytes:
         words = struct.unpack(f"<{len(vector)}I", values)
         return struct.pack(f"{order}{len(words)}H", *((word + 0x7FFF + (word >> 16 & 1)) >> 16 for word in words))
     return struct.pack(f"{order}{len(vector)}f", *vector) if big else values
+
+
+@cache
+def _table(dtype: str) -> bytes:
+    """Codes by the first half of a float32. Its last bit says as well whether anything follows: that breaks ties."""
+    positive = bytes(
+        _byte(struct.unpack(">f", struct.pack(">HH", half, 0))[0], BYTES[dtype]) for half in range(1 << 15)
+    )
+    return positive + bytes(code | 0x80 for code in positive)
+
+
+def _byte(size: float, held: list[float]) -> int:
+    """The code of the nearest number that is held, the even one of two."""
+    code = min(bisect_left(held, size), len(held) - 1)
+    if code and size < held[code]:
+        below, above = size - held[code - 1], held[code] - size
+        code -= below < above or (below == above and code % 2)
+    return code
 
 
 def _half(number: float) -> float:

@@ -8,7 +8,6 @@ Knows the leg's side of a generation and a link's taker.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from starlette.types import Message
 
@@ -16,6 +15,7 @@ from parley.dialects.dialect import Answer
 from parley.engine.stream import Stream
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance import handover, recompute
+from parley.instance.member import Member
 from parley.instance.outlet import Outlet
 from parley.kv.taker import Taker
 from parley.kv.transport import Lost
@@ -23,9 +23,6 @@ from parley.server.chance import draw
 from parley.server.cycle import CYCLE
 from parley.server.leg import Batch, Leg
 from parley.types import Output, Request, Work
-
-if TYPE_CHECKING:
-    from parley.instance.member import Member
 
 UNFINISHED = "Pull kv failed irreversibly."  # as the coordinators of MindIE know it
 PATIENCE = 5.0  # seconds without a page, after which the rest is computed

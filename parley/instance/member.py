@@ -1,6 +1,5 @@
-"""A server as a member of a cluster: what comes in by a coordinator's order, and what other members hand over.
-
-It brings together a service, its node and its peer; what is done with a request is in ``prefill`` and ``decode``.
+"""A server as a member of a cluster: a service, its node and its peer, brought together for those who take part in a
+request. How requests come in is in ``entry``, what is done with them in ``prefill`` and ``decode``.
 """
 
 from __future__ import annotations
@@ -8,26 +7,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from parley.dialects.dialect import Route
-from parley.instance import handover, recompute
-from parley.instance.decode import accept
-from parley.instance.heads import Order
 from parley.instance.node import Node
-from parley.instance.prefill import Prefill
 from parley.instance.role import Address
 from parley.kv.memory import BadArena
 from parley.kv.peer import Peer
 from parley.kv.taker import Taker
 from parley.kv.transport import LinkError
 from parley.server.app import App
-from parley.server.life import generate
 from parley.server.model import Model
-from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.types import Arena, ModelInfo
 
@@ -35,7 +26,10 @@ log = logging.getLogger("parley.instance")
 
 
 class Member:
-    """Of the cluster whose instances know each other by the node's secret. ``apps``: of its ports."""
+    """Of the cluster whose instances know each other by the node's secret. ``apps``: of its ports. ``take``: is given
+    what another member hands over."""
+
+    take: Callable[[Taker], Awaitable[None]]
 
     def __init__(self, service: Service, peer: Peer, apps: Sequence[App]):
         self.service = service
@@ -43,7 +37,8 @@ class Member:
         self.node: Node = service.node
         self.peer = peer
         self._tasks: set[asyncio.Task[None]] = set()
-        self.node.begin, self.node.arrive = self.begin, self.share
+        self._unlinked: dict[Address, str] = {}  # why, as it was said last
+        self.node.arrive = self.share
         for model in service.models:
             self.share(model)
 
@@ -53,7 +48,7 @@ class Member:
 
     async def listen(self, host: str, port: int) -> None:
         """Let other members hand over to this one. Raises OSError."""
-        await self.peer.listen(host, port, self.accept)
+        await self.peer.listen(host, port, self.take)
         self.node.port, self.node.reach = self.peer.port, self.reach
 
     def share(self, model: Model) -> None:
@@ -73,43 +68,16 @@ class Member:
             log.error("Nothing can be handed over: %s", error)
 
     async def reach(self, address: Address) -> None:
-        """Try to link with another member. Raises OSError."""
+        """Try to link with another member, and say why not unless that was said. Raises OSError."""
         for model in self.service.models:
             try:
                 (await self.peer.connect(str(address), model.name)).close()
             except LinkError as error:
-                log.info("There is no link to %s: %s", address, error)
+                if self._unlinked.get(address) != str(error):
+                    self._unlinked[address] = str(error)
+                    log.info("There is no link to %s: %s", address, error)
                 raise OSError(errno.ENOLINK, str(error)) from None
-
-    async def begin(self, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
-        """Do what a coordinator orders. Raises ParleyError, ClientGone, heads.Refused."""
-        exchange.identify(order.identity or exchange.unique)
-        exchange.created = int(time.time()) if order.created is None else order.created
-        exchange.arrived -= order.spent
-        handover.strip(exchange.headers)
-        body = await exchange.peek()
-        past, prompt = handover.split(exchange.before) if order.given else None, None
-        if order.recompute and not order.client:
-            opened = recompute.read(exchange.scope["path"], body)
-            body, past, prompt = opened.body, opened.past, opened.prompt
-            exchange.replace(body)
-            if opened.unique:
-                exchange.identify(opened.unique)
-                exchange.created = opened.created
-        exchange.leg = leg = Prefill(self, exchange, order, body, past, prompt)
-        exchange.divert(leg.opening)
-        self.note(body)
-        del body
-        await generate(service, route, exchange)
-
-    async def accept(self, taker: Taker) -> None:
-        """Take over a request that another member has begun, or refuse it."""
-        role = self.node.role
-        if role.unknown or not role.decodes:
-            share = f" with {role.share} % for prompts" if role.name == "flex" else ""
-            await taker.refuse(f"Its role is {role.name}{share}.")
-        else:
-            await accept(self, taker)
+        self._unlinked.pop(address, None)
 
     def note(self, body: bytes) -> None:
         """Keys and values of this request's prompt are going to be here."""

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +18,7 @@ from parley.engine.stream import Stream
 from parley.errors import EngineDied, NotReady, ParleyError, Stopping
 from parley.instance import handover, recompute
 from parley.instance.heads import LOST, UNKNOWN, Order
+from parley.instance.member import Member
 from parley.instance.outlet import Opening
 from parley.kv.giver import Giver, Refused
 from parley.kv.transport import LinkError
@@ -27,9 +27,6 @@ from parley.server.cycle import CYCLE
 from parley.server.leg import Batch, Leg
 from parley.server.respond import Exchange
 from parley.types import Output, Request, Work
-
-if TYPE_CHECKING:
-    from parley.instance.member import Member
 
 log = logging.getLogger("parley.instance")
 

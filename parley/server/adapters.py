@@ -33,7 +33,7 @@ async def _load(service: Service, wish: Adapt, root: str, given: str) -> None:
         raise _wrong(f"The name {excerpt(wish.name)} is that of a model.", "lora_name")
     if owner is not None and (owner is not model or not wish.replace):
         raise _wrong(
-            f"The adapter {excerpt(wish.name)} is loaded already; unload it, or load it in place.", "lora_name"
+            f"The adapter {excerpt(wish.name)} has already been loaded; unload it, or load it in place.", "lora_name"
         )
     folder = await asyncio.to_thread(_below, root, given)
     if why := await model.adopt(wish.name, str(folder)):

@@ -2,12 +2,14 @@
 
 Beyond ASGI, which has no words for it, a cycle says that the client has left, that it does not read, that its body is
 there already, and takes parts of an answer without a coroutine for each. An answer leaves in one write per part, its
-head with the first of them. Knows no limits (``limits``), no parser and no API.
+head with the first of them; if it is to be ``APART``, with a chunk for each event. Knows no limits (``limits``), no
+parser and no API.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -16,6 +18,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 CYCLE = "parley.cycle"  # scope: the request's cycle
+APART = "parley.apart"  # scope: each event of a stream is to be a chunk of its own
+EVENT = re.compile(rb".+?(?:\n\n|\Z)", re.DOTALL)
 
 
 class Outlet(Protocol):
@@ -75,7 +79,7 @@ class Cycle:
         self._waiter: asyncio.Future[None] | None = None
         self._head = b""
         self._silent = scope["method"] == "HEAD"
-        self._chunked = False
+        self._chunked = self._apart = False
 
     async def run(self, app: ASGIApp) -> None:
         """Have the application answer."""
@@ -172,7 +176,10 @@ class Cycle:
         if self._silent:
             data = b""
         elif self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            if self._apart:
+                data = b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in EVENT.findall(data)])
+            elif data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
             if last:
                 data += b"0\r\n\r\n"
         if self._head:
@@ -191,6 +198,7 @@ class Cycle:
         names = dict(headers)
         sized = b"content-length" in names or status in (204, 304)
         self._chunked = not sized and self.scope["http_version"] != "1.0"  # whose answers end with the connection
+        self._apart = APART in self.scope
         if self._chunked and not self._silent:
             headers.append((b"transfer-encoding", b"chunked"))
         if names.get(b"connection") == b"close":

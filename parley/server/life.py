@@ -16,8 +16,8 @@ from functools import partial
 from parley.dialects.dialect import Answer, Head, Reply, Route
 from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.server.aside import off_loop
+from parley.server.codings import deflate
 from parley.server.generation import Generation
-from parley.server.limits import deflate
 from parley.server.model import Model
 from parley.server.respond import Exchange
 from parley.server.service import Service

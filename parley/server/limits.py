@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import zlib
 from asyncio.events import TimerHandle
 from collections.abc import Callable
 from math import inf
@@ -20,7 +19,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from parley.errors import HeadersTooLarge, Malformed, Overloaded, ParleyError, TooLarge, UnknownCoding
+from parley.errors import HeadersTooLarge, Overloaded, ParleyError
 from parley.server.cycle import Cycle
 from parley.server.options import ServerOptions
 
@@ -88,6 +87,7 @@ class Protocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.parser: Any = httptools.HttpRequestParser(self)  # strict: uvicorn's takes requests behind a last one
         self.cycle: Cycle | None = None  # type: ignore[assignment]
+        self._answering: Cycle | None = None  # the request whose turn it is, or was last
         self._in_head = True
         self._in_message = self._began = False
         self._head_bytes = 0
@@ -108,8 +108,9 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.end()
         self.connections.discard(self)
-        if self.cycle is not None:
-            self.cycle.lost()
+        for cycle in (self._answering, self.cycle):
+            if cycle is not None:
+                cycle.lost()
         self.flow.resume_writing()
         self.parser = None  # it refers to this object
         for departed in tuple(self._watchers):
@@ -188,6 +189,8 @@ class Protocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.pipeline:
             pass  # what the client may still be sending is the next request
+        elif self._in_message and self._in_head:  # as it is here
+            self._deadline.set(self.options.header_timeout, self._too_slow)
         elif self._in_message:  # closing at once could cost it the answer
             self._deadline.set(LINGER, self.transport.abort)
         else:
@@ -199,10 +202,7 @@ class Protocol(HttpToolsProtocol):
             self._answer(self.pipeline.pop()[0])  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.abort()  # a second status line inside an answer would be worse than none
-        else:
-            self._close(400, msg)
+        self._close(400, msg)
 
     @property
     def _offered(self) -> bool:
@@ -231,6 +231,7 @@ class Protocol(HttpToolsProtocol):
         return b"\r\n".join(head) + b"\r\n\r\n"
 
     def _answer(self, cycle: Cycle) -> None:
+        self._answering = cycle
         task = self.loop.create_task(cycle.run(self.app))  # type: ignore[arg-type]
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
@@ -272,38 +273,18 @@ class Protocol(HttpToolsProtocol):
         return None
 
     def _too_slow(self) -> None:
+        if self._answering is not None and not self._answering.response_complete:
+            return  # perhaps it was not read meanwhile: its time begins when that has ended
         self._close(408, "The request's headers did not come in time.")
 
     def _close(self, status: int, message: str) -> None:
-        if not self.transport.is_closing():
+        under_way = self._answering
+        if under_way is not None and under_way.response_started and not under_way.response_complete:
+            self.transport.abort()  # a second status line inside an answer would be worse than none
+        elif not self.transport.is_closing():
             body = message.encode()
             self.transport.write(
                 b"HTTP/1.1 %d \r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
                 b"connection: close\r\n\r\n%b" % (status, len(body), body)
             )
             self.transport.close()
-
-
-def inflate(body: bytes, coding: bytes, limit: int) -> bytes:
-    """A body without its content coding, at most ``limit`` bytes. Raises TooLarge, Malformed, UnknownCoding."""
-    coding = coding.strip().lower()
-    if coding in (b"", b"identity"):
-        return body
-    if coding not in (b"gzip", b"x-gzip", b"deflate"):
-        raise UnknownCoding("The body's Content-Encoding is not supported; send it as it is, or with gzip or deflate.")
-    stream = zlib.decompressobj(wbits=47)  # finds out by itself whether it is gzip or zlib
-    try:
-        plain = stream.decompress(body, limit + 1)
-    except zlib.error:
-        raise Malformed("The body could not be decompressed.") from None
-    if len(plain) > limit:
-        raise TooLarge(f"The decompressed body is larger than the limit of {limit} bytes.")
-    if not stream.eof or stream.unused_data:
-        raise Malformed("The body could not be decompressed: it is cut off, or something follows it.")
-    return plain
-
-
-def deflate(body: bytes, coding: bytes) -> bytes:
-    """A body in a content coding, ``gzip`` or ``deflate``."""
-    stream = zlib.compressobj(level=1, wbits=31 if coding == b"gzip" else 15)
-    return stream.compress(body) + stream.flush()

@@ -19,9 +19,9 @@ from starlette.types import Message, Receive, Scope, Send
 from parley.dialects.dialect import Answer, Dialect, Headers
 from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding, excerpt
 from parley.server.chance import draw
-from parley.server.cycle import CYCLE, Outlet
+from parley.server.codings import inflate
+from parley.server.cycle import APART, CYCLE, Outlet
 from parley.server.leg import Leg
-from parley.server.limits import inflate
 from parley.server.options import ServerOptions
 from parley.server.tally import Note
 
@@ -77,6 +77,11 @@ class Exchange:
     def divert(self, outlet: Outlet) -> None:
         """Let the answer go somewhere else than to the connection that the request came by."""
         self._cycle, self.raw_send = outlet, outlet.send
+
+    def separate(self) -> None:
+        """Have each event be a chunk, if clients of this API count on it."""
+        if self.dialect.apart:
+            self.scope[APART] = True
 
     @property
     def begun(self) -> bool:
@@ -224,6 +229,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
+        self.separate()
         headers.append((b"x-request-id", self.id.encode()))
         if self.dialect.id_header:
             headers.append((self.dialect.id_header, self.unique.encode()))

@@ -24,7 +24,7 @@ import uvloop
 from parley import hub
 from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
-from parley.instance.member import Member
+from parley.instance import entry
 from parley.kv.peer import Peer
 from parley.server import banner, logs
 from parley.server.app import App
@@ -142,7 +142,7 @@ class Instance:
         crossing = [crossed(app, options.cors) for app in apps]
         self._servers = [Server(http(options, *each)) for each in zip_longest(crossing, contexts)]
         self._rpc: Port | None = None
-        self._member = Member(self.service, peer(options), apps)
+        self._member = entry.join(self.service, peer(options), apps)
 
     async def live(self) -> int:
         """From the first line to the exit code."""

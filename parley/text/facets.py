@@ -15,6 +15,7 @@ from .calls import follow, kinds
 from .lark import quoted
 
 DEPTH = 8  # references that are followed
+ALTERNATIVES = 4096
 Schema = dict[str, Any]
 
 
@@ -26,6 +27,18 @@ def literal(value: Any) -> str:
 def properties(schema: Schema) -> dict[str, Any]:
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
+
+
+def needed(schema: Schema) -> set[str]:
+    """The properties that must be there."""
+    required = schema.get("required")
+    return {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+
+
+def bounds(schema: Schema, what: str) -> tuple[int | None, int | None]:
+    """The least and the most of something ("Length", "Items"), as far as the schema says it in whole numbers."""
+    least, most = schema.get(f"min{what}"), schema.get(f"max{what}")
+    return least if type(least) is int else None, most if type(most) is int else None
 
 
 def choices(schema: Any) -> list[Any]:
@@ -60,7 +73,7 @@ def pattern(schema: Schema) -> str:
 
 def limits(schema: Schema) -> str:
     """How long a text is, as a regular expression's count."""
-    least, most = schema.get("minLength"), schema.get("maxLength")
+    least, most = bounds(schema, "Length")
     return f"{{{least or 0},{most if most is not None else ''}}}" if least or most is not None else "*"
 
 
@@ -73,14 +86,16 @@ def resolved(schema: Any, root: Schema) -> Any:
     return schema
 
 
-def typed(schema: Any, types: list[str], root: Schema) -> Schema:
-    """The part of a schema that holds for values of these types, for which it has room."""
+def typed(schema: Any, types: list[str], root: Schema, most: int = ALTERNATIVES) -> Schema:
+    """The part of a schema that holds for values of these types, for which it has room. Beyond so many alternatives in
+    one another, which may lead back to themselves, any value of these types will do."""
     schema = resolved(schema, root)
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or not most:
         return {"type": types}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            parts = [typed(each, types, root) for each in schema[key] if kinds(each, root) & set(types)]
+            fitting = [each for each in schema[key] if kinds(each, root) & set(types)]
+            parts = [typed(each, types, root, most // (len(fitting) + 1)) for each in fitting]
             return parts[0] if len(parts) == 1 else {"anyOf": parts}
     if isinstance(schema.get("type"), list) or not kinds(schema, root):
         return schema | {"type": types}

@@ -149,7 +149,7 @@ PYTHON_TAG = "<|python_tag|>"
 PYTHON_LIST = Form("python", open=("[",), between=", ", close=("]",), bare=True)
 LLAMA4 = (PYTHON_LIST, Form("python", open=("<|python_start|>", "["), between=", ", close=("]", "<|python_end|>")))
 MISTRAL_ARGS = Form("named", each=("[TOOL_CALLS]",), id="[CALL_ID]", head=("[ARGS]",))
-MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(open=("[TOOL_CALLS]",)))
+MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(each=("[TOOL_CALLS]",)))
 MINIMAX = "]<]minimax[>["  # a token before every tag
 DEEPSEEK_V3 = _deepseek("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
 DEEPSEEK_V31 = _deepseek("", "<｜tool▁sep｜>", (), "")
@@ -515,7 +515,7 @@ CALLS = (
         (
             LLAMA,
             Form(open=(PYTHON_TAG,), keys=("name", "parameters"), between="; "),
-            Form("python", open=(PYTHON_TAG,), known=True),
+            Form("python", each=(PYTHON_TAG,), known=True),
         ),
         ((PYTHON_TAG, "<|start_header_id|>"), ("<|start_header_id|>", '"parameters"', "ipython")),
         aliases=("llama3", "llama3.1", "llama3.2", "llama3.3"),

@@ -219,7 +219,11 @@ class Language:
         think = ready.markup.think
         if think is None:
             return None
-        return Thinking(*think, ready.thinking, budget, self.tokenizer.encode(f"\n{think[1]}\n\n", special=False))
+        close, bare = (self.tokenizer.encode(f"{line}{think[1]}\n\n", special=False) for line in ("\n", ""))
+        line = len(close) - len(bare)  # the end of a line before the mark, which is of the reasoning
+        if line > budget:
+            return Thinking(*think, ready.thinking, budget, bare)
+        return Thinking(*think, ready.thinking, budget - line, close)
 
     def gate(self, grammar: str, ready: Prepared, plain: bool) -> str:
         """A compiled grammar as one for the whole answer, reasoning included where there may be some.

@@ -146,8 +146,12 @@ class Regions:
                 return True
             if mark.startswith(here):
                 return False
+        if self._bare and any(form.trigger.startswith(self._text[self._at :]) for form in self._marked):
+            return False
         self._state = Regions._content
-        self._call([form for form in self._bare if self._text.startswith(form.trigger, self._at)])
+        if self._bare:  # what begins with a mark may begin like a call without
+            forms = (*self._marked, *self._bare)
+            self._call([form for form in forms if self._text.startswith(form.trigger, self._at)])
         return True
 
     def _content(self) -> bool:

@@ -14,17 +14,19 @@ from typing import Any
 
 from parley.types import Message, ToolCall
 
-from .markup import ALPHABET
+from .calls import Form, written
+from .markup import ALPHABET, detect
 
 Turn = dict[str, Any]
 
-NINE = re.compile(r"length\s*!=\s*9")  # Mistral's templates refuse ids of any other length
+NINE = re.compile(r"length\s*(!=|<|>=)\s*9")  # Mistral's templates refuse ids of other lengths
 NUMBERED = "<|tool_call_argument_begin|>"  # Kimi's write the id where others write the name
 SINGLE = "single tool-calls at once"  # Llama's refuse turns with several calls
 RESPONSES = re.compile(
     r"""[.'"]tool_responses\b"""
 )  # Gemma's first read results in the turn that called; later ones read turns of tools too
 RESULTS = "tool_call_id"  # what those read that do
+CALLS = "tool_calls"  # templates that do not read these show calls where content says them
 EITHER = "content and message.thinking"  # gpt-oss's refuses turns that have both and call
 
 
@@ -50,6 +52,8 @@ def turns(messages: Sequence[Message], source: str) -> list[Turn]:
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     ids = _ids(messages, source)
     made = [_turn(message, names, ids) for message in messages]
+    if CALLS not in source and (forms := detect(source).calls):
+        made = [_said(turn, forms[0]) for turn in made]
     if EITHER in source:
         made = [_joined(turn) for turn in made]
     if RESPONSES.search(source) and RESULTS not in source:
@@ -105,6 +109,15 @@ def _short(id: str) -> str:
     return "".join(
         ALPHABET[byte % len(ALPHABET)] for byte in hashlib.sha256(id.encode("utf-8", "replace")).digest()[:9]
     )
+
+
+def _said(turn: Turn, form: Form) -> Turn:
+    """Calls at the end of the turn's content, as the model writes them."""
+    calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in turn.get(CALLS, ())]
+    if not calls or not all(isinstance(arguments, dict) for _, _, arguments in calls):
+        return turn
+    content = "\n".join(filter(None, (turn.get("content"), written(form, calls).strip())))
+    return {key: value for key, value in turn.items() if key != CALLS} | {"content": content}
 
 
 def _joined(turn: Turn) -> Turn:

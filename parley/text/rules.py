@@ -68,12 +68,10 @@ class Rules:
         shape = self.form.shape
         if shape in ("object", "named", "keyed"):
             return self.json(schema)
-        while isinstance(schema.get("$ref"), str) and isinstance(found := follow(schema["$ref"], self._root), dict):
-            schema = found
-        properties = facets.properties(schema) if bound else {}
+        found = facets.resolved(schema, schema)
+        schema = found if isinstance(found, dict) else {}
+        properties, needed = facets.properties(schema) if bound else {}, facets.needed(schema)
         rest = not properties and schema.get("additionalProperties") is not False
-        required = schema.get("required")
-        needed = set(required) if isinstance(required, list) else set()
         if shape == "elements":
             return self._members(schema, 0, bound)
         if shape == "tags":
@@ -134,7 +132,7 @@ class Rules:
         if said == "string":
             return self.rule(f"{self.text(self.form.quote)} {self.until(self.form.quote, schema)}")
         if said == "array":
-            least, most = (schema.get(key) for key in ("minItems", "maxItems"))
+            least, most = facets.bounds(schema, "Items")
             item = self.loose(schema.get("items", {}), depth + 1)
             if most == 0:
                 return self.rule('"[]"')
@@ -142,7 +140,7 @@ class Rules:
             row = f'{item} ("," {item}){count}'
             return self.rule(f'"[" {row} "]"' if least else f'"[" ({row})? "]"')
         if said == "object" and (properties := facets.properties(schema)):
-            needed = set(schema.get("required") or ())
+            needed = facets.needed(schema)
             row_ = [
                 (key in needed, self.rule(f"{self.text(f'{key}:')} {self.loose(each, depth + 1)}"))
                 for key, each in properties.items()
@@ -178,7 +176,7 @@ class Rules:
         if isinstance(said, list) and said:
             return self.rule(" | ".join(self._inside({**schema, "type": each}, depth + 1) for each in said))
         if said == "array":
-            least, most = (schema.get(key) for key in ("minItems", "maxItems"))
+            least, most = facets.bounds(schema, "Items")
             item = self.element(ITEM, schema.get("items", {}), depth + 1)
             return self.rule(f"{item}{{{least or 0},{most if most is not None else ''}}} {end}")
         if said == "object":
@@ -195,8 +193,7 @@ class Rules:
             form = self.form
             free = f"{self.text(form.key[0])} KEY {self.text(form.key[1])} {self.until(form.value[1], {})} KEY"
             return self.rule(f"({free} {self.text(form.key[1])})*")
-        required = schema.get("required")
-        needed = set(required) if isinstance(required, list) else set()
+        needed = facets.needed(schema)
         parts = [self.element(key, each, depth) + ("" if key in needed else "?") for key, each in properties.items()]
         return self.rule(" ".join(parts) or '""')
 

@@ -147,6 +147,8 @@ def _tojson(
 ) -> str:
     if indent is not None and not 0 <= int(indent) <= 16:
         raise _Exhausted("the indent is too wide")
+    if isinstance(value, Iterator):  # what filters make of lists
+        value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -281,18 +283,20 @@ def _cut(text: str, content: str) -> str:
 
 
 def _run_either(template: jinja2.Template, values: dict[str, Any]) -> str:
-    """Render; where turns that only call lack a content that the template reads, with one that is none, then empty."""
+    """Render; where turns that only call lack a content that the template reads, with one that is none, then empty,
+    and where it counts tools and there are none, with an empty list of them."""
     silent = [turn for turn in values["messages"] if "content" not in turn]
     try:
         return _run(template, values)
     except BadRequest:
-        if not silent:
-            raise
-        for content in (None, ""):
+        for content in (None, "") if silent else ():
             for turn in silent:
                 turn["content"] = content
             with contextlib.suppress(BadRequest):
                 return _run(template, values)
+        if values["tools"] is None:
+            with contextlib.suppress(BadRequest):
+                return _run(template, {**values, "tools": []})
         raise
 
 

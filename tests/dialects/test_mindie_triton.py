@@ -74,13 +74,14 @@ def test_a_stream(rules):
     reply = generate(rules, stream=True, parameters={"details": True})
     assert reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
-        b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I","details":{"batch_size":2,'
-        b'"queue_wait_time":5318},"prefill_time":45,"decode_time":null}\n\n'
+        b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I","details":'
+        b'{"generated_tokens":1,"first_token_cost":null,"decode_cost":null,"batch_size":2,"queue_wait_time":5318},'
+        b'"prefill_time":45,"decode_time":null}\n\n'
     )
     assert reply.chunk([Delta(0, " am", tokens=[TWO]), DONE]) == (
         b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" am","details":'
-        b'{"finish_reason":"eos_token","generated_tokens":2,"batch_size":3,"queue_wait_time":117},"prefill_time":null,'
-        b'"decode_time":28}\n\n'
+        b'{"finish_reason":"eos_token","generated_tokens":2,"first_token_cost":null,"decode_cost":null,"batch_size":3,'
+        b'"queue_wait_time":117},"prefill_time":null,"decode_time":28}\n\n'
     )
     bare = generate(rules, stream=True)
     assert bare.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE]), Done(0, "length", USAGE)]) == (
@@ -182,6 +183,13 @@ SHAPE = "Shape must be at most two-dimensional, and the last element's value mus
 )
 def test_what_is_said_of_tensors(tensor, body, text):
     assert refusal(infer, tensor=tensor, **body) == text
+
+
+@pytest.mark.parametrize(("profile", "limit"), [("strict", 20), ("strict-old", 7), ("extended", 7)])
+def test_parameters_beside_a_tensor(profile, limit):
+    beside = {"parameters": {"max_new_tokens": 7}}
+    assert infer(Rules(profile), **beside).request.stop.max_tokens == limit
+    assert infer(Rules(profile), tensor={"parameters": {"max_new_tokens": 2}}, **beside).request.stop.max_tokens == 2
 
 
 # -- control

@@ -151,6 +151,16 @@ def test_vllms_pooling_is_of_one_vector_each():
         pooling.pool(b'{"data":{},"task":"plugin"}', head)
 
 
+@pytest.mark.parametrize(("dtype", "name"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
+def test_floats_of_a_byte_are_rounded_to_the_nearest(dtype, name):
+    torch = pytest.importorskip("torch")
+    held = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)).float()
+    held = held[held.isfinite()].sort().values
+    given = torch.cat([held, (held[1:] + held[:-1]) / 2, torch.randn(1000) / 9, torch.tensor([1e9, -1e9])])
+    got = vectors.form(given.numpy().tobytes(), dtype)
+    assert got == given.to(getattr(torch, name)).view(torch.uint8).numpy().tobytes()
+
+
 def test_bfloat16_is_rounded_to_the_nearest():
     torch = pytest.importorskip("torch")
     given = torch.randn(1000)

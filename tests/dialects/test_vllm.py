@@ -282,6 +282,10 @@ OF_TEXTS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": None}, "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
     ({"prompt": None, "prompt_embeds": []},
      "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
+    ({"prompt": [[1], []]}, "The decoder prompt cannot be empty", None),
+    ({"prompt": ["a", ""]}, "The decoder prompt cannot be empty", None),
+    ({"prompt": [[-1]]}, "1 validation error:\n  {'type': 'greater_than_equal', 'loc': 'body.prompt.0.0', 'msg': "
+     "'Input should be greater than or equal to 0', 'input': -1, 'ctx': {'ge': 0}}", "body.prompt.0.0"),
     ({"suffix": "x"}, "suffix is only supported for models with FIM completion rendering", None),
 ]  # fmt: skip
 

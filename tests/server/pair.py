@@ -14,7 +14,7 @@ from answers import same
 from served import Answer, Served, request
 
 from parley.engine.fake import FakeEngine
-from parley.instance import frames, handover
+from parley.instance import entry, frames, handover
 from parley.instance.member import Member
 from parley.instance.role import Address
 from parley.kv.peer import Peer
@@ -70,7 +70,7 @@ class Line:
 async def join(served: Served, secret: bytes = b"s", surfaces: Sequence[Surface] = (), **options: Any) -> Member:
     """Make a server a member, whose peer listens."""
     app = App(served.service, surfaces or universal(), "127.0.0.1")
-    member = Member(served.service, Peer(secret=secret, **options), [app])
+    member = entry.join(served.service, Peer(secret=secret, **options), [app])
     info = served.engine.info
     assert info is not None
     if info.arena is None:

@@ -61,14 +61,19 @@ class Connection:
         if method == "HEAD":
             return Answer(status, headers, b"")
         if headers.get("transfer-encoding") == "chunked":
-            body = b""
-            while size := int(await self.reader.readline(), 16):
-                body += await self.reader.readexactly(size)
-                await self.reader.readexactly(2)
-            await self.reader.readexactly(2)
+            body = b"".join(await self.chunks())
         else:
             body = await self.reader.readexactly(int(headers.get("content-length", 0)))
         return Answer(status, headers, body)
+
+    async def chunks(self) -> list[bytes]:
+        """The body of an answer whose length its head does not tell."""
+        chunks = []
+        while size := int(await self.reader.readline(), 16):
+            chunks.append(await self.reader.readexactly(size))
+            await self.reader.readexactly(2)
+        await self.reader.readexactly(2)
+        return chunks
 
     async def ended(self) -> bytes:
         """Everything until the server closes the connection."""

@@ -81,6 +81,18 @@ async def test_what_is_wrong_is_refused_as_one_server_refuses_it(cluster, serve,
     await many.idle()
 
 
+@pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
+async def test_clients_of_mindie_find_each_event_in_a_chunk(cluster, serve, roles: tuple[str, ...]) -> None:
+    for served in (await serve(), (await cluster(*roles)).front):
+        connection = await served.connect()
+        await connection.send(request("POST", "/mindie/v1/chat/completions", CHAT | {"stream": True}))
+        await connection.head()
+        chunks = await connection.chunks()
+        assert len(chunks) > 2 and chunks[-1] == b"data: [DONE]\n\n"
+        assert all(chunk.startswith(b"data: ") and chunk.index(b"\n\n") == len(chunk) - 2 for chunk in chunks)
+        connection.close()
+
+
 async def test_a_client_of_mindie_names_its_request(cluster) -> None:
     many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.01)
     path, asked = "/mindie/v1/chat/completions", json.dumps(CHAT).encode()

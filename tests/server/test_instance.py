@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import random
 from typing import Any
 
+import pair
 import pytest
 from served import HELLO, Connection, Served, request
 
@@ -229,6 +231,25 @@ async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.Monk
     fail.errno, tries[:] = 113, []
     await served.until(lambda: "failed : 113" in served.service.node.role.links.values())
     assert served.service.node.role.state == "RoleReady"
+
+
+async def test_why_there_is_no_link_is_said_once(serve, caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried again and again, for days if the other one is gone."""
+    one, other = await pair.join(await serve()), await pair.join(await serve())
+    strange = await pair.join(await serve(), secret=b"t")
+    caplog.set_level("INFO", logger="parley.instance")
+    try:
+        places = [role.Address("127.0.0.1", port) for port in (strange.peer.port, other.peer.port)]
+        for place in places * 3:
+            with contextlib.suppress(OSError):
+                await one.reach(place)
+    finally:
+        await asyncio.gather(other.close(), strange.close())
+    for _ in range(3):
+        with pytest.raises(OSError):
+            await one.reach(places[1])
+    await one.close()
+    assert [record.args[0] for record in caplog.records] == places
 
 
 async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:

@@ -289,9 +289,11 @@ async def test_the_time_of_attempts_before_counts(alike, resumed: bool) -> None:
 
 async def test_a_client_that_does_not_read_stops_its_own_stream_only(alike) -> None:
     _, pair = await alike(reply=long)
+    pair.decode.engine.gate.clear()
     first = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
     await pair.decode.until(lambda: "r1" in pair.members[1].node.results.client(CLIENT).channels)
     assert pair.members[1].node.results.pause(CLIENT, "r1", True)
+    pair.decode.engine.gate.set()
     other = await asked(pair, stream=True, max_tokens=50)
     assert other.body.endswith(b"[DONE]\n\n") and not first.done()
     pair.members[1].node.results.pause(CLIENT, "r1", False)

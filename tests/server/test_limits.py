@@ -121,6 +121,42 @@ async def test_a_body_that_comes_behind_another_request_has_its_time(serve, monk
     connection.close()
 
 
+@pytest.mark.parametrize("between", [0, 1])
+async def test_a_head_that_comes_behind_another_request_has_its_time(serve, monkeypatch, between):
+    """It is not read while others before it are answered, and says nothing in the midst of their answers."""
+    monkeypatch.setattr("parley.server.limits.LINGER", 0.1)
+    served = await serve(tick=0.05, header_timeout=0.3)
+    connection = await served.connect()
+    stream = {**HELLO, "stream": True, "max_tokens": 12}
+    last = request("POST", CHAT, HELLO)
+    await connection.send(request("POST", CHAT, stream) * (1 + between) + last[:30])
+    for _ in range(1 + between):
+        assert (await connection.answer()).events
+    await asyncio.sleep(0.15)
+    await connection.send(last[30:])
+    assert await status(connection) == 200
+    await connection.send(last[:30])
+    assert b" 408 " in (await connection.ended())[:16]
+
+
+@pytest.mark.parametrize(
+    "between, wrong",
+    [(0, b"no HTTP\r\n\r\n"), (1, b"no HTTP\r\n\r\n"), (0, b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000)],
+    ids=["none", "none behind another", "endless"],
+)
+async def test_what_is_wrong_behind_a_request_is_not_said_inside_its_answer(serve, between, wrong):
+    served = await serve(tick=0.02)
+    connection = await served.connect()
+    stream = request("POST", CHAT, {**HELLO, "stream": True})
+    await connection.send(stream)
+    assert (await connection.head())[0] == 200
+    await connection.send(stream * between + wrong[:20])
+    await asyncio.sleep(0.02)
+    await connection.send(wrong[20:])
+    assert b"HTTP/1.1" not in await connection.ended()
+    assert await served.control()
+
+
 def test_there_is_room_for_as_many_as_the_system_may_give():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

@@ -19,9 +19,9 @@ from tiny_tokenizers import byte_level
 from tokenizers import AddedToken
 
 from parley.text import Choice, Markup, Prepared, Tokenizer
-from parley.text.calls import Tools
+from parley.text.calls import Tools, written
 from parley.text.channels import reader
-from parley.text.families import CALLS, THOUGHTS
+from parley.text.families import CALLS, THOUGHTS, Calls
 from parley.text.markup import begins_thinking, detect, names, switch
 from parley.types import Delta, Done, Output, Request
 
@@ -516,7 +516,7 @@ FRAGMENTS = {name: fragments(markup) for name, markup in (MARKUPS | THINKERS).it
 
 
 @st.composite
-def written(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
+def mixture(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
     """A markup, a text of its marks and its examples' parts in any order, and where to cut it."""
     name = draw(st.sampled_from(sorted(FRAGMENTS)))
     examples = [text for text, _, _ in EXAMPLES.get(name, [])]
@@ -530,7 +530,7 @@ def written(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
     return (MARKUPS | THINKERS)[name], text, draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 
 
-@given(written(), st.booleans())
+@given(mixture(), st.booleans())
 @settings(max_examples=600, deadline=None)
 def test_any_cutting_gives_the_same_events(case: tuple[Markup, str, list[int]], thinking: bool) -> None:
     markup, text, sizes = case
@@ -567,6 +567,16 @@ def test_what_fits_no_form_is_not_tried_again_within() -> None:
     assert parse([text], family("mistral")) == ("", text, [])
     text = "[TOOL_CALLS] no " * depth
     assert parse([text], family("mistral")) == parse([text[:100], text[100:]], family("mistral")) == ("", text, [])
+
+
+@pytest.mark.parametrize("row", CALLS, ids=lambda row: row.name)
+def test_what_is_written_is_read_back(row: Calls) -> None:
+    arguments = {"s": "a\nb", "n": 3, "x": None, "b": True, "l": ["é", [1.5]], "o": {"k": {"z": "w"}}}
+    for form in row.forms:
+        calls = [("a1b2c3d4e5", "f", arguments), ("b1b2c3d4e5", "get_weather", {})][: 1 if form.alone else 2]
+        text = written(form, calls)
+        _, content, found = parse(list(text), family(row.name))
+        assert [(name, json.loads(said)) for name, said in found] == [call[1:] for call in calls] and not content, text
 
 
 values: st.SearchStrategy[Any] = st.recursive(

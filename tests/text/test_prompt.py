@@ -84,6 +84,16 @@ def test_a_prompt_that_opens_the_reasoning_block() -> None:
     assert language(source).prepare(begun).thinking
 
 
+@pytest.mark.parametrize("budget", [0, 1, 2, 9])
+def test_a_budget_is_of_all_tokens_before_the_closing_mark(budget: int) -> None:
+    speaker = language()
+    limit = speaker.bound(speaker.prepare(Chat(QUESTION)), budget)
+    assert limit is not None
+    before, _, behind = speaker.tokenizer.decode(limit.close, skip_special=False).partition("</think>")
+    assert (before.strip(), behind) == ("", "\n\n")
+    assert limit.budget + len(speaker.tokenizer.encode(before, special=False)) == budget
+
+
 def test_a_hopelessly_long_text_is_refused_before_it_is_read() -> None:
     speaker = language()
     tokenizer = speaker.tokenizer

@@ -110,3 +110,24 @@ def test_results_in_the_turn_that_called_for_a_template_that_reads_no_others() -
     assert render(shown, [Message("tool", "x"), *TURNS]) == "tool;user;assistant f=one g=two;"
     later = shown + "{{ '' if messages[0].tool_call_id else '' }}"
     assert render(later) == "user;assistant;tool;tool;"
+
+
+def test_responses_are_gathered_only_for_templates_that_read_them() -> None:
+    source = "{% for m in messages %}{{ m.role }}{{ m.content or '' }};{% endfor %}<tool_responses:x>"
+    assert render(source) == "userHi;assistant;toolone;tooltwo;<tool_responses:x>"
+
+
+def test_calls_as_the_model_writes_them_where_the_template_shows_content_only() -> None:
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}<|tool_list_start|>"
+    calls = '<|tool_call_start|>[f(a="x", b=[1]), g()]<|tool_call_end|>'
+    shown = f"user: Hi\nassistant: {calls}\ntool: one\ntool: two\n<|tool_list_start|>"
+    assert render(source) == shown
+    spoken = Message("assistant", "I look.", tool_calls=[ToolCall("1", "f", "{}")])
+    assert "assistant: I look.\n<|tool_call_start|>[f()]<|tool_call_end|>" in render(source, [spoken])
+    broken = Message("assistant", "I look.", tool_calls=[ToolCall("1", "f", "[")])
+    assert "assistant: I look.\n<|tool_list" in render(source, [broken])
+
+
+def test_a_template_that_counts_tools_and_one_that_maps_them() -> None:
+    assert render("{{ tools | length }}") == "0"
+    assert render("{{ messages | map(attribute='role') | tojson }}") == '["user", "assistant", "tool", "tool"]'

@@ -18,6 +18,7 @@ from parley.errors import Invalid
 from parley.text import Markup, Tokenizer, detect
 from parley.text.bounds import SIZE
 from parley.text.calls import Tools
+from parley.text.calls.tools import part
 from parley.text.channels import reader
 from parley.text.families import CALLS, Calls
 from parley.text.lark import Lark
@@ -101,6 +102,30 @@ def test_a_schema_that_refers_to_itself_is_followed_or_refused_at_once(row: Call
     assert not LLMatcher.validate_grammar(written(5), vocabulary(False))
     with suppress(Invalid):
         assert len(written(300)) <= SIZE
+
+
+CIRCLE = {"anyOf": [{"$ref": "#/$defs/circle"}] * 40, "oneOf": [{"$ref": "#"}] * 40}
+ODD = [
+    {"$ref": "#"},
+    {"$ref": "#/$defs/circle", "$defs": {"circle": CIRCLE}},
+    {"properties": {"a": CIRCLE, "b": {"type": "array", "items": CIRCLE}}, "$defs": {"circle": CIRCLE}},
+    {"properties": {"a": True}, "required": [["a"], {}]},
+    {"properties": {"a": {"properties": {"b": {}}, "type": "object", "required": 7}}},
+    {"properties": {"a": {"type": "array", "minItems": "2", "maxItems": [3]}}},
+    {"properties": {"a": {"type": "string", "minLength": "2", "maxLength": {}}}},
+]
+
+
+@rows
+def test_an_odd_schema_is_followed_or_refused(row: Calls) -> None:
+    """Whatever refers to itself, and whatever should be another type, there is an end to it."""
+    for schema in ODD:
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
+        with suppress(Invalid):
+            calls_grammar(detect("", row.name, "none"), Lark({}), tools, parallel=False, required=True)
+        known = Tools(tools)
+        assert known.kinds("f", "a") <= {"array", "object", "string"}
+        assert part(known.schema("f"), known.schema("f"), "none") is None
 
 
 def walk(marked: bool, grammar: str, seed: int, start: str = "") -> str:

@@ -41,6 +41,7 @@ def service(rules: Rules) -> Dialect:
         base="",
         error=partial(shared.error, rules=rules),
         id_header=ID_HEADER,
+        apart=True,
         routes=(
             Route("POST", "/", "generate", read=partial(tgi.either, rules)),
             Route("POST", "/generate", "generate", read=partial(vllm.read, rules), claims=("prompt",), yields=True),

@@ -31,7 +31,10 @@ class TensorReply(Single):
         self._datatype, ids = _tensor(tensor, rules)
         self._id = label(body) or name(head)
         self._output = _output(body) or OUTPUT
-        given = tensor.object("parameters") or Fields({}, "parameters", UNREAD)
+        given = tensor.object("parameters")
+        if given is None and (rules.old or not rules.strict):  # where the manual has them
+            given = body.object("parameters")
+        given = given or Fields({}, "parameters", UNREAD)
         values = parameters.read(given, parameters.TRITON_TOKEN.under(rules))
         limit = values["max_new_tokens"] or TOKENS
         super().__init__(rules, inputs.TRITON, limit)

@@ -62,6 +62,7 @@ class TextReply(Single):
         super().__init__(rules, inputs.TRITON, limit)
         self._details = bool(values["details"])
         self._begun = False
+        self._told = 0  # tokens in the frames of a stream
         self.request = Request(
             **common(rules, head, self._id),
             model=head.path["model"],
@@ -80,8 +81,10 @@ class TextReply(Single):
         told = self._named() | {"text_output": text}
         if self._details:
             cost = piece.token.cost if piece.token is not None else None
-            told["details"] = self._ended() if piece.last else {}
-            told["details"] |= {
+            self._told += len(piece.tokens)
+            told["details"] = (self._ended() if piece.last else {"generated_tokens": self._told}) | {
+                "first_token_cost": None,
+                "decode_cost": None,
                 "batch_size": cost.rows if cost is not None else None,
                 "queue_wait_time": microseconds(cost) if cost is not None else None,
             }

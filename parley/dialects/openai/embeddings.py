@@ -21,7 +21,7 @@ from parley.types import Event, Pooling, Prompt, Request, Usage, Vector
 MAX_INPUTS = 2048
 MAX_DIMENSIONS = 2**31 - 1
 CODINGS = ("float", "base64", "bytes", "bytes_only")
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16", *vectors.BYTES)
 ORDERS = ("native", "little", "big")
 BINARY = b"application/octet-stream"
 

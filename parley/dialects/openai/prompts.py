@@ -30,7 +30,7 @@ def read(body: Fields, member: str, *, cap: int) -> list[Prompt]:
     prompts: list[Prompt] = []
     for i, ids in enumerate(body.array(member, cap=cap)):
         place = f"{member}[{i}]"
-        item = Fields({place: ids})
+        item = body.over({place: ids})
         prompts.append(Tokens(item.integers(place, cap=MAX_SIZE, low=0, high=MAX_ID)))
         if not ids:
             raise item.empty(place, "array")

@@ -172,10 +172,10 @@ class Words(words.Words):
 
     def empty(self, path: str, what: str) -> BadRequest:
         name = path.partition("[")[0]
-        if name == "prompt" and what == "string":
-            return named("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-        if name == "input" and what == "string":
+        if (name in ("prompt", "input") and path != name) or (path == "input" and what == "string"):
             return Invalid("The decoder prompt cannot be empty")
+        if path == "prompt" and what == "string":
+            return named("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
         return Invalid(EMPTY.get(name, f"{path} must not be empty."))
 
     def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:

@@ -1,7 +1,8 @@
-"""Tool calls as models write them: what a form is, and its reader. Knows text and JSON schemas, nothing of answers."""
+"""Tool calls as models write them: what a form is, its reader, its writer. Knows texts and schemas, not answers."""
 
 from .form import Form
 from .reader import CallReader
 from .tools import Tools, follow, kinds
+from .written import written
 
-__all__ = ["CallReader", "Form", "Tools", "follow", "kinds"]
+__all__ = ["CallReader", "Form", "Tools", "follow", "kinds", "written"]

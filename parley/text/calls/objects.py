@@ -12,6 +12,7 @@ from .scan import Garbled, Scan, Wait
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
 BESIDE = ("id", "type")  # what models write before these
+ARGUMENT = '{["n'  # what arguments begin with, if only null
 LONGEST = 256  # characters of a name
 _NAME = re.compile(r"[^\s\[\]{}<>()\"'`|,;=｜]*")
 _SCALAR = re.compile(r'[^\s,{}\[\]"<]*')
@@ -68,10 +69,9 @@ def named(scan: Scan) -> Wait:
         if (yield from scan.peek()) == "{":
             break
         yield from scan.expect(mark.strip())
-    if not scan.form.head and (yield from scan.peek()) != "{":
+    if (yield from scan.peek()) not in ARGUMENT or (not scan.form.head and scan.text[scan.at] != "{"):
         raise Garbled
     scan.announce(name, id)
-    yield from scan.peek()
     yield from passing(scan)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-DEPTH = 16  # references and alternatives that are followed
 
 # Types that JSON Schema does not know, as people write them all the same.
 SYNONYMS = {
@@ -63,48 +61,52 @@ def kind(value: Any) -> str:
 
 def kinds(schema: Any, root: Any) -> frozenset[str]:
     """The types of JSON that a schema, a part of ``root``, allows; empty if it does not tell."""
-    return frozenset(_kinds(schema, root, 0))
+    return frozenset(name for each in _parts(schema, root, _said) for name in _said(each))
 
 
-def _kinds(schema: Any, root: Any, depth: int) -> Iterator[str]:
-    if not isinstance(schema, dict) or depth > DEPTH:
-        return
+def _said(schema: dict[str, Any]) -> list[str]:
+    """The types that a schema names itself."""
     said = schema.get("type")
     if said is not None:
-        for each in said if isinstance(said, list) else [said]:
-            if isinstance(each, str):
-                yield SYNONYMS.get(each.lower(), each)
-    elif isinstance(schema.get("enum"), list):
-        yield from map(kind, schema["enum"])
-    elif "const" in schema:
-        yield kind(schema["const"])
-    elif isinstance(schema.get("$ref"), str):
-        yield from _kinds(follow(schema["$ref"], root), root, depth + 1)
-    else:
-        for key in ("anyOf", "oneOf", "allOf"):
-            for each in schema[key] if isinstance(schema.get(key), list) else ():
-                yield from _kinds(each, root, depth + 1)
+        names = said if isinstance(said, list) else [said]
+        return [SYNONYMS.get(each.lower(), each) for each in names if isinstance(each, str)]
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+    return list(map(kind, values))
 
 
-def part(schema: Any, root: Any, key: str | None, depth: int = 0) -> Any:
+def part(schema: Any, root: Any, key: str | None) -> Any:
     """The schema of an object's member, or with ``key`` None of a list's items; None if this one does not tell."""
-    if not isinstance(schema, dict) or depth > DEPTH:
-        return None
-    if isinstance(schema.get("$ref"), str):
-        return part(follow(schema["$ref"], root), root, key, depth + 1)
-    properties = schema.get("properties")
-    if key is None:
-        found = schema.get("items")
-    elif isinstance(properties, dict) and key in properties:
-        found = properties[key]
-    else:
-        found = schema.get("additionalProperties")
-    if isinstance(found, dict):
-        return found
-    others = (
-        each for name in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(name), list) for each in schema[name]
-    )
-    return next((found for each in others if (found := part(each, root, key, depth + 1)) is not None), None)
+
+    def own(each: dict[str, Any]) -> Any:
+        properties = each.get("properties")
+        if key is None:
+            found = each.get("items")
+        elif isinstance(properties, dict) and key in properties:
+            found = properties[key]
+        else:
+            found = each.get("additionalProperties")
+        return found if isinstance(found, dict) else None
+
+    return next((found for each in _parts(schema, root, own) if (found := own(each)) is not None), None)
+
+
+def _parts(schema: Any, root: Any, enough: Callable[[dict[str, Any]], Any]) -> Iterator[dict[str, Any]]:
+    """A schema, and in place of one that is not ``enough`` what it refers to, or else its alternatives: each once,
+    for they may refer to each other in circles."""
+    seen, left = set[int](), [schema]
+    while left:
+        each = left.pop()
+        if not isinstance(each, dict) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        if enough(each):
+            continue
+        if isinstance(each.get("$ref"), str):
+            left.append(follow(each["$ref"], root))
+        else:
+            names = [name for name in ("allOf", "oneOf", "anyOf") if isinstance(each.get(name), list)]
+            left += (other for name in names for other in reversed(each[name]))
 
 
 def follow(reference: str, root: Any) -> Any:

@@ -1,0 +1,32 @@
+"""The content codings of bodies: what a client has packed, and what it may get packed. Knows only their names."""
+
+from __future__ import annotations
+
+import zlib
+
+from parley.errors import Malformed, TooLarge, UnknownCoding
+
+
+def inflate(body: bytes, coding: bytes, limit: int) -> bytes:
+    """A body without its content coding, at most ``limit`` bytes. Raises TooLarge, Malformed, UnknownCoding."""
+    coding = coding.strip().lower()
+    if coding in (b"", b"identity"):
+        return body
+    if coding not in (b"gzip", b"x-gzip", b"deflate"):
+        raise UnknownCoding("The body's Content-Encoding is not supported; send it as it is, or with gzip or deflate.")
+    stream = zlib.decompressobj(wbits=47)  # finds out by itself whether it is gzip or zlib
+    try:
+        plain = stream.decompress(body, limit + 1)
+    except zlib.error:
+        raise Malformed("The body could not be decompressed.") from None
+    if len(plain) > limit:
+        raise TooLarge(f"The decompressed body is larger than the limit of {limit} bytes.")
+    if not stream.eof or stream.unused_data:
+        raise Malformed("The body could not be decompressed: it is cut off, or something follows it.")
+    return plain
+
+
+def deflate(body: bytes, coding: bytes) -> bytes:
+    """A body in a content coding, ``gzip`` or ``deflate``."""
+    stream = zlib.compressobj(level=1, wbits=31 if coding == b"gzip" else 15)
+    return stream.compress(body) + stream.flush()
