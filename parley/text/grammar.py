@@ -29,7 +29,7 @@ import msgspec
 from parley.errors import Invalid, excerpt
 from parley.types import Grammar
 
-from . import gbnf
+from . import gbnf, lexemes
 from . import schema as schemas
 from .bounds import BUDGET, READING, SIZE
 from .expression import rust
@@ -64,11 +64,13 @@ REASONS = (
     ("invalid multiple of", "multipleOf must be greater than 0"),
     ("Token range end too large", "it names a token that is not in the vocabulary"),
     ("Regex is empty", "no text matches a pattern in it"),
+    ("too deeply nested", DEEP),
     ("too large", "it is too large"),
     ("too big", "it is too large"),
     ("fuel", COMPLEX),
     ("determine if regex is empty", COMPLEX),
     ("too many expressions", COMPLEX),
+    ("panic:", "what reads it fails at it"),
     ("Default retriever", "references to other documents are not followed"),
 )
 
@@ -197,7 +199,7 @@ class Compiler:
             case "ebnf":
                 if len(value) > SIZE_GBNF:
                     raise Refused(f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
-                return _lark(gbnf.lark(value))
+                return _lark(lexemes.lark(gbnf.read(value)))
             case "tags":
                 return _lark(self._tags(grammar, more))
 

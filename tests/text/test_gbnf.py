@@ -24,6 +24,25 @@ root ::= value
 value ::= "{" (text ":" value ("," text ":" value)*)? "}" | "[" (value ("," value)*)? "]" | text | "true"
 text ::= "\"" ([^"\\\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\""
 """
+CHESS = r"""
+root  ::= ([1-9] [0-9]? ". " move " " move "\n")+
+move  ::= (pawn | piece | "O-O" "-O"?) [+#]?
+piece ::= [NBKQR] [a-h]? [1-8]? "x"? [a-h] [1-8]
+pawn  ::= ([a-h] "x")? [a-h] [1-8] ("=" [NBRQ])?
+"""
+LIST = r"""
+root ::= ("- " [^\r\n\x0b\u2028]+ "\n")+
+"""
+CODE = r"""
+root  ::= ("int" | "float") gap name "(" (name ("," gap? name)*)? "){" line* "}"
+line  ::= name gap "=" gap sum ";" | "return" gap sum ";" | "if(" sum ")" body ("else" body)? | note
+body  ::= "{" line* "}"
+sum   ::= value ([-+] value)*
+value ::= name | [0-9]+ | name "(" (sum ("," gap sum)*)? ")" | "(" sum ")"
+name  ::= [a-zA-Z_] [a-zA-Z_0-9]*
+note  ::= "//" [^\n]* "\n" | "/*" ([^*] | "*" [^/])* "*/"
+gap   ::= [ \n]+
+"""
 SELECT = """root ::=
   "SELECT " names " FROM " table (" WHERE " name " = " [0-9]+)?
 names ::= name (", " name)*
@@ -44,6 +63,10 @@ def compiler():
     [
         (LINES, ["a=1\n", "a +1*(b)=3\n", "a1 = b\nc=2\n", "a=1 \n\t\n"], ["a=1", "=1\n", "a+=1\n"]),
         (OBJECT, ['{"a":["\\u00e9","b\\n"],"é":{}}', '"🐲"', "[]"], ["{", '"\n"', '"\\x"', '{"a"}']),
+        (CHESS, ["1. e4 e5\n2. Nf3 O-O\n", "9. R1a2 exd8=Q+\n"], ["1. e4\n", "1. e4 e9\n"]),
+        (LIST, ["- a\n- b, c\n"], ["- a", "a\n", "- \n"]),
+        (CODE, ["int f(a, b){if(a){return f(a-1, b);}else{}}", "int f(){// x\n/* y */ifs = 1+(2);}"],
+         ["int f(){", "intf(){}", "int f(){/* x }"]),
         (SELECT, ["SELECT a, ab FROM t10", "SELECT ab FROM t1 WHERE b = 12"], ["SELECT a,b FROM t1", "SELECT c"]),
         ("root ::= word word\nword ::= [a-z]+", ["ab", "abc"], ["a", ""]),
         ('root ::= pair{2,3}\npair ::= "a" | [bc]{4,}', ["aa", "abcbc", "bcbcbcbcbc"], ["a", "aaaa", "bcb"]),
@@ -52,6 +75,9 @@ def compiler():
         ('root ::= root "a" | "b"', ["b", "baa"], ["a", ""]),
         ('root ::= "a" | "ab" | [a-c] "d"', ["a", "ab", "ad", "cd"], ["b", "abd"]),
         ('root ::= ("a" | "ab") root? "c"', ["ac", "abc", "aabcc", "abacc"], ["a", "abcc"]),
+        ('root ::= ("ab" root)? "abab"', ["abab", "ab" * 5], ["ab", "ab" * 4]),
+        ('root ::= "a" "é" root | "añ" root | "."', [".", "aéañ."], ["añaé", "a."]),
+        ('root ::= [é-ñ] | [é-ñ] ("" | "")', ["é"], ["éé"]),
         ("root ::= [^a-c]", ["d", "\n", "🐲"], ["a", "dd"]),
         ("root ::= .", ["a", "\n", "é"], ["", "ab"]),
         (r"root ::= [a&&b] [+--] [a~~b] [\]\[^/-] [\-]", ["&,~^-", "a-b]-", "b+a/-"], ["c+a/-", "a*a/-"]),
@@ -59,6 +85,7 @@ def compiler():
         ('root ::= "a"{2} "b"{,2} "c"{1,} "d"{0}', ["aac", "aabbcc"], ["ac", "aabbb", "aacd"]),
         ('root ::= "" | x-Y # either\nx-Y ::= x_y\nx_y ::= "a"\nX-y ::= "b"\nstart ::= "c"', ["", "a"], ["b", "c"]),
         ('root ::= ("a"\n | "b")\n\n', ["a", "b"], ["ab"]),
+        ("root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(1800)) + 'r1800 ::= "a"', ["a"], ["b"]),
     ],
 )  # fmt: skip
 def test_what_is_let_through(compiler, grammar, good, bad):
@@ -81,10 +108,36 @@ def test_what_is_let_through(compiler, grammar, good, bad):
         ("root ::= *", "before '*'"), ("root ::= [b-a]", "range"), ("root ::= []", "class"), ("root ::= <5>", "'<5>'"),
         ('root ::= "a"{2,1}', "count"), ('root ::= "a"{}', "count"), ('root ::= "a"{99999999999}', "too large"),
         (r'root ::= "\ud800"', "character"), ("root ::= root", "no text"), ("root ::= " + "(" * 5000, "nested"),
-        ("root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(1800)) + 'r1800 ::= "a"', "too long"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_told_with_its_place(compiler, grammar, told):
     with pytest.raises(Invalid) as caught:
         compiler.compile(Grammar("ebnf", grammar, field="guided_grammar"))
     assert told in caught.value.message and caught.value.field == "guided_grammar"
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "root ::= " + " | ".join(f'"{n}"' for n in range(100_000)), "root ::= " + "(" * 400 + '"a"' + ")" * 400,
+        "root ::= " + '("a" ' * 60 + "root?" + ")" * 60,
+        "".join(f"r{n} ::= r{n + 1} r{n + 1}\n" for n in range(40)) + 'r40 ::= "a"\nroot ::= r0',
+        'root ::= "x" root | ' + " | ".join(f"[{chr(97 + n % 26)}-{chr(0x4E00 + n)}] root?" for n in range(1500)),
+    ],
+)  # fmt: skip
+def test_what_means_harm_is_refused(compiler, grammar):
+    with pytest.raises(Invalid, match=r"nested too deeply|takes too long|too large|at most 32768") as caught:
+        compiler.compile(Grammar("ebnf", grammar))
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= ("")* "a"*', 'root ::= (("")* "a"?)* ("")+', 'root ::= (root* "a"?)*', 'root ::= root "a" | ""',
+        'root ::= one "a"* | ""\none ::= two\ntwo ::= one | ""', 'root ::= "a"{,1000000}',
+    ],
+)  # fmt: skip
+def test_empty_loops_and_large_counts_lead_on(compiler, grammar):
+    matcher = llguidance.LLMatcher(BYTES, compiler.compile(Grammar("ebnf", grammar)), log_level=0)
+    assert matcher.try_consume_tokens(list(b"aaaa")) == 4 and matcher.is_accepting()
