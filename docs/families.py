@@ -30,11 +30,13 @@ What holds for all of them:
 * However tokens cut an answer, the events are the same, and arguments come while they are written.
 * What looks like a call and is none stays content, marks and all. Once its name is known a call is announced; what
   comes then is passed on as arguments even if it is broken or cut off.
-* Calls inside reasoning are no calls. Marks inside JSON strings are text.
+* Calls inside reasoning are no calls, unless the answer ends with them and nothing has ended the reasoning: some models
+  call without having done so. Until that is clear they are held. Marks inside JSON strings are text.
 * Some models that do not reason begin their answer with the mark that ends reasoning; it is dropped.
 * Arguments that are not JSON (XML, Python, Gemma's notation) become JSON by the types that the tool's schema declares.
 * Where models slip, reading goes on: a value whose end is missing, a quote within a string without a backslash, all
-  arguments as one object in a parameter that the tool does not have, marks left out around a block of calls.
+  arguments as one object in a parameter that the tool does not have, or as the text of one, marks left out around a
+  block of calls.
 * Calls without any mark of their own (Llama's JSON, Python lists) count only where an answer begins, and only if they
   name a tool of the request.
 * A grammar holds JSON arguments to the whole schema. Where arguments stand one by one it holds to which there are,

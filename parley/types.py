@@ -84,6 +84,7 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 Prompt = Text | Tokens | Chat
+Keep = Literal["head", "tail"]  # the part of a longer prompt that is read
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -294,12 +295,12 @@ class Request(msgspec.Struct, kw_only=True):
     salt: str = ""  # requests with different salts never share cached prefixes
     adapter: str | None = None  # by name; None: what ``model`` says, which may be the name of one
     truncate: int | None = None  # of a longer prompt only so many tokens are used
-    keep: Literal["head", "tail"] = "tail"  # those of its beginning, or of its end
+    keep: Keep = "tail"  # those of its beginning, or of its end
     pooling: Pooling | None = None
     timeout: float | None = None  # seconds that it may take as a whole
     partial: bool = False  # when its time is over, what there is is the answer, cut off; else that is an error
     priority: int = 0  # lower numbers are served sooner
-    overflow: Literal["refuse", "head", "tail"] = "refuse"  # which part is kept of a prompt that is too long
+    overflow: Literal["refuse"] | Keep = "refuse"  # which part is kept of a prompt that is too long
     labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
     prediction: str = ""  # what the client thinks will be written: makes nothing but speed
     sole: str = ""  # one of them that no other open request to the model may have

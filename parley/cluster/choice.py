@@ -251,7 +251,12 @@ class Choice:
                 raise self._refused(429, words.TOO_MANY, after)
 
     def _able(self, wanted: Wanted, usable: Sequence[Instance]) -> Sequence[Instance]:
-        """Usable instances that have the model. Where nobody has it, any of them may say so to the client."""
+        """Usable instances that have the model. Where nobody has it, any of them may say so to the client.
+
+        An answer that has begun goes on with the same weights only, whatever their name.
+        """
+        if wanted.layout:
+            usable = [each for each in usable if each.layout in ("", wanted.layout)]
         able = [each for each in usable if wanted.model in each.models] if wanted.model else usable
         return able if able or any(wanted.model in each.models for each in self.table) else usable
 

@@ -86,6 +86,7 @@ class Passage:
         self._soon = inf  # when the first token is due: known once P was asked
         self._recomputes = 0
         self._splice = Splice(caller)
+        self._layout = ""  # of those that computed what the client has got
         # of this attempt
         self._id = ""
         self._busy: Sequence[Instance] = ()  # where the request may be running
@@ -175,7 +176,8 @@ class Passage:
         if again:
             self._wait_for_first()
             left = None if wanted.deadline is None else max(0.0, wanted.deadline - self._spent())
-            wanted = replace(wanted, avoid=self._avoid, attempt=again, deadline=left)
+            begun = self._layout if self._splice.sent else ""
+            wanted = replace(wanted, avoid=self._avoid, attempt=again, deadline=left, layout=begun)
         try:
             return await self._choice.choose(wanted)
         except Refused as refused:
@@ -204,6 +206,8 @@ class Passage:
         feed, splice = self._connections.feed(chosen.d), self._splice
         if not self._recomputes:  # which keep the id
             self._id = str(int.from_bytes(draw()[:8]))
+        if not splice.sent:
+            self._layout = chosen.d.layout or chosen.p.layout  # now: who comes back there may have another
         splice.anew(chosen.token)
         if feed is None or not await feed.ready():
             raise Failed(500, words.D_FAILED, chosen.d)

@@ -23,7 +23,8 @@ class Wanted:
     ``deadline``: seconds from now in which its first token is wanted; ``model``: by any name that instances tell, empty
     for whichever.
 
-    ``avoid``: instances, by id, that failed it; ``attempt``: how often it was tried before.
+    ``avoid``: instances, by id, that failed it; ``attempt``: how often it was tried before; ``layout``: of those that
+    computed what its client has got, empty for nobody, or where that is not told.
     """
 
     length: int
@@ -33,6 +34,7 @@ class Wanted:
     turns: Turns | None = None
     avoid: frozenset[int] = frozenset()
     attempt: int = 0
+    layout: str = ""
 
 
 class Pair(NamedTuple):

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message
-from parley.errors import BadRequest, NotFound, UnknownModel
+from parley.errors import BadRequest, UnknownModel
 from parley.server.aside import off_loop
 from parley.server.auth import Keys
 from parley.server.call import Call
@@ -26,6 +26,7 @@ from parley.server.model import Model
 from parley.server.service import Service
 from parley.server.statuses import Refused
 from parley.server.tally import Tally
+from parley.server.watch import watch
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 Work = Callable[[Call, Any, Context], Awaitable[bytes | None]]
@@ -33,7 +34,6 @@ Send = Callable[[Message, bool], Awaitable[None]]  # an answer, and whether it i
 
 OPEN = frozenset({"ServerLive", "ServerReady", "Check", "Watch"})  # to clients without a key; not worth a line
 REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with its own status
-LOOK = 0.25  # seconds between two looks at the state that somebody watches
 
 
 class Port:
@@ -123,16 +123,12 @@ class Port:
 
     async def _watch(self, call: Call, data: bytes, context: Context) -> None:
         """The state of a service, now and whenever it changes."""
-        message, told = _parse(control.QUESTION, data), None
-        while True:
-            try:
-                state = control.check(message, call.head(self._service.main, {}), self._service.facts())
-            except NotFound:
-                state = control.STATE(status="SERVICE_UNKNOWN")
-            if state != told:
-                await context.write(state.SerializeToString())
-                told = state
-            await asyncio.sleep(LOOK)
+        message = _parse(control.QUESTION, data)
+
+        async def look() -> Message:
+            return control.check(message, call.head(self._service.main, {}), self._service.facts())
+
+        await watch(look, context.write)
 
     async def _infer(self, call: Call, data: bytes, context: Context) -> bytes:
         """One request, one answer."""

@@ -1,8 +1,10 @@
 """The parts of an answer in OpenAI's harmony format: messages, each in a channel, some of them to a tool.
 
 A message is ``<|start|>assistant<|channel|>NAME to=RECIPIENT <|constrain|>json<|message|>TEXT`` and a mark that ends
-it; an answer begins behind the prompt's own ``<|start|>assistant``. The channel "analysis" is reasoning, what goes to a
-function is a call, the rest is content. As in ``regions`` any cutting gives the same events, in linear time.
+it; an answer begins behind the prompt's own ``<|start|>assistant``, with a channel or a recipient. Some models write a
+space behind every mark: the one behind ``<|message|>`` is no part of the text. The channel "analysis" is reasoning,
+what goes to a function is a call, the rest is content. As in ``regions`` any cutting gives the same events, in linear
+time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ MESSAGE = marks("<|message|>")
 ENDS = marks("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
 HEADS = ("<|start|>", "<|channel|>")
 LONGEST = 1024  # characters of a message's head
+TO = "to="
+NOBODY = ("assistant", "user", "all")  # to whom messages are that call nothing
 _CHANNEL = re.compile(r"<\|channel\|>\s*([\w.-]+)")
+_SPACED = re.compile(r"<\|(channel|start)\|> ")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
@@ -46,6 +51,9 @@ class Channels:
         self._head: list[str] | None = None  # of the message that begins; None inside of one
         self._size = 0  # of that head
         self._call: int | None = None  # number of the call whose arguments come
+        self._empty = False  # it has none yet
+        self._first = not thinking  # nothing was read yet
+        self._spaced = False  # a space that comes next is no text
         self._out: list[Region] = []
 
     @property
@@ -64,18 +72,32 @@ class Channels:
     def flush(self) -> list[Region]:
         """What was held back when the text is at its end. The head of a message without one is dropped."""
         self._out = []
-        if self._head is None:
-            self._say(self._text[self._at :])
+        rest = "".join(self._head or ()) + self._text[self._at :]
+        if self._head is None or not rest.startswith(HEADS):
+            self._say(rest)
         self._text, self._at = "", 0
         return self._out
 
     def _body(self) -> bool:
         """Text of a message, or text that stands in none: that is content."""
+        if self._first:
+            here = self._text[self._at :].lstrip(" ")
+            if not here or (here != TO and TO.startswith(here)):
+                return False
+            self._first = False
+            if here.startswith(TO):
+                self._head, self._size = [], 0
+                return True
+        if self._spaced:
+            self._spaced = False
+            self._at += self._text.startswith(" ", self._at)
         end, mark = ENDS.find(self._text, self._at)
         self._say(self._text[self._at : end])
         self._at = end
         if not mark:
             return False
+        if self._call is not None and self._empty:
+            self._say("{}")
         self.thinking, self._call = False, None
         if mark in HEADS:
             self._head, self._size = [], 0
@@ -102,19 +124,21 @@ class Channels:
         return True
 
     def _begin(self, head: str) -> None:
-        channel, recipient = _CHANNEL.search(head), _RECIPIENT.search(head)
-        name = recipient[1] if recipient else ""
+        channels, recipients = _CHANNEL.findall(head), _RECIPIENT.findall(head)
+        name = recipients[-1] if recipients and recipients[-1] not in NOBODY else ""
+        self._spaced = bool(_SPACED.search(head))
         function = name.removeprefix("functions.")
         if self._calling and name and (function != name or name in self._tools):
-            self._call = self.calls
+            self._call, self._empty = self.calls, True
             self._out.append(("tool", "", CallDelta(self.calls, self._new_id(), function)))
             self.calls += 1
         else:
-            self.thinking = self._split and (bool(name) or (channel is not None and channel[1] == "analysis"))
+            self.thinking = self._split and (bool(name) or channels[-1:] == ["analysis"])
 
     def _say(self, text: str) -> None:
         if not text:
             return
+        self._empty = False
         if self._call is not None:
             self._out.append(("tool", "", CallDelta(self._call, arguments=text)))
         else:

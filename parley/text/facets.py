@@ -12,7 +12,9 @@ from typing import Any
 import llguidance
 
 from .calls import follow, kinds
+from .expression import rust
 from .lark import quoted
+from .refused import Refused
 
 DEPTH = 8  # references that are followed
 ALTERNATIVES = 4096
@@ -52,8 +54,12 @@ def choices(schema: Any) -> list[Any]:
 
 def pattern(schema: Schema) -> str:
     """What else a text has to match. Patterns whose anchors are not simply at both ends of the whole are left out."""
-    pattern = schema.get("pattern")
-    if not isinstance(pattern, str):
+    said = schema.get("pattern")
+    if not isinstance(said, str):
+        return ""
+    try:
+        pattern = rust(said, schema=True)
+    except Refused:
         return ""
     begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
     inner = pattern[begins : len(pattern) - ends]
@@ -66,7 +72,7 @@ def pattern(schema: Schema) -> str:
         return ""
     whole = f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
     try:
-        return f" & /{llguidance.regex_to_lark(whole, 'dw')}/"
+        return f" & /{llguidance.regex_to_lark(whole, '')}/"
     except ValueError:
         return ""
 

@@ -32,9 +32,10 @@ class Calls:
 class Thoughts:
     """A way of marking reasoning. ``around``: marks that some models put around what follows it.
 
-    ``begun``: an answer begins with reasoning, though nothing opens it; the mark that does so may follow. ``silent``:
-    marks that are no part of content wherever they stand. ``leads``: what of them may stand before calls, and what
-    before content, where an answer or what follows its reasoning has to be one of these.
+    ``again``: reasoning may begin again behind content. ``begun``: an answer begins with reasoning, though nothing
+    opens it; the mark that does so may follow. ``silent``: marks that are no part of content wherever they stand.
+    ``leads``: what of them may stand before calls, and what before content, where an answer or what follows its
+    reasoning has to be one of these.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Thoughts:
     signs: Signs
     aliases: tuple[str, ...] = ()
     around: tuple[str, str] | None = None
+    again: bool = False
     begun: bool = False
     silent: tuple[str, ...] = ()
     leads: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -239,7 +241,10 @@ CALLS = (
         "gemma4",
         (
             Form("loose", each=("<|tool_call>", "call:"), quote='<|"|>', after=("<tool_call|>",)),
+            Form("loose", each=("<|tool_call>", ":call:"), quote='<|"|>', after=("<tool_call|>",)),
             Form("loose", each=("<|tool_call>", ":"), quote='<|"|>', after=("<tool_call|>",)),
+            Form("loose", each=("<call>",), quote='<|"|>', known=True),
+            Form("loose", each=("call:",), quote='<|"|>', bare=True, alone=True),
         ),
         (("<|tool_call>call:",), ("<tool_call|>",)),
     ),
@@ -539,13 +544,20 @@ THINK = ("<think>", "</think>")
 THOUGHTS = (
     Thoughts("openai_gptoss", ("<|channel|>analysis<|message|>", "<|end|>"), (("<|channel|>", "<|message|>"),),
              aliases=("gpt-oss", "gptoss", "harmony")),
-    Thoughts("mistral", ("[THINK]", "[/THINK]"), (("[THINK]",),)),
+    Thoughts("mistral", ("[THINK]", "[/THINK]"), (("[THINK]",),), again=True),
     Thoughts("seed_oss", ("<seed:think>", "</seed:think>"), (("<seed:think>",),)),
-    Thoughts("gemma4", ("<|channel>thought", "<channel|>"), (("<|channel>",),)),
-    Thoughts("cohere_command3", ("<|START_THINKING|>", "<|END_THINKING|>"), (("<|START_THINKING|>",),),
-             aliases=("cohere", "cohere_command4")),
+    Thoughts("gemma4", ("<|channel>thought", "<channel|>"), (("<|channel>",),), again=True, silent=("<channel|>",)),
+    Thoughts(
+        "cohere_command3",
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        (("<|START_THINKING|>",),),
+        aliases=("cohere", "cohere_command4"),
+        silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        leads=((), ("<|START_RESPONSE|>", "<|START_TEXT|>")),
+    ),
     Thoughts("granite", ("Here is my thought process:", "Here is my response:"), (("Here is my thought process",),)),
-    Thoughts("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),), aliases=("apertus2509",)),
+    Thoughts("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),), aliases=("apertus2509",),
+             again=True),
     Thoughts(
         "kimi_k3",
         ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),

@@ -17,6 +17,7 @@ from .refused import Refused
 
 Schema = dict[str, Any]
 
+DEPTH = 8  # references that are followed
 LENGTH = 2**31 - 1  # characters: llguidance reads no larger maxLength, and nobody writes so many
 HOSTNAME = 253  # characters of one, dots included: RFC 1035, section 2.3.4
 
@@ -98,7 +99,7 @@ def _round(made: Schema) -> None:
         if isinstance(limit, int | float) and not isinstance(limit, bool):
             near = _double(limit)
             if near != limit:
-                made[key] = near if (near > limit) is (inside > 0) else math.nextafter(near, inside)
+                made[key] = near if (near > limit) is (inside > 0) else _double(math.nextafter(near, inside))
 
 
 def _double(number: float) -> float:
@@ -192,45 +193,57 @@ def _name(made: Schema, root: Schema) -> None:
     """Says by properties which names there may be."""
     if "propertyNames" not in made:
         return
-    names = made.pop("propertyNames")
-    seen = 0
-    while isinstance(names, dict) and isinstance(names.get("$ref"), str) and seen < 8:
-        names, seen = follow(names["$ref"], root) if names.keys() - NOTES == {"$ref"} else None, seen + 1
-    if names is False:
+    wanted = _wanted(made.pop("propertyNames"), root)
+    if wanted is None:
         made["maxProperties"] = 0
         return
-    wanted = {key: value for key, value in names.items() if key not in NOTES} if isinstance(names, dict) else None
-    if wanted is None or wanted.keys() - STRINGS:
-        raise Refused(NAMES)
-    kinds = wanted.pop("type", "string")
-    if "string" not in ([kinds] if isinstance(kinds, str) else _texts(kinds)):
-        made["maxProperties"] = 0
-        return
-    if wanted.keys() <= {"format"} and wanted.get("format") not in FORMATS:
+    if not wanted or (wanted.keys() == {"format"} and _unknown(wanted["format"])):
         return
     rest = made.get("additionalProperties", True)
     made["additionalProperties"] = False
-    if "const" in wanted or "enum" in wanted:
-        known = made.get("properties", {})
-        if len(wanted) > 1 or "patternProperties" in made or not isinstance(known, dict):
-            raise Refused(NAMES)
+    known = made.get("properties", {})
+    if "patternProperties" in made or not isinstance(known, dict):
+        raise Refused(NAMES)
+    if len(wanted) == 1 and wanted.keys() <= {"const", "enum"}:
         allowed = _texts([wanted["const"]] if "const" in wanted else wanted["enum"])
         made["properties"] = {name: value if name in allowed else False for name, value in known.items()} | {
             name: rest for name in allowed if name not in known
         }
-        return
-    if "properties" in made or "patternProperties" in made:
+    elif "properties" in made:
         raise Refused(NAMES)
+    else:
+        made["patternProperties"] = {_spelled(wanted): rest}
+
+
+def _wanted(names: Any, root: Schema) -> Schema | None:
+    """What is said of a name beside that it is a text; None if no name will do."""
+    for _ in range(DEPTH):
+        if not isinstance(names, dict) or names.keys() - NOTES != {"$ref"} or not isinstance(names["$ref"], str):
+            break
+        names = follow(names["$ref"], root)
+    if names is False:
+        return None
+    wanted = {key: value for key, value in names.items() if key not in NOTES} if isinstance(names, dict) else None
+    if wanted is None or wanted.keys() - STRINGS:
+        raise Refused(NAMES)
+    kinds = wanted.pop("type", "string")
+    return wanted if "string" in ([kinds] if isinstance(kinds, str) else _texts(kinds)) else None
+
+
+def _spelled(wanted: Schema) -> str:
+    """The pattern of names of which this is said."""
     _round(wanted)
     if wanted.keys() == {"pattern"} and isinstance(wanted["pattern"], str):
-        pattern = wanted["pattern"]
-    elif wanted.keys() == {"format"} and wanted["format"] in PATTERNS:
-        pattern = PATTERNS[wanted["format"]]
-    elif wanted.keys() <= {"minLength", "maxLength"} and all(type(each) is int for each in wanted.values()):
-        pattern = Rust(f"^(?s:.{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}})$")
-    else:
-        raise Refused(NAMES)
-    made["patternProperties"] = {pattern: rest}
+        return wanted["pattern"]
+    if wanted.keys() == {"format"} and isinstance(wanted["format"], str) and wanted["format"] in PATTERNS:
+        return PATTERNS[wanted["format"]]
+    if wanted.keys() <= {"minLength", "maxLength"} and all(type(each) is int for each in wanted.values()):
+        return Rust(f"^(?s:.{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}})$")
+    raise Refused(NAMES)
+
+
+def _unknown(format: Any) -> bool:
+    return isinstance(format, str) and format not in FORMATS
 
 
 def _texts(value: Any) -> list[str]:

@@ -25,7 +25,7 @@ AUTO, NONE = "auto", "none"  # what an option says instead of a family's name
 class Markup:
     """How the answers of one model are marked: the pair around reasoning, and the forms of tool calls, best first.
 
-    None and empty for what the model cannot do. ``around``, ``begun``, ``silent``, ``leads``, ``short`` and
+    None and empty for what the model cannot do. ``around``, ``again``, ``begun``, ``silent``, ``leads``, ``short`` and
     ``channels`` as in ``families``.
     """
 
@@ -34,6 +34,7 @@ class Markup:
     around: tuple[str, str] | None = None
     short: bool = False
     channels: bool = False
+    again: bool = False
     begun: bool = False
     silent: tuple[str, ...] = ()
     leads: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -82,6 +83,7 @@ def detect(template: str, tools: str = AUTO, reasoning: str = AUTO) -> Markup:
         thoughts.around if thoughts is not None else None,
         calls is not None and calls.short,
         (calls is not None and calls.channels) or (thoughts is not None and "<|channel|>" in thoughts.marks[0]),
+        thoughts is not None and thoughts.again,
         thoughts is not None and thoughts.begun,
         thoughts.silent if thoughts is not None else (),
         thoughts.leads if thoughts is not None else ((), ()),

@@ -6,8 +6,9 @@ the same events once neighbours are joined, and time is linear in the text: no f
 What only sets the marks apart is dropped: blank lines before a call and before the mark that ends reasoning, newlines
 behind that and behind the one that begins it, and those behind a call that no content comes before. So is the mark that
 ends reasoning where an answer begins with it. A call whose head is not what the family writes is content, mark and all.
-Once its name is known a call is announced and can no longer be taken back: then its arguments are passed on as they
-come, complete or not.
+Calls in reasoning are reasoning; but where the answer ends with them, and nothing has ended that, they are meant. Once
+its name is known a call is announced and can no longer be taken back: then its arguments are passed on as they come,
+complete or not.
 
 Knows text only: no tokens, no requests.
 """
@@ -19,10 +20,9 @@ from collections.abc import Callable
 from parley.types import CallDelta, Part
 
 from .calls import CallReader, Form, Tools
+from .drafts import BLANKS, Draft
 from .marks import Marks, marks
 from .markup import Markup
-
-BLANKS = " \t\r\n"
 
 Region = tuple[Part, str, CallDelta | None]
 
@@ -46,6 +46,8 @@ class Regions:
         self._bare = tuple(form for form in markup.calls if form.bare)
         self._marked = tuple(form for form in markup.calls if not form.bare)
         self._triggers = tuple(dict.fromkeys(form.trigger for form in self._marked))
+        self._leaving = marks(markup.think[1], *self._triggers) if markup.think is not None else None
+        self._anew = markup.think[0] if markup.think is not None and markup.again else ""
         self._silent = markup.silent
         self._watch()
         self._new_id = new_id or markup.ids()
@@ -62,6 +64,7 @@ class Regions:
         self._reader: CallReader | None = None
         self._others: list[Form] = []  # to be tried if the reader's form does not fit
         self._failed = ""  # the most text that a form took before it did not
+        self._draft: Draft | None = None
         # Unbound, so that a parser does not refer to itself and goes as soon as its answer does.
         start = Regions._reasoning if thinking and not markup.begun else Regions._beginning
         self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._opening
@@ -70,7 +73,8 @@ class Regions:
     @property
     def thinking(self) -> bool:
         """Whether the text read last was reasoning."""
-        return self._state is Regions._reasoning or (self._begun and self._state is Regions._beginning)
+        thinking = self._state is Regions._reasoning or self._state is Regions._drafting
+        return thinking or (self._begun and self._state is Regions._beginning)
 
     @property
     def called(self) -> bool:
@@ -93,6 +97,11 @@ class Regions:
             deltas, rest = self._reader.finish(rest)
             self._tell(deltas)
             self._after_call = self._after_call or self._reader.calls > 0
+        if self._draft is not None:
+            deltas = self._draft.finish(rest)
+            self._tell(deltas)
+            self._after_call = bool(deltas)
+            rest = "" if deltas else self._draft.text + rest
         part: Part = "reasoning" if self.thinking else "content"
         self._say(part, rest)
         if not self._after_call:
@@ -119,13 +128,30 @@ class Regions:
         return True
 
     def _reasoning(self) -> bool:
-        assert self._think is not None
-        mark = self._until(marks(self._think[1]), "reasoning")
-        if not mark:
+        assert self._think is not None and self._leaving is not None
+        mark = self._until(self._leaving, "reasoning")
+        if mark == self._think[1]:
+            self._at += len(mark)
+            self._turn()
+            self._state = Regions._opening
+        elif mark:
+            self._draft = Draft(self._marked, self.calls, self._new_id, self._tools)
+            self._state = Regions._drafting
+        return bool(mark)
+
+    def _drafting(self) -> bool:
+        assert self._think is not None and self._draft is not None
+        end, mark = marks(self._think[1]).find(self._text, self._at)
+        self._at = self._draft.read(self._text[:end], self._at)
+        held = self._draft.text if mark or self._draft.refuted else ""
+        if not held:
             return False
-        self._at += len(mark)
-        self._turn()
-        self._state = Regions._opening
+        if not self._draft.refuted:
+            held += self._text[self._at : end]
+            self._at = end
+        self._say("reasoning", held)
+        self._draft = None
+        self._state = Regions._reasoning
         return True
 
     def _opening(self) -> bool:
@@ -146,11 +172,11 @@ class Regions:
                 return True
             if mark.startswith(here):
                 return False
-        if self._bare and any(form.trigger.startswith(self._text[self._at :]) for form in self._marked):
+        forms = (*self._marked, *self._bare)
+        if self._bare and any(form.trigger.startswith(self._text[self._at :]) for form in forms):
             return False
         self._state = Regions._content
         if self._bare:  # what begins with a mark may begin like a call without
-            forms = (*self._marked, *self._bare)
             self._call([form for form in forms if self._text.startswith(form.trigger, self._at)])
         return True
 
@@ -167,6 +193,10 @@ class Regions:
             self._at += len(mark)
             self._turn()
             self._watch()
+        elif mark and mark == self._anew:
+            self._at += len(mark)
+            self._turn()
+            self._state = Regions._reasoning
         elif mark in self._silent:
             self._at += len(mark)
             self._turn()
@@ -240,7 +270,7 @@ class Regions:
 
     def _watch(self, *closing: str) -> None:
         """What may end a piece of content from here on."""
-        watched = (*self._triggers, *self._silent, *closing)
+        watched = tuple(filter(None, (*self._triggers, self._anew, *self._silent, *closing)))
         self._watched = marks(*watched) if watched else None
 
     def _turn(self) -> None:

@@ -16,7 +16,7 @@ from parley.errors import Invalid
 
 from . import facets
 from .bounds import SIZE
-from .calls import Form, follow, kinds
+from .calls import ITEM, Form, follow, kinds
 from .facets import Schema
 from .lark import Lark, quoted
 from .schema import escapes
@@ -24,7 +24,6 @@ from .schema import escapes
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
 TYPES = ("string", "number", "boolean", "object", "array", "null")
-ITEM = "item"  # the tag of a list's elements
 KEY = "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/"
 ANY = """any: anytext | anyplain | "[" (any ("," any)*)? "]" | "{" (KEY ":" any ("," KEY ":" any)*)? "}\""""
 

@@ -16,10 +16,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
+
+from parley.types import Keep
 
 from .pieces import compile_decoder
 
@@ -117,7 +119,7 @@ class Tokenizer:
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
 
-    def encode_cut(self, text: str, special: bool, count: int, keep: Literal["head", "tail"]) -> list[int]:
+    def encode_cut(self, text: str, special: bool, count: int, keep: Keep) -> list[int]:
         """The tokens of one end of a text, at most ``count`` together with the marks around them."""
         try:
             (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)

@@ -62,6 +62,7 @@ class Scripted:
         self.role, self.plain, self.cut, self.tick = role, plain, cut, tick
         self.label = label
         self.models = ["m"]
+        self.layout = ""
         self.script = script or Script()
         self.asked: list[Asked] = []
         self.connected: list[Asked] = []  # those for results
@@ -169,7 +170,8 @@ class Scripted:
             "linkStatus": {"peers": []},
         }
         if not self.plain:
-            told["parley"] = {"models": self.models, "epoch": self.epoch, "role": self.role, "peer": self.target}
+            told["parley"] = {"models": self.models, "epoch": self.epoch, "role": self.role, "peer": self.target,
+                              "layout": self.layout}  # fmt: skip
         return told
 
     # -- P

@@ -132,6 +132,20 @@ async def test_only_linked_pairs_of_a_group_and_a_layout_are_put_together():
     assert {(await choice.choose(Wanted(10))).p.id for _ in range(8)} == {1}
 
 
+async def test_what_has_begun_goes_on_where_the_layout_is_the_same_or_not_told():
+    table, choice = cluster("mixed", "mixed", "mixed")
+    for each, layout in zip(table, ("model=1", "model=2", ""), strict=True):
+        up(table, each, layout=layout)
+    for _ in range(6):
+        chosen = await choice.choose(Wanted(10, layout="model=2", attempt=1, avoid=frozenset([2])))
+        assert chosen.p.id == 3
+        assert (await choice.choose(Wanted(10, layout="model=1", attempt=1, avoid=frozenset([3])))).p.id == 1
+    table.remove(3)
+    with pytest.raises(Refused) as refused:
+        await choice.choose(Wanted(10, layout="model=3", attempt=1, avoid=frozenset([3])))
+    assert refused.value.status == 500
+
+
 async def test_an_instance_without_the_model_is_not_chosen_but_nobody_having_it_is_for_them_to_say():
     table, choice = cluster("mixed", "mixed")
     one, two = table

@@ -514,6 +514,33 @@ async def test_a_d_that_was_restarted_has_lost_its_requests(cluster):
     assert [given(asked) for asked in p.asked] == [[], [0, 1]]
 
 
+@pytest.mark.parametrize(("after", "begun"), [("one", True), ("other", True), ("other", False)])
+async def test_an_answer_that_has_begun_goes_on_with_the_same_weights_only(cluster, after, begun):
+    """D comes back with others. P still has those that it began with, or it has the others as well."""
+    script = LONG if begun else WHOLE
+    p, d = Scripted("prefill", script=script), Scripted("decode")
+    p.layout = d.layout = "model=one"
+    running = await cluster(p, d)
+    table = running.coordinator.table
+
+    async def restart(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
+        if begun:
+            d.part(id, parts, past)
+        p.layout, d.layout = f"model={after}", "model=other"
+        await running.until(lambda: {each.layout for each in table} == {p.layout, d.layout})
+        d.decode, d.epoch = None, "later"
+        d.sent.clear()
+        d.break_line()
+
+    d.decode = restart
+    answer = await running.post(body=BODY)
+    if begun and after == "other":
+        assert answer.body.startswith(b"".join(LONG.parts[:2]) + b'data: {"error":') and len(p.asked) == 1
+    else:
+        assert answer.body == b"".join(script.parts) and len(p.asked) == 2
+    assert running.coordinator.choice.open == 0
+
+
 @pytest.mark.parametrize("others", [0, 1])
 async def test_a_d_that_is_taken_out_of_the_list_leaves_no_request_hanging(cluster, others):
     """It goes on with another, or with P alone."""

@@ -147,19 +147,7 @@ async def ask(url: str, path: str, body: dict[str, Any], answer: Answer | None =
     try:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-        answer.status = int((await reader.readline()).split()[1])
-        headers = (await reader.readuntil(b"\r\n\r\n")).lower()
-        answer.stream = b"text/event-stream" in headers
-        if b"chunked" in headers:
-            while size := int(await reader.readline(), 16):
-                answer.body += (await reader.readexactly(size + 2))[:-2]
-                await asyncio.sleep(pause)
-            await reader.readexactly(2)
-        else:
-            length = re.search(rb"content-length: (\d+)", headers)
-            assert length is not None, headers
-            answer.body = await reader.readexactly(int(length[1]))
-        answer.whole = True
+        await read(reader, answer, pause)
     except (OSError, EOFError, ValueError, IndexError):
         pass
     finally:
@@ -167,6 +155,25 @@ async def ask(url: str, path: str, body: dict[str, Any], answer: Answer | None =
         if writer is not None:
             writer.close()
     return answer
+
+
+async def read(reader: asyncio.StreamReader, answer: Answer, pause: float = 0.0) -> None:
+    """Take the next answer of a connection. Raises OSError, EOFError, ValueError, IndexError where it is none."""
+    while (status := int((await reader.readline()).split()[1])) == 100:
+        await reader.readline()
+    answer.status = status
+    headers = (await reader.readuntil(b"\r\n\r\n")).lower()
+    answer.stream = b"text/event-stream" in headers
+    if b"transfer-encoding: chunked" in headers:
+        while size := int(await reader.readline(), 16):
+            answer.body += (await reader.readexactly(size + 2))[:-2]
+            await asyncio.sleep(pause)
+        await reader.readexactly(2)
+    else:
+        length = re.search(rb"content-length: (\d+)", headers)
+        assert length is not None, headers
+        answer.body = await reader.readexactly(int(length[1]))
+    answer.whole = True
 
 
 async def until(what: Callable[[], Any], seconds: float = 5.0) -> bool:

@@ -155,6 +155,12 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             [("f", '{"input": "what"}')],
         ),
         ('<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>', "", [F]),
+        (
+            "<function=f>\n<parameter=x>\n-1e999\n</parameter>\n<parameter=l>\n[1e999]\n</parameter>\n"
+            '<parameter=o>\n{\\"k\\": [\\"a\\"]}\n</parameter>\n</function>',
+            "",
+            [("f", '{"x": "-1e999", "l": "[1e999]", "o": {"k": ["a"]}}')],
+        ),
     ],
     "seed_oss": [
         (
@@ -351,6 +357,12 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
             [F, ("f", r'{"l": ["b\"", 1], "o": {"k": true}, "s": "{"}')],
         ),
         ('Hm:\n<|tool_call>:f{s:<|"|>a<|"|>}<tool_call|>', "Hm:", [F]),
+        ('<|tool_call>:call:f{s:<|"|>a<|"|>}', "", [F]),
+        ('call:f{s:<|"|>a<|"|>}', "", [F]),
+        ("call:other{s:1}", "call:other{s:1}", []),
+        ('So <call>f{s:<|"|>a<|"|>}', "So ", [F]),
+        ('<|tool_call>call:f{s:,text: two: words ,l:[a b,-1],o:{<|"|>3<|"|>:x.},n:}<tool_call|>', "",
+         [("f", '{"s": "", "text": "two: words", "l": ["a b", -1], "o": {"3": "x."}, "n": ""}')]),
     ],
     "functiongemma": [("<start_function_call>call:f{s:<escape>a<escape>}<end_function_call>", "", [F])],
     "openai": [
@@ -360,6 +372,12 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Yes",
          "I look.Yes", []),
         ("No marks at all.", "No marks at all.", []),
+        (' to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"s": "a"}<|call|>', "", [F]),
+        ("<|channel|>commentary to=functions.f<|message|><|call|>", "", [("f", "{}")]),
+        ("to=be or not", "to=be or not", []),
+        ("<|channel|>commentary to=assistant<|channel|>final<|message|>Yes", "Yes", []),
+        ('<|channel|> final<|message|>  Yes<|end|><|start|> assistant to=functions.f<|channel|> commentary<|message|> '
+         '{"s": "a"}<|call|>', " Yes", [F]),
     ],
     "kimi_k3": [
         (
@@ -447,7 +465,14 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         )
     ],
     "functionary_v3.1": [('<function=f>{"s": "a"}</function><function=f>{"s": "a"}</function>', "", [F, F])],
-    "hermes": [],
+    "hermes": [
+        (r'<tool_call>{"name": "f", "arguments": "{\"s\": \"\u00e9\\n\\\"\ud83d\ude00\"}"}</tool_call>!', "!",
+         [("f", r'{"s": "é\n\"\ud83d\ude00"}')]),
+        (r'<tool_call>{"arguments": "{\n\"s\": \"a\"}", "name": "f"}</tool_call>', "", [("f", '{\n"s": "a"}')]),
+        ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "arguments": "{hm}"}</tool_call>', "", [("f", '"{hm}"')]),
+        (r'<tool_call>{"name": "f", "arguments": "{\"s\": \"a\u00', "", [("f", r'{"s": "a\u00')]),
+    ],
 }  # fmt: skip
 
 CASES = [(name, *example) for name, examples in EXAMPLES.items() for example in examples]
@@ -515,11 +540,17 @@ THINKERS = {row.name: Markup(row.marks, MARKUPS["hermes"].calls, row.around) for
 FRAGMENTS = {name: fragments(markup) for name, markup in (MARKUPS | THINKERS).items()}
 
 
+CALL = '<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>'
+
+
 @st.composite
 def mixture(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
     """A markup, a text of its marks and its examples' parts in any order, and where to cut it."""
     name = draw(st.sampled_from(sorted(FRAGMENTS)))
     examples = [text for text, _, _ in EXAMPLES.get(name, [])]
+    if name in THINKERS:
+        opening, closing = THINKERS[name].think or ("", "")
+        examples = [f"{opening}hm\n{CALL}\n{CALL}{closing}{CALL}"]
     texts = [
         example[: draw(st.integers(0, len(example)))]
         for example in draw(st.lists(st.sampled_from(examples or [""]), max_size=2))
@@ -628,6 +659,10 @@ REASONED = [
     ("solar_open", "<|content|>Yes", ("", "Yes")),
     ("apriel", "Here are my reasoning steps:\nhm\n[BEGIN FINAL RESPONSE]\nYes", ("hm", "Yes")),
     ("deepseek_r1", "</think>Yes", ("", "Yes")),
+    ("cohere_command3", "<|START_THINKING|>hm<|END_THINKING|><|START_TEXT|>Yes<|END_TEXT|>", ("hm", "Yes")),
+    ("cohere_command3", "<|START_RESPONSE|>Yes<|END_RESPONSE|>", ("", "Yes")),
+    ("gemma4", "<|channel>thought\n<channel|>Yes<|channel>thought\nhm<channel|><channel|>", ("hm", "Yes")),
+    ("mistral", "[THINK]hm[/THINK]Yes [THINK]so[/THINK]No", ("hmso", "Yes No")),
 ]  # fmt: skip
 
 
@@ -650,6 +685,33 @@ def test_calls_in_reasoning_are_no_calls() -> None:
     assert parse(list(harmony), detect("", "openai", "gptoss")) == ("maybe to=functions.f", "", [F])
 
 
+KIMI = '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"s": "a"}'
+DRAFTS: list[tuple[str, str, Parts]] = [
+    ("hermes", f"<think>So.\n\n{CALL}", ("So.", "", [F])),
+    ("hermes", f"<think>So.\n{CALL}\n{CALL}\n", ("So.", "", [F, F])),
+    ("hermes", f"<think>A <tool_call> is one: {CALL}", ("A <tool_call> is one: ", "", [F])),
+    ("hermes", f"<think>{CALL} perhaps, or {CALL}", (f"{CALL} perhaps, or ", "", [F])),
+    ("hermes", f"<think>{CALL}</think>{CALL}", (CALL, "", [F])),
+    ("hermes", f"<think>{CALL} perhaps", (f"{CALL} perhaps", "", [])),
+    ("hermes", f"<think>{CALL}<tool_c", (f"{CALL}<tool_c", "", [])),
+    ("hermes", f"<think>{CALL.replace('f', 'other')}", (CALL.replace("f", "other"), "", [])),
+    ("hermes", f"<think>So.\n{CALL[:45]}", ("So.", "", [("f", '{"s": ')])),
+    ("hermes", f"<think>So.\n{CALL[:20]}", (f"So.\n{CALL[:20]}", "", [])),
+    ("hermes", f"<think>{CALL[:45]}</think>So", (CALL[:45], "So", [])),
+    ("kimi_k2", f"<think>So.<|tool_calls_section_begin|>{KIMI}<|tool_call_end|><|tool_calls_section_end|>",
+     ("So.", "", [F])),
+    ("kimi_k2", f"<think>So.{KIMI}{KIMI}", ("So.", "", [F, F])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), DRAFTS)
+def test_calls_that_end_an_answer_within_its_reasoning_are_meant(name: str, text: str, expected: Parts) -> None:
+    markup = family(name, ("<think>", "</think>"))
+    assert parse([text], markup) == parse(list(text), markup) == expected
+    for middle in range(len(text)):
+        assert parse([text[:middle], text[middle:]], markup) == expected
+
+
 def test_ids_are_the_familys_own() -> None:
     def ids(name: str, text: str) -> list[str | None]:
         return [call.id for _, _, call in reader(family(name), False, TOOLS).push(text) if call and call.name]
@@ -659,6 +721,12 @@ def test_ids_are_the_familys_own() -> None:
     assert ids("mistral", "[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{}") == ["abcdefghi"]
     kimi = "<|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{}<|tool_call_end|>"
     assert ids("kimi_k2", kimi) == ["functions.f:3"]
+    calls = parse([kimi.replace("f:3", "a:b:3")], family("kimi_k2"))[2]
+    assert calls == [("a:b", "{}")], "names may have colons"
+    single = Tools([{"type": "function", "function": {"name": "f"}}])
+    kimi = kimi.replace("functions.f:3", "0")
+    assert parse([kimi], family("kimi_k2"), tools=single)[2] == [("f", "{}")]
+    assert parse([kimi], family("kimi_k2"))[2] == [("0", "{}")]
 
 
 def test_names_of_families() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from parley.types import Keep
+
 Profile = Literal["strict-old", "strict", "extended"]
 
 
@@ -27,7 +29,7 @@ class Rules:
     figures: bool = True
     monitored: bool = True  # the metrics plane tells metrics
     limit: int = 40
-    truncation: Literal["head", "tail"] | None = None
+    truncation: Keep | None = None
     max_seq_len: int | None = None
     max_input_token_len: int | None = None
     max_iter_times: int | None = None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from parley.dialects import orca
 from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse, repeated
@@ -25,7 +26,6 @@ from parley.dialects.triton.tensors import Tensor, from_json, to_json
 from parley.errors import BadRequest, EngineError, Invalid, ParleyError
 from parley.types import Event, Usage
 
-LOAD = b"endpoint-load-metrics"
 NESTED = "Converting keyword: 'parameters': "
 MANY = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -36,7 +36,7 @@ MANY = (
 class GenerateReply(Reply):
     names: ClassVar[Mapping[str, str]] = {"prompt": "text_input", "stop_ids": "stop_token_ids"}
 
-    def __init__(self, asked: Asked, *, stream: bool, strict: bool = False, load: bytes = b""):
+    def __init__(self, asked: Asked, *, stream: bool, strict: bool = False, load: Headers = ()):
         self.request = asked.request
         self.request.stream = stream
         self._asked = asked
@@ -71,7 +71,7 @@ class GenerateReply(Reply):
         return encode(self._response())
 
     def headers(self, timings: Timings | None) -> Headers:
-        return [(LOAD, self._load)] if self._load and timings is not None else ()
+        return self._load if timings is not None else ()
 
     def _response(self) -> dict[str, Any]:
         response: dict[str, Any] = {tensor.name: _bare(tensor) for tensor in self._outputs.take()}
@@ -109,17 +109,11 @@ def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateRepl
     return GenerateReply(asked, stream=stream, strict=strict, load=_load(head))
 
 
-def _load(head: Head) -> bytes:
-    """How full the KV cache is, in the form of an ORCA report, if the client asks for one."""
+def _load(head: Head) -> Headers:
+    """How full the KV cache is, for balancers that ask for it."""
     share = head.cached / head.capacity if head.capacity else 0.0
-    match head.headers.get(LOAD + b"-format", b"").lower():
-        case b"text":
-            form = b"TEXT named_metrics.kv_cache_utilization=%f, named_metrics.max_token_capacity=%f"
-            return form % (share, head.capacity)
-        case b"json":
-            named = {"kv_cache_utilization": share, "max_token_capacity": head.capacity}
-            return b"JSON " + encode({"named_metrics": named})
-    return b""
+    metrics = {"kv_cache_utilization": share, "max_token_capacity": head.capacity}
+    return orca.report(head, metrics, number="%f", encode=encode)
 
 
 def _once(data: bytes, id: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects import orca
 from parley.dialects.dialect import Answer, Head, Headers, Timings
 from parley.errors import (
     ContextLength,
@@ -29,7 +30,6 @@ SPOKEN = "0.32.0"  # the version of the original whose API this is; clients tell
 DONE = b"data: [DONE]\n\n"
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
-LOAD = b"endpoint-load-metrics"  # a header; with -format behind it, that of the request
 UNUSABLE = "InvalidUserInput"  # what is wrong with an adapter
 
 encode = msgspec.json.Encoder().encode
@@ -94,17 +94,22 @@ def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
+def embedded(total: Usage) -> dict[str, Any]:
+    """The usage of an answer for which nothing was generated."""
+    return {
+        "prompt_tokens": total.prompt_tokens,
+        "total_tokens": total.prompt_tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+
+
 def load(head: Head) -> Headers:
-    """How busy the model is, for balancers that ask for it, in the form of an ORCA report."""
+    """How busy the model is, for balancers that ask for it."""
     share = head.cached / head.capacity if head.capacity else 0.0
     metrics = {"num_requests_waiting": float(head.waiting), "kv_cache_usage_perc": share}
-    match head.headers.get(LOAD + b"-format", b"").lower():
-        case b"text":
-            told = ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items())
-            return [(LOAD, b"TEXT " + told.encode())]
-        case b"json":
-            return [(LOAD, b"JSON " + json.dumps({"named_metrics": metrics}).encode())]
-    return ()
+    return orca.report(head, metrics, number="%s", encode=lambda told: json.dumps(told).encode())
 
 
 class Streamed:

@@ -10,13 +10,12 @@ import json
 from collections.abc import Generator
 from typing import Any
 
+from .form import ITEM
 from .literals import DEEPEST, marked
 from .objects import heading
 from .scan import Garbled, Scan, Wait
 from .tags import until, value, whole
 from .tools import kinds, part
-
-ITEM = "item"
 
 
 def call(scan: Scan) -> Wait:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+ITEM = "item"  # the name of a list's elements, in the shape "elements"
+
 Shape = Literal["object", "named", "tags", "elements", "python", "loose", "keyed"]
 
 

@@ -18,6 +18,7 @@ from .tools import Tools
 DEEPEST = 64  # levels of nesting
 LONGEST = 1024  # characters of a number or word
 _WORD = re.compile(r"[^\s,()\[\]{}=:'\"<]*")
+_BARE = re.compile(r"[^,\]}<]*")  # a text without the marks that it should have
 _BLANK = re.compile(r"[ \t\r\n]{0,64}")
 _BEHIND = ",)]}:="  # what may stand behind a string; any other character tells that the quote is part of it
 _ZEROS = re.compile(r"^(-?)0+(?=\d)")
@@ -53,6 +54,8 @@ def literal(scan: Scan, quote: str = "", depth: int = 0) -> Wait:
         yield from marked(scan, (quote,))
     elif not quote and char in "'\"":
         yield from _quoted(scan)
+    elif quote:
+        scan.say(scalar((yield from bare(scan, True, _BARE)).strip()))
     else:
         scan.say(scalar((yield from bare(scan, True))))
 
@@ -81,20 +84,21 @@ def marked(scan: Scan, ends: tuple[str, ...], lined: bool = False) -> Wait:
     scan.say('"')
 
 
-def bare(scan: Scan, value: bool) -> Generator[None, None, str]:
-    """Characters up to one that ends a word, of which there must be some. ``value``: they are part of the arguments."""
+def bare(scan: Scan, value: bool, word: re.Pattern[str] = _WORD) -> Generator[None, None, str]:
+    """Characters up to one that ends a ``word``, of which there must be some unless it may have blanks. ``value``: they
+    are part of the arguments."""
     parts: list[str] = []
     scan.tail = (lambda rest: "".join(parts) + rest) if value else None
     size = 0
     while True:
-        end = _WORD.match(scan.text, scan.at).end()  # type: ignore[union-attr]  # it also matches nothing
+        end = word.match(scan.text, scan.at).end()  # type: ignore[union-attr]  # it also matches nothing
         size += end - scan.at
         scan.take(end, parts.append)
         if end < len(scan.text) or size > LONGEST:
             break
         yield
     scan.tail = None
-    if not 0 < size <= LONGEST:
+    if size > LONGEST or (not size and word is _WORD):
         scan.say("".join(parts))
         raise Garbled
     return "".join(parts)

@@ -1,4 +1,5 @@
-"""Calls whose arguments are JSON: inside an object beside the name, or behind it. They are passed on as written."""
+"""Calls whose arguments are JSON: inside an object beside the name, or behind it. They are passed on as written, or as
+they are meant where a model writes the object as a text."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ LONGEST = 256  # characters of a name
 _NAME = re.compile(r"[^\s\[\]{}<>()\"'`|,;=｜]*")
 _SCALAR = re.compile(r'[^\s,{}\[\]"<]*')
 _STRING = re.compile(r'["\\\x00-\x1f]')
+_ENDS = re.compile(r'["\\]')
+_PACKED = re.compile(r'"\{[\\}\s]')  # a text that is an object
 
 
 def whole(scan: Scan) -> Wait:
@@ -39,7 +42,7 @@ def whole(scan: Scan) -> Wait:
                 yield from passing(scan)
             else:
                 held = []
-                yield from value(scan, held.append)
+                yield from _meant(scan, held.append)
         else:
             yield from value(scan, _drop)
         if (yield from scan.peek()) == ",":
@@ -82,8 +85,12 @@ def heading(scan: Scan) -> Generator[None, None, tuple[str, str | None]]:
         yield from scan.expect(scan.form.first)
         return (yield from word(scan)), written
     if scan.form.numbered:
-        name, _, number = written.removeprefix("functions.").partition(":")
-        return name, written if number else None
+        called = written.removeprefix("functions.")
+        name, colon, number = called.rpartition(":")
+        if colon:
+            return name, written if number else None
+        alone = called.isdecimal() and len(scan.tools) == 1  # a number says enough where there is one tool
+        return (next(iter(scan.tools)), written) if alone else (called, None)
     if scan.form.id and (yield from scan.peek()) == scan.form.id[0] and (yield from scan.stands(scan.form.id)):
         scan.at += len(scan.form.id)
         return written, (yield from word(scan))
@@ -108,8 +115,39 @@ def word(scan: Scan) -> Generator[None, None, str]:
 def passing(scan: Scan) -> Wait:
     """A JSON value as the arguments of the open call."""
     scan.tail = str
-    yield from value(scan, scan.say)
+    yield from _meant(scan, scan.say)
     scan.tail = None
+
+
+def _meant(scan: Scan, into: Callable[[str], object]) -> Wait:
+    """A JSON value, or what it holds if it is an object's text."""
+    while len(scan.text) - scan.at < 3 and '"{'.startswith(scan.text[scan.at : scan.at + 2]):
+        yield
+    if _PACKED.match(scan.text, scan.at) is None:
+        yield from value(scan, into)
+        return
+    scan.at += 1
+    while True:
+        found = _ENDS.search(scan.text, scan.at)
+        scan.take(found.start() if found else len(scan.text), into)
+        if found is not None and found[0] == '"':
+            scan.at += 1
+            return
+        size = 6 if scan.text.startswith("\\u", scan.at) else 2
+        if found is None or len(scan.text) - scan.at < size:
+            yield
+            continue
+        into(_unescaped(scan.text[scan.at : scan.at + size]))
+        scan.at += size
+
+
+def _unescaped(text: str) -> str:
+    """The character that an escape stands for; as it is if there is none, or half of one, which JSON joins."""
+    try:
+        char = json.loads(f'"{text}"')
+    except ValueError:
+        return text
+    return text if "\ud800" <= char <= "\udfff" else char
 
 
 def value(scan: Scan, into: Callable[[str], object]) -> Wait:

@@ -26,6 +26,12 @@ class Tools:
             if isinstance(function.get("name"), str):
                 self._parameters[function["name"]] = function.get("parameters")
 
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
     def __contains__(self, name: str) -> bool:
         return name in self._parameters
 

@@ -6,11 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from .form import Form
+from .form import ITEM, Form
+from .tools import kind
 
 WORDS = {True: "True", False: "False", None: "None"}
-TYPES = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}
-ITEM = "item"  # the tag of a list's elements
 
 
 def written(form: Form, calls: Iterable[tuple[str, str, dict[str, Any]]]) -> str:
@@ -49,10 +48,15 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else _json(value)
 
 
+def _type(value: Any) -> str:
+    found = kind(value)
+    return "number" if found == "integer" else found
+
+
 def _tag(form: Form, key: str, value: Any) -> str:
     said = f' string="{_json(isinstance(value, str))}">' if form.typed else ""
     if form.stated:
-        said = form.kind[0] + TYPES.get(type(value), "null") + form.kind[1]
+        said = form.kind[0] + _type(value) + form.kind[1]
     return f"{form.key[0]}{key}{form.key[1]}{said}{form.value[0]}{_text(value)}{form.value[1]}"
 
 

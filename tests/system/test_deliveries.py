@@ -1,0 +1,118 @@
+"""A cluster whose clients send in every way that HTTP allows, and whose instances change their roles meanwhile.
+
+Requests come whole or in pieces, in chunks, packed, or with up to a megabyte of blanks; several on one connection
+before the first is answered; some clients read slowly, and some are gone before they could. Whoever stays gets what a
+single connection for each request would have got, all of it and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import random
+import time
+
+import httpx
+import pytest
+from clustered import SECRET, Cluster
+from mixture import MIXTURE, Answer, read, undisturbed, verdicts, well
+
+pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
+
+SECONDS, CLIENTS = 45.0, 12
+PLACE = {
+    "server_ip": "127.0.0.1",
+    "p_percentage": 50,
+    "device": [{"device_id": "0", "device_logical_id": "0", "device_ip": "127.0.0.1"}],
+}
+WAYS = ("plain", "plain", "chunked", "packed", "blanks")
+
+
+def written(way: str, number: int, rng: random.Random) -> bytes:
+    """A request of the mixture as it is sent."""
+    path, body = MIXTURE[number]
+    data, head = json.dumps(body).encode(), f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+    if way == "blanks":
+        data = b"{" + b" " * rng.choice([1 << 16, 1 << 20]) + data[1:]
+    if way == "packed":
+        data, head = gzip.compress(data), head + "content-encoding: gzip\r\n"
+    if way != "chunked":
+        return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+    parts = [data[place : place + 100] for place in range(0, len(data), 100)]
+    return f"{head}transfer-encoding: chunked\r\n\r\n".encode() + b"".join(
+        b"%x\r\n%b\r\n" % (len(part), part) for part in [*parts, b""]
+    )
+
+
+async def together(url: str, numbers: list[int], rng: random.Random) -> list[Answer]:
+    """The answers to several requests on one connection."""
+    host, port = url.removeprefix("http://").split(":")
+    answers = [Answer() for _ in numbers]
+    reader, writer = await asyncio.open_connection(host, int(port))
+    data = b"".join(written(rng.choice(WAYS), number, rng) for number in numbers)
+    step = rng.choice([len(data), len(data), 1 + len(data) // 50])
+    pause = rng.choice([0.0, 0.0, 0.02])
+
+    async def write() -> None:
+        for place in range(0, len(data), step):
+            writer.write(data[place : place + step])
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    writing = asyncio.create_task(write())
+    try:
+        for answer in answers:
+            await read(reader, answer, pause)
+            answer.over = True
+    finally:
+        writing.cancel()
+        writer.transport.abort()
+        await asyncio.wait([writing])
+    return answers
+
+
+async def test_every_way_of_sending_while_roles_change(tmp_path) -> None:
+    cluster = Cluster(tmp_path, *("prefill", "prefill", "decode", "decode"), separate="always", heartbeat=0.25)
+    try:
+        url = cluster.coordinator.url
+        wanted = [answer.told() for answer in await undisturbed(url)]
+        until = time.monotonic() + SECONDS
+
+        async def client(rng: random.Random) -> int:
+            count = 0
+            while time.monotonic() < until:
+                numbers = [rng.randrange(len(MIXTURE)) for _ in range(rng.choice([1, 2, 4]))]
+                asking = asyncio.create_task(together(url, numbers, rng))
+                if rng.random() < 0.3:  # and is gone
+                    await asyncio.wait([asking], timeout=rng.random())
+                    asking.cancel()
+                    await asyncio.wait([asking])
+                    continue
+                answers = await asyncio.wait_for(asking, 120)
+                found = verdicts(answers, [wanted[number] for number in numbers])
+                assert set(found) == {"exact"}, (numbers, found, answers)
+                count += len(found)
+            return count
+
+        async def change() -> int:
+            """One P and one D take another role, and their own again: how often."""
+            count = 0
+            async with httpx.AsyncClient(headers={"parley-secret": SECRET}) as http:
+                while time.monotonic() < until:
+                    for instance in cluster.instances[::2]:
+                        for role in ("flex", instance.role):
+                            url = f"{instance.url}/v1/role/{role}"
+                            answer = await http.post(url, json={"local": PLACE, "peers": []})
+                            assert answer.json() == {"result": "ok"}, answer.text
+                            count += 1
+                            await asyncio.sleep(3)
+            return count
+
+        clients = (client(random.Random(number)) for number in range(CLIENTS))
+        changes, *counts = await asyncio.gather(change(), *clients)
+        assert changes >= 4 and sum(counts) > 100, (changes, counts)
+        await well(cluster, wanted)
+    finally:
+        cluster.close()
