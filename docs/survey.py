@@ -34,6 +34,7 @@ WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for 
     {"input": "a"},
     {"queries": "a", "documents": "b"},
     {"query": "a", "documents": "b"},
+    {"texts": "a"},
     {"inputs": "a"},
     {"tokens": [5]},
     {"text_input": "a"},
@@ -95,6 +96,7 @@ SHAPES: dict[str, list[Any]] = {  # values that lead to members inside members
         [{"served_model_name": "m-1", "traffic_percentage": 100}],
         [{"served_entity_name": "m-1", "traffic_percentage": 100}],
     ],
+    "embedding_types": [["float"]],
     "tags": [[{"key": "k", "value": "v"}]],
     "add_tags": [[{"key": "k", "value": "v"}]],
 }  # fmt: skip
