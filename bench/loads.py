@@ -85,7 +85,7 @@ def _whole(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes
         yield pieces[-1][0], b"[DONE]"
 
 
-APIS["openai, not streamed"] = Api("/v1/completions", _whole_body, APIS["openai"].see, events=_whole)
+WHOLE = Api("/v1/completions", _whole_body, APIS["openai"].see, events=_whole)
 
 
 class Driver:
@@ -95,8 +95,8 @@ class Driver:
         self.address = Address("http", "127.0.0.1", port, "")
 
     def _load(self, mix: Mix, output: int = 0) -> Load:
-        api = "openai" if mix.stream else "openai, not streamed"
-        return Load(self.address, None, Shape("m", output or mix.output, TIMEOUT, api), keep=not mix.stream)
+        api = APIS["openai"] if mix.stream else WHOLE
+        return Load(self.address, None, Shape("m", output or mix.output, TIMEOUT), api, keep=not mix.stream)
 
     def run(self, mix: Mix, pool: list[int], seed: str) -> dict[str, Any]:
         """Carry out a load: its summary."""

@@ -29,7 +29,7 @@ def served_name(model: str | None) -> str:
     """The name a model gets in the API unless the user gives another: the hub name, or the folder's own."""
     if not model or model == BUILT_IN:
         return BUILT_IN
-    return Path(model).resolve().name if _is_path(model) else model
+    return Path(os.path.abspath(os.path.expanduser(model))).name if _is_path(model) else model  # a link has its own
 
 
 def resolve(model: str | None, report: Report = lambda stage, fraction: None) -> Path:

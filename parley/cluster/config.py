@@ -131,7 +131,7 @@ class Options:
     slo_tpot: float | None = entry(SECONDS, None, "Seconds for each further token, by which goodput is counted.")
     # instances
     heartbeat: float = entry(number(0.05, 60), 1.0, "Seconds between two looks at an instance.")
-    misses: int = entry(integer(1, 100), 5, "Looks without an answer after which it is lost.")
+    misses: int = entry(integer(1, 100), 5, "Looks without an answer, or anything else of it, after which it is lost.")
     fault_seconds: float = entry(number(0, 86_400), 120.0, "How long an instance that broke its link is not chosen.")
     secret: str = entry(text("SECRET"), "", "The cluster's secret, which instances are shown, and know each other by.")
     secret_file: str | None = entry(text("FILE"), None, "File whose first line is that secret.")

@@ -59,6 +59,10 @@ class Connections:
     def upstream(self, instance: Instance) -> Upstream:
         return self._upstreams.get(instance.url) or self._made(instance.url)
 
+    def heard(self, instance: Instance) -> float:
+        """When anything came of it last, by time.monotonic; 0 for never."""
+        return self.upstream(instance).heard
+
     async def ask(self, url: str, method: str = "GET", body: bytes = b"", timeout: float = 5.0) -> tuple[int, bytes]:
         """Status and body of any answer of an instance. Raises Unanswered."""
         split = urlsplit(url)

@@ -168,9 +168,9 @@ class Controller:
 
     async def _change(self, instance: Instance, role: str) -> None:
         """Give an instance a role, in the documented order."""
-        options, before, withheld = self.table.options, instance.role, instance.offline
+        options, before = self.table.options, instance.role
         log.info("Instance %d is to change from %s to %s.", instance.id, before, role)
-        self.table.withhold(instance, True)
+        self.table.change(instance, True)
         try:
             await self._until(lambda: idle(instance), options.tasks_end_wait_seconds)
             peers = [each for each in self._others(instance) if each.role != role]
@@ -184,7 +184,7 @@ class Controller:
             if not done:
                 log.warning("Instance %d did not become %s in time.", instance.id, role)
         finally:
-            self.table.withhold(instance, withheld)  # who was out of service stays so
+            self.table.change(instance, False)
 
     async def _until(self, true: Callable[[], bool], seconds: float) -> bool:
         deadline = self.table.clock() + seconds

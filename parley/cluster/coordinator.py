@@ -34,7 +34,8 @@ from parley.server import banner, logs, tls
 from parley.server.auth import is_loopback
 from parley.server.options import ServerOptions
 from parley.server.options import Tls as Files
-from parley.server.port import Server, http, keep_standard_streams, listen, reason, room, settle
+from parley.server.port import Server, http, keep_standard_streams, listen, reason, settle
+from parley.server.room import Room
 from parley.server.surfaces import universal
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Coordinator:
         self.table = Table(options)
         self.choice = Choice(self.table)
         self.connections = Connections(self.table, options, seat(*sockets["predict"]), towards(options.tls))
-        self.health = Health(self.table, self.connections.ask)
+        self.health = Health(self.table, self.connections.ask, self.connections.heard)
         self.controller = Controller(self.table, self.choice, self.connections.ask)
         hosts = {name: host for name, (host, _) in sockets.items()}
         host = hosts["predict"]
@@ -74,8 +75,8 @@ class Coordinator:
         self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, self.management, hosts.get("status", host))
         most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
-        files, full = room(2)  # a client's connection, and that to an instance
-        served = replace(port_options(options, host), access_log=access_log, connections=min(most, full), room=files)
+        room = Room.greatest(2)  # a client's connection, and that to an instance
+        served = replace(port_options(options, host), access_log=access_log, connections=most, room=room)
         self.front = Front(
             self.choice,
             self.connections,

@@ -1,10 +1,13 @@
 """Looking after instances: each is asked for its status once a heartbeat, and the table is told what it said or that it
-said nothing. An instance that is stopped without its connections being closed is noticed in the same way."""
+said nothing. An instance that is stopped without its connections being closed is noticed in the same way; one that is
+late because it has much to do is not taken for it, as long as it sends anything else."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 from parley.cluster import lenient
@@ -28,10 +31,10 @@ class Ask(Protocol):
 
 
 class Health:
-    """One task for each instance that is to be asked."""
+    """One task for each instance that is to be asked. ``heard``: when anything came of it last, by time.monotonic."""
 
-    def __init__(self, table: Table, ask: Ask):
-        self._table, self._ask = table, ask
+    def __init__(self, table: Table, ask: Ask, heard: Callable[[Instance], float] = lambda instance: 0.0):
+        self._table, self._ask, self._heard = table, ask, heard
         self._tasks: dict[int, tuple[Instance, asyncio.Task[None]]] = {}
         self._wrong: dict[int, str] = {}  # what is wrong with instances, as it was said last; empty if nothing
         self._lack = ""  # of all together
@@ -56,7 +59,7 @@ class Health:
     async def look(self, instance: Instance) -> bool:
         """Ask once. Did it answer?"""
         period = max(self._table.options.heartbeat, 0.5)
-        wrong = ""
+        wrong, began = "", time.monotonic()
         try:
             status, body = await self._ask(f"{instance.management}/v1/status", timeout=period)
             told = lenient.members(body) if status == 200 else None
@@ -67,6 +70,8 @@ class Health:
                 return True
             wrong = f"its /v1/status answers {status}: {REASONS.get(status, 'it is no instance')}"
         except Unanswered as error:
+            if self._heard(instance) > began:
+                return False
             wrong = f"it does not answer: {error}"
         self._table.missed(instance)
         if instance.misses >= self._table.options.misses:

@@ -51,8 +51,9 @@ class Instance:
     extended: bool = False
     peer_given: bool = False  # by the configuration: what it tells does not count
     attached: bool = True
-    offline: bool = False
-    switching: bool = False
+    offline: bool = False  # out of service
+    switching: bool = False  # its role, as it says
+    changing: bool = False  # the same, as who changes it says
     loaded: bool = True  # it takes requests, as it says: it is neither loading nor about to end
     seen: bool = False  # it has answered at all
     misses: int = 0  # looks without an answer, in a row
@@ -96,7 +97,8 @@ class Instance:
             return "offline"
         if not self.seen or not self.loaded:
             return "joining"
-        return "switching" if self.switching or self.role not in ("mixed", "prefill", "decode", "flex") else "ready"
+        known = self.role in ("mixed", "prefill", "decode", "flex")
+        return "ready" if known and not self.switching and not self.changing else "switching"
 
     def usable(self, now: float) -> bool:
         """May new requests go to it?"""

@@ -1,6 +1,5 @@
 """Triton's API over gRPC. Calls are requests to the front, message by message; health is the coordinator's own, and
-statistics are those of all instances. Where an instance is a server of another make, calls go to one as they are, their
-messages as bytes, and what that says goes back.
+statistics are those of all instances. Where an instance is a server of another make, calls are passed on (``bypass``).
 
 Imported only by who serves this port; it needs the extra ``grpc``.
 """
@@ -19,11 +18,10 @@ from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
 from parley import __version__
-from parley.cluster import words
+from parley.cluster.bypass import DROPPED, Bypass
 from parley.cluster.caller import HELD
 from parley.cluster.calls import FATAL, Answers, Cycle, Headers
 from parley.cluster.config import Options, Tls
-from parley.cluster.instance import Instance
 from parley.cluster.table import Table
 from parley.dialects.dialect import Head
 from parley.dialects.facts import Card, Facts
@@ -50,10 +48,7 @@ PROBES = {
     "/grpc.health.v1.Health/Check": (methods.check, methods.QUESTION),
 }
 WATCH = "/grpc.health.v1.Health/Watch"
-UNSAID = "No instance that is ready says where it answers gRPC: its key grpc in the coordinator's file."
 REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with its own status
-DROPPED = frozenset(("user-agent", "te", "content-type"))  # metadata that belongs to one connection
-ORDER = {"mixed": 0, "decode": 1, "flex": 2, "prefill": 3}  # who rather takes a whole request
 
 
 class Port:
@@ -61,8 +56,7 @@ class Port:
 
     def __init__(self, table: Table, front: ASGIApp, options: Options):
         self._table, self._front, self._options = table, front, options
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._open: dict[int, int] = {}  # calls that were passed on, by instance
+        self._bypass = Bypass(table)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
@@ -91,8 +85,7 @@ class Port:
 
     async def stop(self, seconds: float) -> None:
         await self._server.stop(seconds)
-        for channel in self._channels.values():
-            await channel.close()
+        await self._bypass.close()
 
     def _handler(self, method: str) -> Any:
         """What answers a method, None if there is none of that name. Servers of another make have their own way."""
@@ -113,7 +106,7 @@ class Port:
                 return unary(partial(self._enter, partial(self._ask, method)))
             if usable:
                 return None
-        return grpc.stream_stream_rpc_method_handler(partial(self._pass, method))
+        return grpc.stream_stream_rpc_method_handler(partial(self._bypass.call, method))
 
     async def _enter(self, work: Callable[..., Any], given: Any, context: Context) -> bytes | None:
         """The way into what is answered here."""
@@ -208,52 +201,6 @@ class Port:
         wanted = {"model_stats": [each for each in every if each["name"] in names]}
         return bytes(filled("ModelStatisticsResponse", wanted).SerializeToString())
 
-    # -- servers of another make
-
-    async def _pass(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        """One call, whatever its kind: a single message is a stream of one."""
-        instance = self._chosen()
-        if instance is None:
-            unsaid = bool(self._table.usable())
-            code = grpc.StatusCode.UNIMPLEMENTED if unsaid else grpc.StatusCode.UNAVAILABLE
-            await context.abort(code, UNSAID if unsaid else words.NOT_READY)
-            raise AssertionError  # abort has raised
-        metadata = [
-            (key, value)
-            for key, value in context.invocation_metadata() or ()
-            if key not in DROPPED and not key.startswith(("grpc-", OWN.decode()))
-        ]
-        self._open[instance.id] = self._open.get(instance.id, 0) + 1
-        call = self._channel(instance).stream_stream(method)(
-            requests, metadata=metadata, timeout=context.time_remaining()
-        )
-        try:
-            await context.send_initial_metadata(_kept(await call.initial_metadata()))
-            async for message in call:
-                await context.write(message)
-        except grpc.aio.AioRpcError:
-            pass  # which is what is told below
-        finally:
-            self._open[instance.id] -= 1
-            if not call.done():
-                call.cancel()
-        context.set_trailing_metadata(_kept(await call.trailing_metadata()))
-        context.set_code(await call.code())
-        context.set_details(await call.details())
-
-    def _chosen(self) -> Instance | None:
-        able = [each for each in self._table.usable() if each.grpc]
-        return min(able, key=self._rank, default=None)
-
-    def _rank(self, each: Instance) -> tuple[int, int, int]:
-        return ORDER.get(each.role, 4), self._open.get(each.id, 0) + each.tasks, each.id
-
-    def _channel(self, instance: Instance) -> grpc.aio.Channel:
-        if instance.grpc not in self._channels:
-            unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-            self._channels[instance.grpc] = grpc.aio.insecure_channel(instance.grpc, options=unlimited)
-        return self._channels[instance.grpc]
-
 
 class _Every(grpc.GenericRpcHandler):
     """Has every method there may be."""
@@ -296,7 +243,3 @@ def _parsed(kind: Any, data: bytes) -> Message:
 def _first(error: BaseException) -> BaseException:
     """What went wrong first in groups of tasks."""
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
-
-
-def _kept(metadata: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((key, value) for key, value in metadata or () if not key.startswith("grpc-"))

@@ -28,13 +28,14 @@ def unite(pages: Iterable[bytes]) -> bytes:
     first, *others = map(msgspec.json.decode, pages)
     for name, entries in first.items() if isinstance(first, dict) else ():
         for other in others if isinstance(entries, list) else ():
-            known = {_id(entry) for entry in entries}
-            entries += [entry for entry in other.get(name, ()) if _id(entry) not in known]
+            known = set(map(_id, entries))
+            more = other.get(name) if isinstance(other, dict) else None
+            entries += [entry for entry in more if _id(entry) not in known] if isinstance(more, list) else []
     return msgspec.json.encode(first)
 
 
-def _id(entry: Any) -> Any:
-    return entry.get("id") if isinstance(entry, dict) else entry
+def _id(entry: Any) -> str:
+    return str(entry.get("id") if isinstance(entry, dict) else entry)
 
 
 def _both(one: Any, other: Any) -> Any:
@@ -46,14 +47,17 @@ def _both(one: Any, other: Any) -> Any:
             name = _name(entry)
             made[name] = _both(made[name], entry) if name in made else entry
         return list(made.values())
-    numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (one, other))
-    return one + other if numbers else one
+    return one + other if _numbers(one, other) else one
 
 
 def _member(name: str, one: Any, other: Any) -> Any:
-    if name == LATEST:
+    if name == LATEST and _numbers(one, other):
         return max(one, other)
     return one if name in NAMES else _both(one, other)
+
+
+def _numbers(*values: Any) -> bool:
+    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
 
 
 def _name(entry: Any) -> Any:

@@ -73,9 +73,15 @@ class Table:
         self.tell(instance, "faulty")
 
     def withhold(self, instance: Instance, offline: bool) -> None:
-        """Give it no new requests, or again some."""
+        """Somebody takes it out of service, or back."""
         before, instance.offline = instance.offline, offline
         if before and not offline:
+            self.tell(instance, "ready")
+
+    def change(self, instance: Instance, begun: bool) -> None:
+        """Somebody gives it another role, and no new requests go to it meanwhile; or that is over."""
+        instance.changing = begun
+        if not begun:
             self.tell(instance, "ready")
 
     def attach(self, instance: Instance, attached: bool, why: str = "") -> None:

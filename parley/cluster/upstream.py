@@ -104,6 +104,7 @@ class Connection(asyncio.Protocol):
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        self._upstream.heard = time.monotonic()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -204,7 +205,7 @@ class Whole:
 
 
 class Upstream:
-    """The connections to the instance at ``url``. ``context``: for https."""
+    """The connections to the instance at ``url``. ``context``: for https. ``heard``: when anything came last."""
 
     def __init__(self, url: str, context: ssl.SSLContext | None = None):
         split = urlsplit(url)
@@ -213,6 +214,7 @@ class Upstream:
         self._context = context or ssl.create_default_context() if tls else None
         self._tail = b"host: %b\r\n" % split.netloc.encode()
         self.busy: set[Connection] = set()
+        self.heard = 0.0
         self._idle: dict[Connection, None] = {}  # in the order of their use
         self._closed = False
 

@@ -23,7 +23,6 @@ class Shape:
     model: str
     output: int
     timeout: float
-    api: str = "openai"
 
 
 @dataclass

@@ -133,8 +133,8 @@ def _measure(config: Config, client: Client, model: str, pool: Pool) -> Iterator
     lengths = {name.replace("-", "_"): config[name] for name in ("prompt-len", "output-len", "shared-prefix", "seed")}
 
     def load(output: int) -> Load:
-        shape = Shape(model, output, config["timeout"], config["api"])
-        return Load(client.address, keys[0] if keys else None, shape)
+        shape = Shape(model, output, config["timeout"])
+        return Load(client.address, keys[0] if keys else None, shape, APIS[config["api"]])
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for concurrency in config["concurrency"]:

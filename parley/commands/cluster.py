@@ -107,9 +107,11 @@ def _status(config: Config) -> int:
     if not names:
         print("no cluster is running")
     for name in names:
-        seen, wanted = place.look(place.find(name))
+        keeper = place.find(name)
+        seen, wanted = place.look(keeper)
+        rows = [_row(each, place, keeper) for each in seen]
         print(f"{name}: " + ", ".join(f"{group} {count}" for group, count in wanted.items()))
-        print(_table([("", "role", "where", "node", "pid", "needs"), *map(_row, seen)]))
+        print(_table([("", "role", "where", "node", "pid", "needs"), *rows]))
     return 0
 
 
@@ -191,7 +193,7 @@ def _wait(place: Any, keeper: Any, timeout: float) -> str | None:
         for each in seen:
             if each.pid and each.name not in shown:
                 shown.add(each.name)
-                print("  " + "  ".join(part for part in _row(each)[:4] if part), flush=True)
+                print("  " + "  ".join(part for part in _row(each, place, keeper)[:4] if part), flush=True)
         if place.ready(keeper):
             return place.address(keeper)
         if time.monotonic() > deadline:
@@ -209,11 +211,11 @@ def _until_stopped(place: Any, name: str) -> None:
         time.sleep(1.0)
 
 
-def _row(seen: Any) -> tuple[str, ...]:
+def _row(seen: Any, place: Any, keeper: Any) -> tuple[str, ...]:
     if not seen.pid:
         return seen.name, seen.role, "not placed", "", "", seen.needs
-    port = "port" if "port" in seen.ports else "status_port"
-    return seen.name, seen.role, seen.url(port), f"node {seen.node[:8]}", f"{seen.pid}", seen.needs
+    where = seen.url("port") if "port" in seen.ports else place.address(keeper)  # the coordinator's is for clients
+    return seen.name, seen.role, where, f"node {seen.node[:8]}", f"{seen.pid}", seen.needs
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:

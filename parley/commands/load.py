@@ -139,11 +139,11 @@ class Connection(asyncio.Protocol):
 class Load:
     """A server under load. ``keep``: whether a connection is used again, which some servers end after a stream."""
 
-    def __init__(self, address: Address, key: str | None, shape: Shape, keep: bool = True):
+    def __init__(self, address: Address, key: str | None, shape: Shape, api: Api = APIS["openai"], keep: bool = True):
         self.address = address
         self.shape = shape
         self.keep = keep
-        self.api = APIS[shape.api]
+        self.api = api
         path = address.path + self.api.path.format(model=quote(shape.model, safe=""))
         self._head = (f"POST {path} HTTP/1.1\r\nHost: {address.authority}\r\nContent-Type: application/json\r\n") + (
             f"Authorization: Bearer {key}\r\n" if key else ""

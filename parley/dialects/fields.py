@@ -243,9 +243,9 @@ class Fields:
         return value
 
     def _number(self, path: str, value: Any, low: float | None, high: float | None, open: bool) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        if not isinstance(value, int | float) or isinstance(value, bool):
             value = self._words.convert(path, "a number", value)
-        # compared before it becomes a float: an integer beyond 10^308 has none
+        # compared before it becomes a float: an integer beyond 10^308 has none. What is not a number is within nothing
         if not _within(value, low, high) or (open and value == low):
             raise self._words.outside(path, value, low, high, open=open)
         return float(value)

@@ -72,3 +72,11 @@ def sampling(body: Fields, *, hottest: float) -> Sampling:
 def bad_words(body: Fields) -> list[str]:
     """Words that are not to be written."""
     return body.strings("bad_words", cap=MAX_WORDS, total=MAX_STOP_CHARACTERS)
+
+
+def truncation(body: Fields, room: int) -> int | None:
+    """Of how many tokens a longer prompt is used; -1: of as many as there is room for."""
+    count = body.integer("truncate_prompt_tokens", None, -1, MAX_ID)
+    if count == 0:
+        raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
+    return max(1, room) if count == -1 else count

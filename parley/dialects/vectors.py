@@ -20,7 +20,7 @@ def _magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
     ]
 
 
-BYTES = {"fp8_e4m3": _magnitudes(3, 7, 126), "fp8_e5m2": _magnitudes(2, 15, 124)}
+FLOAT8 = {"fp8_e4m3": _magnitudes(3, 7, 126), "fp8_e5m2": _magnitudes(2, 15, 124)}
 
 
 def numbers(values: bytes) -> list[float]:
@@ -37,11 +37,11 @@ def text(values: bytes) -> str:
 
 
 def form(values: bytes, dtype: str, *, big: bool = False) -> bytes:
-    """As float32, float16, bfloat16 or one of ``BYTES``, rounded to the nearest.
+    """As float32, float16, bfloat16 or one of ``FLOAT8``, rounded to the nearest.
 
     What float16 and fp8_e5m2 cannot hold is infinite; fp8_e4m3, which has no infinity, holds the largest it can.
     """
-    if dtype in BYTES:
+    if dtype in FLOAT8:
         table = _table(dtype)
         words = struct.unpack(f"<{len(values) // 4}I", values)
         return bytes([table[word >> 16 | (word & 0xFFFF != 0)] for word in words])
@@ -59,7 +59,7 @@ def form(values: bytes, dtype: str, *, big: bool = False) -> bytes:
 def _table(dtype: str) -> bytes:
     """Codes by the first half of a float32. Its last bit says as well whether anything follows: that breaks ties."""
     positive = bytes(
-        _byte(struct.unpack(">f", struct.pack(">HH", half, 0))[0], BYTES[dtype]) for half in range(1 << 15)
+        _byte(struct.unpack(">f", struct.pack(">HH", half, 0))[0], FLOAT8[dtype]) for half in range(1 << 15)
     )
     return positive + bytes(code | 0x80 for code in positive)
 

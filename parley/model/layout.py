@@ -25,10 +25,8 @@ def fingerprint(
 ) -> str:
     """``files`` of the folder are the weights. ``length``: of the longest context, by which some models that run
     through Transformers choose how they tell positions. Raises OSError."""
-    known = library.cache() / "contents" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    known.mkdir(mode=0o700, parents=True, exist_ok=True)
     parts = {
-        "model": _short(*packs.digests(known, [folder / "config.json", *files])),
+        "model": _short(*packs.digests(_known(folder), [folder / "config.json", *files])),
         "weights": f"{quantization or 'none'} {str(pages.dtype).removeprefix('torch.')}",
         "pages": f"{BLOCK_SIZE} {'int8' if pages.int8 else 'plain'} {_short(*map(repr, pages.formats))}",
         "runs": "fused" if lowered else f"transformers {length}",
@@ -36,6 +34,16 @@ def fingerprint(
         "torch": torch.__version__,
     }
     return ";".join(f"{name}={value}" for name, value in parts.items())
+
+
+def _known(folder: Path) -> Path | None:
+    """Where digests of the folder's files are kept, so that they need not be read each time; None if nowhere can be."""
+    try:
+        known = library.cache() / "contents" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        known.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return known
+    except OSError:
+        return None
 
 
 def _short(*texts: str) -> str:

@@ -120,14 +120,15 @@ def _secret() -> bytes:
     return path.read_bytes()
 
 
-def digests(folder: Path, files: Sequence[Path]) -> list[str]:
+def digests(folder: Path | None, files: Sequence[Path]) -> list[str]:
     """SHA-256 of each file; of one that has not been touched since the last time, what it was then.
 
-    What they were is kept in ``folder``. Raises OSError.
+    What they were is kept in ``folder``, where there is one. Raises OSError.
     """
     known: Any = {}
-    with suppress(OSError, ValueError):
-        known = json.loads((folder / CONTENTS).read_text())
+    if folder is not None:
+        with suppress(OSError, ValueError):
+            known = json.loads((folder / CONTENTS).read_text())
     digests, fresh = [], {}
     for path in files:
         stat = path.stat()
@@ -138,12 +139,15 @@ def digests(folder: Path, files: Sequence[Path]) -> list[str]:
                 entry = [*mark, hashlib.file_digest(file, "sha256").hexdigest()]
         fresh[path.name] = entry
         digests.append(entry[-1])
-    if fresh != known:
-        with suppress(OSError):
+    if folder is not None and fresh != known:
+        scratch = folder / f"{CONTENTS}.{os.getpid()}"
+        try:
             folder.mkdir(exist_ok=True)
-            scratch = folder / f"{CONTENTS}.{os.getpid()}"
             scratch.write_text(json.dumps(fresh))
             os.replace(scratch, folder / CONTENTS)
+        except OSError:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
     return digests
 
 

@@ -7,6 +7,7 @@ the CPU has is taken. A library is looked for beside the package, then in the us
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import logging
 import os
@@ -36,7 +37,7 @@ def _load() -> ctypes.CDLL | None:
         if wish and wish not in usable:
             raise build.BuildError(f"PARLEY_NATIVE is {wish}, and this machine can use {', '.join(usable)} or off")
         return open_level(wish or usable[0])
-    except (build.BuildError, OSError, RuntimeError) as error:  # RuntimeError: no home folder
+    except (build.BuildError, OSError) as error:
         log.warning("The kernels are torch's, so answers take longer: %s.", error)
         return None
 
@@ -47,15 +48,19 @@ def open_level(level: str) -> ctypes.CDLL:
 
     torch has been imported before, so the OpenMP runtime that the library finds is torch's own.
     """
-    folders = [build.HERE, cache()]
-    path = next((folder / build.name(level) for folder in folders if (folder / build.name(level)).exists()), None)
-    if path is None:
+    path = build.HERE / build.name(level)
+    if not path.exists():
+        path = cache() / path.name
+    if not path.exists():
         log.info("Compiling the kernels for %s, once; it takes some seconds.", level)
-        own, users = folders
-        path = build.install(own, [level])[0] if os.access(own, os.W_OK) else build.compile(level, users)
+        own = os.access(build.HERE, os.W_OK)
+        path = build.install(build.HERE, [level])[0] if own else build.compile(level, path.parent)
     return ctypes.CDLL(str(path))
 
 
 def cache() -> Path:
-    """The user's folder for what parley has made itself."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley"
+    """The user's folder for what parley has made itself; it need not be there. Raises OSError for who has no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley"
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, "The user has no home folder") from error

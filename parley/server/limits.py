@@ -8,10 +8,8 @@ closed. The bodies' limits are in ``respond``.
 from __future__ import annotations
 
 import asyncio
-import logging
 from asyncio.events import TimerHandle
 from collections.abc import Callable
-from math import inf
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,9 +21,6 @@ from parley.errors import HeadersTooLarge, Overloaded, ParleyError
 from parley.server.cycle import Cycle
 from parley.server.options import ServerOptions
 
-log = logging.getLogger("parley.server")
-
-SILENCE = 60.0  # seconds between two warnings of the same
 LINGER = 2.0  # seconds for a client to stop sending a body that was refused
 
 REFUSED = "parley.refused"  # scope: an error that the head itself earned
@@ -77,7 +72,6 @@ class Protocol(HttpToolsProtocol):
     """One connection. ``bound`` makes the class for a server's options."""
 
     options = ServerOptions()
-    warned = -inf  # when it was last said that clients are refused
 
     @classmethod
     def bound(cls, options: ServerOptions) -> type[Protocol]:
@@ -98,16 +92,17 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        count = len(self.connections)
-        if self.options.connections is not None and count > self.options.connections:
+        if self.options.connections is not None and len(self.connections) > self.options.connections:
             transport.abort()
-        elif self.options.room is not None and count > self.options.room:
-            self._crowded = not self._spare_one()
+        elif self.options.room is not None:
+            self._crowded = not self.options.room.enter(self)
         self._deadline.set(self.options.header_timeout, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.end()
         self.connections.discard(self)
+        if self.options.room is not None:
+            self.options.room.leave(self)
         for cycle in (self._answering, self.cycle):
             if cycle is not None:
                 cycle.lost()
@@ -240,19 +235,6 @@ class Protocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():  # nobody reads: an orderly close would wait for ever
             self.transport.abort()
         self.transport.close()
-
-    def _spare_one(self) -> bool:
-        """Close another connection on which nothing happens. False if there is none."""
-        for other in self.connections:
-            assert isinstance(other, Protocol)
-            if other.spare:
-                other.transport.close()
-                return True
-        now = self.loop.time()
-        if now >= Protocol.warned + SILENCE:
-            Protocol.warned = now
-            log.warning("Requests are refused: there are more than %d connections (ulimit -n).", self.options.room)
-        return False
 
     @property
     def spare(self) -> bool:

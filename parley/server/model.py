@@ -258,23 +258,11 @@ class Model:
         """What a dialect is told of a request with this id, ``created`` now if nothing else is said."""
         info, stats = self.engine.info, self.engine.stats
         context, device, size = (info.max_model_len, info.device, info.block_size) if info is not None else (0, "", 0)
-        cached, capacity = stats.blocks_used * size, stats.blocks_total * size
+        cached, capacity, waiting = stats.blocks_used * size, stats.blocks_total * size, stats.waiting
         advice = self._language.advice if self._language is not None else {}
         created = int(time.time()) if created is None else created
-        return Head(
-            id,
-            created,
-            self.fingerprint,
-            context,
-            device,
-            path,
-            headers,
-            query,
-            cached,
-            capacity,
-            advice,
-            stats.waiting,
-        )
+        mark = self.fingerprint
+        return Head(id, created, mark, context, device, path, headers, query, cached, capacity, advice, waiting)
 
     def hold(self, choices: int, tenant: str = "") -> None:
         """Take places. A request is let in whole as long as one place is free. Raises Overloaded.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import Dialect
+from parley.server.room import Room
 from parley.types import Settings
 
 Role = Literal["none", "prefill", "decode", "flex", "mixed"]
@@ -80,7 +81,7 @@ class ServerOptions:
     body_timeout: float = 60.0  # for the whole body
     write_timeout: float = 60.0  # for a client that does not read its answer
     connections: int | None = None  # of clients at a port; one more is closed without an answer
-    room: int | None = None  # connections at a port; with one more an idle one is closed, or its request is refused
+    room: Room | None = None  # that connections at all ports share; None: any number
     keep_alive: float = 75.0  # how long an idle connection is kept
     ping_interval: float | None = None  # comments in a silent event stream, for proxies that cut idle connections
 

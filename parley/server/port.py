@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import resource
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from ssl import SSLContext
 
@@ -22,7 +20,6 @@ from parley.server.limits import Protocol
 from parley.server.options import ServerOptions
 
 BACKLOG = 2048
-SPARE = 64  # descriptors, at least: half for engines, other instances and files, half for clients that are refused
 
 
 def settle() -> None:
@@ -40,21 +37,6 @@ def keep_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-
-
-def room(each: int) -> tuple[int, int]:
-    """For how many connections of clients there is room, if ``each`` takes so many descriptors, of which there are to
-    be as many as may be; and how many there may be at most, to be told that there is none."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    if soft == resource.RLIM_INFINITY:
-        return sys.maxsize, sys.maxsize
-    spare = max(SPARE, soft // 8)
-    served = max(1, (soft - spare) // each)
-    return served, served + spare // 2
 
 
 def listen(host: str, port: int) -> socket.socket:

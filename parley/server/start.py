@@ -31,7 +31,8 @@ from parley.server.app import App
 from parley.server.endpoints import BadFile
 from parley.server.model import Model, share
 from parley.server.options import Listen, Offer, ServerOptions, Tls
-from parley.server.port import Server, crossed, http, keep_standard_streams, listen, reason, room, settle
+from parley.server.port import Server, crossed, http, keep_standard_streams, listen, reason, settle
+from parley.server.room import Room
 from parley.server.service import Service
 from parley.server.surfaces import ALONE, INNER, Surface, alone, universal
 from parley.server.tls import BadTls, calling, context
@@ -53,8 +54,7 @@ def run(offers: Sequence[Offer], options: ServerOptions) -> int:
     logs.set_up(options.log_format)
     for note in options.notes:
         log.warning(note)
-    served, full = room(1 if options.role == "mixed" else 2)  # a hand-over takes a connection as well
-    options = replace(options, room=served, connections=min(full, options.connections or full))
+    options = replace(options, room=Room.greatest(1 if options.role == "mixed" else 2))  # a hand-over takes one as well
     with contextlib.ExitStack() as stack:
         sockets, contexts = [], []
         for host, port, _, tls in places(options):

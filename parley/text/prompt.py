@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
-from parley.errors import ContextLength, Invalid, excerpt
+from parley.errors import Invalid, excerpt
 from parley.types import Chat, Grammar, Keep, Message, Pooling, Prompt, Text, Thinking
 
-from . import answer
+from . import answer, length
 from .calls import Tools
 from .grammar import Compiler
 from .markup import AUTO, PLAIN, Markup, begins_thinking, detect, switch
@@ -25,7 +26,6 @@ from .tokenizer import Tokenizer, read_json
 
 ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 TAIL = 16  # tokens at the end of a prompt in which a closing mark is looked for
-PROBE = 32  # characters per token: what is longer than so many for each token allowed is probed before it is read
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,14 @@ class Language:
         of as ``pooling`` says, the marks around it are among them.
         """
         marked = keep == "head" or pooling is not None
+        encode = partial(length.encode, self.tokenizer, limit=limit, cut=cut, keep=keep, marked=marked)
         if pooling is not None and isinstance(prompt, Text):
             prompt = Text(self.customs.apply(prompt.text, pooling.prompt), prompt.special, prompt.turn)
         if isinstance(prompt, Text) and prompt.turn and self.template:
-            return Prepared(self._encode(self.template.render(_turn(prompt)), False, limit, cut, keep, marked))
+            return Prepared(encode(self.template.render(_turn(prompt)), False))
         if isinstance(prompt, Chat):
             text = self.render(prompt)
-            ids = self._encode(text, prompt.special, limit, cut, keep, marked)
+            ids = encode(text, prompt.special)
             if pooling is not None:
                 return Prepared(ids)
             if keep == "head" and cut is not None:  # how the answer begins is for what was left to say
@@ -137,12 +138,12 @@ class Language:
             tools = Tools(answer.callable_tools(prompt))
             return Prepared(ids, markup, thinking, tools, not prompt.parallel or prompt.only is not None)
         if isinstance(prompt, Text):
-            return Prepared(self._encode(prompt.text, prompt.special, limit, cut, keep, marked))
+            return Prepared(encode(prompt.text, prompt.special))
         return Prepared(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
 
     def predict(self, text: str, limit: int) -> Predicted | None:
         """A text that may be the answer, as far as so many tokens go; None for an empty one."""
-        return Predicted(self.tokenizer.encode(text[: PROBE * limit], special=False)[:limit]) if text else None
+        return Predicted(self.tokenizer.encode(text[: length.PROBE * limit], special=False)[:limit]) if text else None
 
     def render(self, chat: Chat) -> str:
         """A conversation as the model reads it. Raises BadRequest."""
@@ -247,40 +248,6 @@ class Language:
         else:
             return "", prompt.ids, [(0, 0)] * len(prompt.ids)
         return text, *self.tokenizer.spell(text, special)
-
-    def _encode(
-        self, text: str, special: bool, limit: int | None, cut: int | None, keep: Keep, marked: bool
-    ) -> list[int]:
-        if cut is not None and (limit is None or cut <= limit):  # more would not fit, cut or not
-            return self._encode_cut(text, special, cut, keep) if marked else self._encode_end(text, special, limit, cut)
-        size = PROBE * limit if limit is not None else len(text)
-        while limit is not None and size < len(text):
-            # The rest cannot halve what its beginning has: where a token ends depends on little of what follows.
-            if len(self.tokenizer.encode(text[:size], special=False)) > 2 * limit:
-                raise ContextLength(
-                    f"This model's maximum context length is {limit} tokens, and the prompt has over twice as many.",
-                    field="prompt",
-                )
-            size *= PROBE
-        return self.tokenizer.encode(text, special)
-
-    def _encode_cut(self, text: str, special: bool, count: int, keep: Keep) -> list[int]:
-        size = PROBE * count
-        while size < len(text):
-            part = text[:size] if keep == "head" else text[-size:]
-            if len(self.tokenizer.encode(part, special=False)) > 2 * count:  # twice: as in ``_encode_end``
-                return self.tokenizer.encode_cut(part, special, count, keep)
-            size *= PROBE
-        return self.tokenizer.encode_cut(text, special, count, keep)
-
-    def _encode_end(self, text: str, special: bool, limit: int | None, count: int) -> list[int]:
-        size = PROBE * limit if limit is not None else len(text)
-        while size < len(text):
-            ids = self.tokenizer.encode(text[-size:], special)
-            if len(ids) > 2 * count:  # twice: where the first tokens behind the cut begin is not certain
-                return ids[-count:]
-            size *= PROBE
-        return self.tokenizer.encode(text, special)[-count:]
 
 
 def _forced(prompt: Prompt) -> bool:

@@ -207,3 +207,5 @@ def test_the_served_name_is_the_hubs_or_the_folders(tmp_path, monkeypatch):
     assert hub.served_name(None) == hub.served_name("parley-demo") == "parley-demo"
     assert hub.served_name("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
     assert hub.served_name("./tiny/") == hub.served_name("tiny") == hub.served_name(str(tmp_path / "tiny")) == "tiny"
+    Path("linked").symlink_to("tiny")
+    assert hub.served_name("./linked") == "linked"

@@ -93,11 +93,12 @@ async def test_a_role_changes_when_the_running_requests_have_ended_and_work_goes
             clock.now += 1
             controller.step()
         await asyncio.sleep(0)
-        (changing,) = [each for each in table if each.offline]
+        (changing,) = [each for each in table if each.changing]
         await asyncio.sleep(0.1)
         assert net.given == []
         more = [await choice.choose(Wanted(10)) for _ in range(6)]
         assert changing not in [each.d for each in more]
+        table.withhold(changing, True)  # which the end of the change does not undo
         for each in held + more:
             each.end()
         await until(lambda: controller.changes)
@@ -106,7 +107,8 @@ async def test_a_role_changes_when_the_running_requests_have_ended_and_work_goes
         assert net.given[0][3] == others and changing.id not in others
         assert sorted(id for id, *_ in net.given[1:]) == others  # the peers are told of it
         assert all(changing.id in peers for *_, peers in net.given[1:])
-        await until(lambda: not changing.offline)
+        await until(lambda: not changing.changing)
+        assert changing.offline
 
 
 async def test_a_refused_change_leaves_the_instance_at_work():
@@ -120,7 +122,7 @@ async def test_a_refused_change_leaves_the_instance_at_work():
         net.__class__ = Net
         controller.step()
         await until(lambda: controller._changing.done())
-        assert controller.changes == 0 and not any(each.offline for each in table)
+        assert controller.changes == 0 and not any(each.changing for each in table)
         assert table.ready()
 
 
@@ -172,7 +174,7 @@ async def test_a_flex_instance_gets_the_share_that_its_work_asks_for_while_it_wo
         assert (
             net.shares == sorted(net.shares) and net.shares[:3] == [55, 60, 65] and net.shares[-1] == 95
         )  # there is a decode, too
-        assert flex.p_percentage == 95 and not flex.offline and controller.changes == 0
+        assert flex.p_percentage == 95 and not flex.changing and controller.changes == 0
         assert all(role == "flex" and peers == [d.id] for _, role, _, peers in net.given)
 
 

@@ -5,7 +5,9 @@ What instances answer is in a dictionary.
 
 import asyncio
 import json
+import math
 import re
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -378,6 +380,21 @@ async def test_an_instance_whose_load_the_list_does_not_tell_is_asked():
         assert (await say("POST", "/v1/instances/refresh", body(made)))[0] == 200
         assert choice.possible() and table.get(1).extended  # what it said stays
     await health.close()
+
+
+async def test_an_instance_that_only_answers_late_is_not_lost():
+    table, _ = cluster("mixed", misses=3)
+    (one,) = table
+    heard = [math.inf]
+    health = Health(table, Net(), lambda instance: heard[0])
+    for _ in range(10):
+        assert not await health.look(one)
+    assert one.usable(table.clock())
+    heard[0] = time.monotonic()
+    for missed in range(3):
+        assert not one.lost and one.misses == missed
+        assert not await health.look(one)
+    assert one.lost
 
 
 async def test_an_instance_that_stops_answering_is_lost_and_found_again():

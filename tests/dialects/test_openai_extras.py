@@ -1,4 +1,4 @@
-"""What vLLM added to OpenAI's API: each member's effect or refusal, on both routes."""
+"""What vLLM and others added to OpenAI's API: each member's effect or refusal, on both routes."""
 
 import json
 from dataclasses import replace
@@ -19,8 +19,8 @@ READERS = {
 }
 
 
-def heading(priority: bytes) -> Head:
-    return replace(HEAD, headers={b"x-vllm-priority": priority})
+def heading(value: bytes, name: bytes = b"x-vllm-priority") -> Head:
+    return replace(HEAD, headers={name: value})
 
 
 @pytest.fixture(params=READERS)
@@ -41,6 +41,10 @@ WISHES: list[dict[str, Any]] = [
     {"mm_processor_kwargs": {"a": 1}},
     {"media_io_kwargs": {"a": 1}},
     {"prompt_embeds": "AAAA"},
+    {"stop_regex": "a+"},
+    {"return_hidden_states": True},
+    {"custom_logit_processor": "x"},
+    {"lora_path": "a"},
 ]
 
 
@@ -57,7 +61,8 @@ NOTHING: dict[str, Any] = {
     "ec_transfer_params": {}, "mm_processor_kwargs": {}, "media_io_kwargs": {}, "structured_outputs": None,
     "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 0,
     "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0, "early_stopping": "never",
-    "vllm_xargs": {"a": 1, "b": "x", "c": 0.5, "d": [1]}, "truncation_side": "left",
+    "vllm_xargs": {"a": 1, "b": "x", "c": 0.5, "d": [1]}, "truncation_side": "left", "no_stop_trim": False,
+    "stop_regex": [], "return_hidden_states": False, "custom_logit_processor": None, "lora_path": None, "grammar": "",
 }  # fmt: skip
 
 
@@ -109,6 +114,16 @@ def test_a_header_speaks_louder_than_the_body(read):
     for said in (b"", b"high", b"1.5", b"9223372036854775808", b"1" * 5000):
         with pytest.raises(Invalid, match="X-Vllm-Priority"):
             read(heading(said))
+    salted = heading(b"tenant-42", b"x-cache-salt")
+    assert read(salted).request.salt == read(salted, cache_salt="own").request.salt == "tenant-42"
+    for said in (b"", b"with/slash", b"with@at", b"x" * 129):
+        with pytest.raises(BadRequest) as caught:
+            read(heading(said, b"x-cache-salt"))
+        assert caught.value.field == "cache_salt"
+
+
+def test_what_stops_an_answer_is_in_it_by_either_name(read):
+    assert read(no_stop_trim=True).request.stop.include and read(include_stop_str_in_output=True).request.stop.include
 
 
 def test_what_asks_for_nothing_changes_nothing(read):
@@ -167,6 +182,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "regex", "value": {}}}, "response_format.value"),
     ({"response_format": {"type": "json", "value": 5}}, "response_format.value"),
     ({"response_format": {"type": "json_schema", "value": {}}}, "response_format.value.schema"),
+    ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema"),
     ({"response_format": {"type": "json_schema", "value": "{}"}}, "response_format.value"),
     ({"response_format": {"type": "text", "value": "a"}}, "response_format.type"),
 ]  # fmt: skip
@@ -195,6 +211,9 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
     ({"regex": "a+"}, Grammar("regex", "a+", field="regex")),
     ({"ebnf": GBNF}, Grammar("ebnf", GBNF, field="ebnf")),
     ({"json_schema": "{}"}, Grammar("json", {}, field="json_schema")),
+    ({"grammar": GBNF}, Grammar("ebnf", GBNF, field="grammar")),
+    ({"response_format": {"type": "json_object", "schema": CLOSED}}, Grammar("json", CLOSED)),
+    ({"response_format": {"type": "json_schema", "schema": CLOSED}}, Grammar("json", CLOSED)),
     ({"structural_tag": json.dumps({"structures": [TAG], "triggers": ["<"]})},
      Grammar("tags", TAGS, field="structural_tag")),
     ({"structured_outputs": {"json": CLOSED, "disable_any_whitespace": True}},

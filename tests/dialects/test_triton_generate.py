@@ -1,6 +1,7 @@
 """The generate extension of Triton: what bodies mean, what is refused, and the exact bytes of answers and streams."""
 
 import json
+import struct
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,22 @@ import pytest
 from parley.dialects.dialect import Head, Timings
 from parley.dialects.triton import errors, generate
 from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyError, TooLarge, UnknownModel, Unsupported
-from parley.types import Accepted, Beam, Delta, Done, Grammar, Sampling, Stop, Text, Token, Usage, Want
+from parley.types import (
+    Accepted,
+    Beam,
+    Delta,
+    Done,
+    Grammar,
+    Pooling,
+    Sampling,
+    Stop,
+    Text,
+    Token,
+    Tokens,
+    Usage,
+    Vector,
+    Want,
+)
 
 PATH = {"model": "mymodel"}
 until = partial(Stop, reserve=1)  # tokens that do not fit are no mistake
@@ -115,6 +131,74 @@ def test_every_output_that_can_be_asked_for():
         + b',"model_name":"mymodel","model_version":"1","num_input_tokens":3,"num_output_tokens":2,'
         b'"output_log_probs":[-0.5,-1.5],"stop_reason":"###","text_output":"ab"}'
     )
+
+
+def embedding(**wish: Any) -> dict[str, Any]:
+    return {"text_input": "", "embedding_request": json.dumps(wish)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_vector_is_told_as_text(stream):
+    reply = read(
+        **embedding(input="Hi"), return_num_input_tokens=True, return_num_output_tokens=True, stream_route=stream
+    )
+    assert (reply.request.prompts, reply.request.pooling) == ([Text("Hi")], Pooling())
+    events = [Accepted(0, [1, 2]), Vector(0, struct.pack("<2f", 0.5, -2)), Done(0, "stop", Usage(2))]
+    answer = (
+        b'{"model_name":"mymodel","model_version":"1","num_input_tokens":2,"num_output_tokens":0,'
+        b'"text_output":"[0.5,-2.0]"}'
+    )
+    if stream:
+        assert reply.chunk(events[:2]) == b""
+        assert reply.chunk(events[2:]) == b"data: " + answer + b"\n\n"
+    else:
+        reply.add(events)
+        assert reply.body(Usage()) == answer
+
+
+def test_what_is_said_of_a_vector():
+    ids = read(
+        **embedding(input=[5, 6], pooling_params={"dimensions": [8]}),
+        truncate_prompt_tokens=3,
+        priority=1,
+        timeout=5000,
+    ).request
+    assert (ids.prompts, ids.pooling, ids.truncate, ids.keep) == ([Tokens([5, 6])], Pooling(8), 3, "head")
+    assert (ids.priority, ids.timeout) == (-4, 0.005)
+    assert read(**embedding(input="a", pooling_params={"dimensions": 4})).request.pooling == Pooling(4)
+    assert read(embedding_request="").request.pooling is None
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("x", "embedding_request"),
+        ("[]", "embedding_request"),
+        ("{}", "embedding_request.input"),
+        ('{"input":""}', "embedding_request.input"),
+        ('{"input":[]}', "embedding_request.input"),
+        ('{"input":5}', "embedding_request.input"),
+        ('{"input":["a"]}', "embedding_request.input[0]"),
+        ('{"input":[-1]}', "embedding_request.input[0]"),
+        ('{"input":"a","pooling_params":5}', "embedding_request.pooling_params"),
+        ('{"input":"a","pooling_params":{"dimensions":[0]}}', "embedding_request.pooling_params.dimensions[0]"),
+        ('{"input":"a","pooling_params":{"dimensions":[1,2]}}', "embedding_request.pooling_params.dimensions"),
+        ("[" * 200, "embedding_request"),
+    ],
+)
+def test_a_wrong_wish_for_a_vector_is_named(text, where):
+    status, message = refused(embedding_request=text)
+    assert status == 400 and f"'{where}'" in message
+
+
+def test_longer_prompts_keep_their_end():
+    assert read(truncate_prompt_tokens=5).request.truncate == 5
+    assert read(truncate_prompt_tokens="5").request.truncate == 5
+    head = Head("0f", 1, "fp", context=64, path=PATH)
+    body = b'{"text_input":"a","max_tokens":24,"truncate_prompt_tokens":-1}'
+    reply = generate.read(body, head, stream=False, strict=False)
+    assert (reply.request.truncate, reply.request.keep) == (40, "tail")
+    assert refused(truncate_prompt_tokens=0)[0] == 400
 
 
 def test_logprobs_that_no_parameter_asked_for_are_null():
@@ -411,11 +495,9 @@ def test_values_out_of_range_are_named(members, field):
         ("lora_task_id", 1),
         ("lora_config", [1]),
         ("logits_processors", ["x"]),
-        ("truncate_prompt_tokens", 5),
         ("prompt_logprobs", 1),
         ("image", "aGk="),
         ("image_url", ["http://x/"]),
-        ("embedding_request", "{}"),
         ("decoder_text_input", "x"),
         ("return_context_logits", True),
         ("return_generation_logits", True),
@@ -497,7 +579,7 @@ def test_what_is_not_available_may_be_said_not_to_be_wanted():
         guided_decoding_guide="",
         best_of=1,
         beam_width=1,
-        truncate_prompt_tokens=-1,
+        embedding_request="",
     )
 
 

@@ -42,6 +42,7 @@ def test_every_member_reaches_the_request():
         skip_special_tokens=False, spaces_between_special_tokens=True, truncate_prompt_tokens=5, use_beam_search=False,
         length_penalty=1.0, early_stopping=False, logit_bias={"5": 1},
     ).request  # fmt: skip
+    assert read(cache_salt="s").request.salt == "s"
     sampling, stop = request.sampling, request.stop
     assert (request.n, request.stream, request.truncate) == (2, True, 5)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (7, 0.9, 0, 0.1, 3)

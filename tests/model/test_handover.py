@@ -6,6 +6,7 @@ Pages are copied here as a link's shared memory does, from one engine's into the
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -202,3 +203,18 @@ async def test_without_a_prefix_cache_nothing_is_taken_and_nothing_held():
     finally:
         await first.close()
         await second.close()
+
+
+async def test_the_layout_is_told_where_nothing_can_be_kept(monkeypatch, tmp_path):
+    """In a container whose files are read-only, and by a user without a home."""
+    layouts = set()
+    for kept in (str(tmp_path), "/dev/null/none", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", kept)
+        if not kept:
+            monkeypatch.delenv("HOME")
+            monkeypatch.setattr(os, "getuid", lambda: 3_000_000_000)  # whom nobody knows
+        engine = LocalEngine(Settings(model=str(models.model("llama")), kv_memory=1 << 20, shared=True, threads=1))
+        await engine.start()
+        layouts.add((await engine.ready()).arena.layout)
+        await engine.close()
+    assert len(layouts) == 1

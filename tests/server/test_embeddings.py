@@ -45,6 +45,26 @@ async def test_many_inputs_come_in_order(serve):
     await served.idle()
 
 
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_texts_are_ranked_by_their_vectors(serve, prefix):
+    served = await serve(max_batch=2)
+    documents = ["river", TEXTS[0], "dog"]
+    ranked = []
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        answer = await served.post(prefix + path, {"model": "tiny", "query": TEXTS[0], "documents": documents})
+        ranked.append(answer.json["results"])
+    scored = {each["index"]: each["relevance_score"] for each in ranked[0]}
+    assert ranked[0] == ranked[1] == ranked[2] and sorted(scored.values(), reverse=True) == list(scored.values())
+    for path in ("/score", "/v1/score"):
+        told = (await served.post(prefix + path, {"text_1": TEXTS[0], "text_2": documents})).json
+        assert {entry["index"]: entry["score"] for entry in told["data"]} == scored
+    long = await served.post(prefix + "/rerank", {"query": "b " * 9000, "documents": documents})
+    assert long.status == 400 and "Please reduce the length of the input prompt" in long.error["message"]
+    unknown = await served.post(prefix + "/score", {"model": "nope", "text_1": "a", "text_2": "b"})
+    assert (unknown.status, unknown.error["type"]) == (404, "NotFoundError")
+    await served.idle()
+
+
 async def test_the_official_client(serve):
     served = await serve()
     async with AsyncOpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:

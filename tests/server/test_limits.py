@@ -9,7 +9,7 @@ import zlib
 import pytest
 from served import HELLO, Connection, request
 
-from parley.server.port import room
+from parley.server.room import Room
 
 CHAT = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -161,16 +161,17 @@ def test_there_is_room_for_as_many_as_the_system_may_give():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
-        alone, full = room(1)
+        alone = Room.greatest(1)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
-        assert room(2)[0] <= alone < full < before[1] or before[1] == resource.RLIM_INFINITY
+        assert Room.greatest(2).served <= alone.served < alone.full < before[1] or before[1] == resource.RLIM_INFINITY
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_clients_that_there_are_no_descriptors_for_are_told_so(serve):
-    served = await serve(room=2, tick=0.02)
-    idle, busy, late = [await served.connect() for _ in range(3)]
+    room = Room(2, 3)
+    served, beside = await serve(room=room, tick=0.02), await serve(room=room)
+    idle, busy, late = [await port.connect() for port in (served, served, beside)]
     await busy.send(request("POST", CHAT, {**HELLO, "stream": True}))
     await busy.head()
     await late.send(request("POST", CHAT, HELLO))

@@ -1,6 +1,7 @@
 """Triton's API over gRPC as a client meets it: calls, streams, keys, limits, and what is left when a client leaves."""
 
 import asyncio
+import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -211,6 +212,22 @@ async def test_a_stream_has_the_text_in_pieces(dial):
     text = "".join(said(answer.infer_response) for answer in answers)
     assert text == said(await calls.infer(max_tokens=8))
     assert await stream.code() == grpc.StatusCode.OK
+
+
+async def test_a_vector_is_one_answer_in_a_stream_and_beside_it(dial):
+    calls = await dial()
+    message = request(id="7", stream=True)
+    wish = json.dumps({"input": "a b c", "pooling_params": {"dimensions": [4]}}).encode()
+    message.inputs.add(name="embedding_request", datatype="BYTES", shape=[1], contents={"bytes_contents": [wish]})
+    stream = calls.stream()
+    await stream.write(message.SerializeToString())
+    await stream.done_writing()
+    (answer,) = [answer async for answer in stream]
+    assert final(answer) and answer.infer_response.id == "7"
+    told = json.loads(said(answer.infer_response))
+    openai = await calls.served.post("/v1/embeddings", {"model": "tiny", "input": "a b c", "dimensions": 4})
+    assert told == openai.json["data"][0]["embedding"] and len(told) == 4
+    assert json.loads(said(await calls.send("ModelInfer", message.SerializeToString()))) == told
 
 
 async def test_requests_of_a_stream_run_side_by_side(dial):

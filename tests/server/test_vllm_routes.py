@@ -157,7 +157,7 @@ async def test_refusals_in_its_own_form(served):
     status, body = await refused({"prompt": [9999]})
     assert (status, body["error"]["param"]) == (400, "prompt")
     assert (await refused({}, **{"content-type": "text/plain"}))[0] == 400
-    assert await refused({}, "/vllm/v1/score") == (404, {"detail": "Not Found"})
+    assert await refused({}, "/vllm/v1/classify") == (404, {"detail": "Not Found"})
     assert (await served.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
     for path in ("/vllm/v1/responses", "/vllm/v1/messages", "/vllm/v1/responses/r/cancel"):
         status, body = await refused({}, path)

@@ -73,12 +73,7 @@ class ChatReply(Reply):
             stream=stream,
             banned=parameters.bad_words(body),
             grammar=more.grammar,
-            salt=more.salt,
-            truncate=more.truncate,
-            keep=more.keep,
-            priority=more.priority,
-            timeout=more.seconds,
-            partial=more.seconds is not None,
+            **more.members,
             thinking_budget=more.budget,
             prediction=prediction(body),
         )

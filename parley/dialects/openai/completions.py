@@ -155,12 +155,7 @@ class CompletionReply(Reply):
             stream=stream,
             banned=parameters.bad_words(body),
             grammar=more.grammar,
-            salt=more.salt,
-            truncate=more.truncate,
-            keep=more.keep,
-            priority=more.priority,
-            timeout=more.seconds,
-            partial=more.seconds is not None,
+            **more.members,
         )
         form = body.boolean("return_tokens_as_token_ids", False), self.request.want.skip_special
         self._name = more.name or head.id

@@ -22,6 +22,7 @@ GUIDED: dict[str, Kind] = {
     "regex": "regex",  # these three are SGLang's
     "ebnf": "grammar",
     "json_schema": "json",
+    "grammar": "grammar",  # llama.cpp's
 }
 MEMBERS = dict.fromkeys(  # their order is that of the documentation
     ("structured_outputs", *GUIDED, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")
@@ -60,12 +61,15 @@ def response_format(body: Fields) -> Grammar | None:
         case "text":
             return None
         case "json_object":
-            return Grammar("json", forms.OBJECT)
+            wanted = forms.schema(wish, "schema")  # llama.cpp's and others'
+            return Grammar("json", forms.OBJECT if wanted is None else wanted)
         case "structural_tag":
             return forms.tags(wish, "response_format")
     described = wish.object("json_schema")
     if described is None:
-        raise wish.missing("json_schema")
+        if (wanted := forms.schema(wish, "schema")) is None:
+            raise wish.missing("json_schema")
+        return Grammar("json", wanted)
     name = shared.name(described)
     described.string("description", None)
     schema = described.free("schema")

@@ -21,7 +21,7 @@ from parley.types import Event, Pooling, Prompt, Request, Usage, Vector
 MAX_INPUTS = 2048
 MAX_DIMENSIONS = 2**31 - 1
 CODINGS = ("float", "base64", "bytes", "bytes_only")
-DTYPES = ("float32", "float16", "bfloat16", *vectors.BYTES)
+DTYPES = ("float32", "float16", "bfloat16", *vectors.FLOAT8)
 ORDERS = ("native", "little", "big")
 BINARY = b"application/octet-stream"
 
@@ -41,10 +41,7 @@ class EmbeddingReply(Whole):
             id=head.id,
             model=body.string("model", "", cap=256),
             prompts=self._prompts(body),
-            salt=more.salt,
-            truncate=more.truncate,
-            keep=more.keep,
-            priority=more.priority,
+            **more.members,
             pooling=Pooling(
                 body.integer("dimensions", None, 1, MAX_DIMENSIONS),
                 _normalize(body),

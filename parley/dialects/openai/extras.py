@@ -1,4 +1,4 @@
-"""Members that vLLM's server added to OpenAI's API and that have no place in sampling, stopping or the conversation.
+"""Members that other servers, vLLM's above all, added to OpenAI's API, but for sampling, stopping and conversations.
 
 All are read and checked in full. What asks for a feature that is not there is refused by name, rather than answered
 as if it had been done; null, false, empty and -1 ask for nothing.
@@ -15,7 +15,7 @@ from parley.dialects.dialect import Head
 from parley.dialects.fields import INT64, Fields
 from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
-from parley.dialects.parameters import MAX_ID, MAX_WORDS
+from parley.dialects.parameters import MAX_ID, MAX_WORDS, truncation
 from parley.errors import Invalid
 from parley.types import Grammar, Keep
 
@@ -23,7 +23,7 @@ MAX_NAME = 256
 MAX_NAMED = 128  # tokens
 MAX_SECONDS = 1e9
 SALT = 128  # characters
-PRIORITY = b"x-vllm-priority"  # a header
+PRIORITY, SALTED = b"x-vllm-priority", b"x-cache-salt"  # headers, by which a gateway may know better than the client
 NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 CONTROL = set(map(chr, range(32)))
 
@@ -52,6 +52,10 @@ HARMLESS: dict[str, Read] = {
 
 # Members that ask for a feature which is not there, and what to call it.
 FEATURES: dict[str, tuple[str, Read]] = {
+    "custom_logit_processor": ("Custom logits processors are", _raw),  # this one and the next three are SGLang's
+    "lora_path": ("Choosing an adapter otherwise than as the 'model' is", _raw),
+    "return_hidden_states": ("Hidden states are", _boolean),
+    "stop_regex": ("Stopping at a regular expression is", _raw),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
     "prompt_embeds": ("Embeddings as a prompt are", _raw),
     "web_search_options": ("Web search is", _raw),
@@ -80,17 +84,29 @@ class Extras:
     seconds: float | None = None
     budget: int | None = None
 
+    @property
+    def members(self) -> dict[str, Any]:
+        """What any request says of these, under its own names."""
+        return {
+            "salt": self.salt,
+            "truncate": self.truncate,
+            "keep": self.keep,
+            "priority": self.priority,
+            "timeout": self.seconds,
+            "partial": self.seconds is not None,
+        }
+
 
 def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
     """Raises BadRequest."""
     _check(body)
     grammar = constraints.read(body)
-    truncate, keep = _truncate(body, head.context - max(1, max_tokens or 1)), _keep(body, "left")
+    truncate, keep = truncation(body, head.context - max(1, max_tokens or 1)), _keep(body, "left")
     budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
     priority = _priority(body, head.headers)
     seconds = body.number("max_time", None, 0, MAX_SECONDS, open=True)
     told = None if budget < 0 else budget
-    return Extras(_name(body), _salt(body), truncate, keep, priority, grammar, seconds, told)
+    return Extras(_name(body), _salt(body, head.headers), truncate, keep, priority, grammar, seconds, told)
 
 
 def pooling(body: Fields, head: Head) -> Extras:
@@ -98,8 +114,8 @@ def pooling(body: Fields, head: Head) -> Extras:
     body.boolean("padding", None)  # nothing is ever padded
     if body.free("mm_processor_kwargs"):
         raise shared.unsupported(body, "mm_processor_kwargs", "Media are")
-    truncate, keep = _truncate(body, head.context), _keep(body, "right")
-    return Extras(_name(body), _salt(body), truncate, keep, _priority(body, head.headers))
+    truncate, keep = truncation(body, head.context), _keep(body, "right")
+    return Extras(_name(body), _salt(body, head.headers), truncate, keep, _priority(body, head.headers))
 
 
 def named(body: Fields, logprobs: int | None, max_tokens: int | None) -> list[int]:
@@ -132,7 +148,7 @@ def _name(body: Fields) -> str | None:
 
 
 def _priority(body: Fields, headers: Mapping[bytes, bytes]) -> int:
-    """That of the header, if there is one, for a gateway may know better than the client."""
+    """That of the header, if there is one."""
     priority = body.integer("priority", 0)
     if (said := headers.get(PRIORITY)) is None:
         return priority
@@ -147,22 +163,16 @@ def _arguments(body: Fields, member: str) -> None:
             raise body.fail(member, f"'{name[:40]}' must be a string, a number or an array.")
 
 
-def _salt(body: Fields) -> str:
-    """What keeps a request's cached prefixes apart from those of others."""
+def _salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
+    """What keeps a request's cached prefixes apart from those of others; that of the header, if there is one."""
+    if (said := headers.get(SALTED)) is not None:
+        body = body.without({"cache_salt"}).over({"cache_salt": said.decode("latin-1")})
     if not body.has("cache_salt"):
         return ""
     salt = body.string("cache_salt", "", cap=SALT)
     if not salt or not set("@/\\\0").isdisjoint(salt):
         raise body.fail("cache_salt", "must be 1 to 128 characters, none of them @, /, \\ or NUL.")
     return salt
-
-
-def _truncate(body: Fields, room: int) -> int | None:
-    """-1: as many as there is room for."""
-    count = body.integer("truncate_prompt_tokens", None, -1, MAX_TOKENS)
-    if count == 0:
-        raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
-    return max(1, room) if count == -1 else count
 
 
 def _keep(body: Fields, usual: str) -> Keep:

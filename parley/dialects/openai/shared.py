@@ -66,13 +66,14 @@ def stop(body: Fields, max_tokens: int | None, rules: Rules = RULES) -> Stop:
     min_tokens = body.integer("min_tokens", 0, 0, MAX_TOKENS)
     if max_tokens is not None and min_tokens > max_tokens:
         raise body.fail("min_tokens", f"must be at most max_tokens, which is {max_tokens}, but got {min_tokens}.")
+    include = body.boolean("include_stop_str_in_output", False)
     return Stop(
         strings=body.strings("stop", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS),
         ids=body.integers("stop_token_ids", cap=MAX_STOP_IDS, low=0, high=MAX_ID),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=body.boolean("ignore_eos", False),
-        include=body.boolean("include_stop_str_in_output", False),
+        include=body.boolean("no_stop_trim", include),  # SGLang's name for it
         reserve=rules.reserve,
         repetition=_repetition(body),
     )

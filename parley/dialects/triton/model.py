@@ -50,6 +50,7 @@ _INPUTS = (
     Input("return_logprobs", "BOOL"),
     Input("return_num_input_tokens", "BOOL"),
     Input("return_num_output_tokens", "BOOL"),
+    Input("embedding_request", "BYTES"),
     # TensorRT-LLM's
     Input("max_tokens", "INT32", loose=True),
     Input("num_return_sequences", "INT32", loose=True),
@@ -73,7 +74,6 @@ _INPUTS = (
     # understood, so that a request which needs one is refused by its name
     Input("image", "BYTES", many=True),
     Input("image_url", "BYTES", many=True),
-    Input("embedding_request", "BYTES"),
     Input("decoder_text_input", "BYTES"),
     Input("return_context_logits", "BOOL"),
     Input("return_generation_logits", "BOOL"),

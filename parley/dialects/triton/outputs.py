@@ -9,7 +9,8 @@ from parley.dialects.triton.errors import encode
 from parley.dialects.triton.model import OUTPUTS
 from parley.dialects.triton.sampling import Asked
 from parley.dialects.triton.tensors import Element, Tensor
-from parley.types import Accepted, Delta, Done, Event, Reason, Token
+from parley.dialects.vectors import numbers
+from parley.types import Accepted, Delta, Done, Event, Reason, Token, Vector
 
 FINISH: dict[Reason, str] = {
     "stop": "stop",
@@ -66,6 +67,8 @@ class Outputs:
                     choice.tokens += tokens
                     choice.total += sum(_logprob(token) for token in tokens)
                     self._fresh = self._fresh or bool(text or tokens)
+                case Vector(values=values):
+                    self._choices[0].text.append(encode(numbers(values)).decode())
                 case Done():
                     self._choices[event.index].done = event
                     self._fresh = True

@@ -23,7 +23,9 @@ from parley.dialects.parameters import (
     beam,
     choices,
     sampling,
+    truncation,
 )
+from parley.dialects.triton import embedding
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import about
 from parley.dialects.triton.model import INPUTS, OUTPUTS
@@ -54,7 +56,7 @@ ALIASES = {
     "sampling_param_return_perf_metrics": "return_perf_metrics",
 }
 WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
-         "end_id", "pad_id", "no_repeat_ngram_size", "priority", "timeout"}  # fmt: skip
+         "end_id", "pad_id", "no_repeat_ngram_size", "truncate_prompt_tokens", "priority", "timeout"}  # fmt: skip
 OWN = frozenset({"priority", "timeout"})  # the protocol's own parameters, which are no model's
 REAL = {"temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty", "presence_penalty",
         "frequency_penalty"}  # fmt: skip
@@ -70,11 +72,9 @@ FEATURES = {
     "lora_weights": "LoRA feature is not enabled.",
     "lora_config": "LoRA feature is not enabled.",
     "logits_processors": "Custom logits processors are not available on this server.",
-    "truncate_prompt_tokens": "Truncation of the prompt is not available on this server.",
     "prompt_logprobs": "Log-probabilities of the prompt are not available through this API.",
     "image": "The model does not read images.",
     "image_url": "The model does not read images.",
-    "embedding_request": "Embeddings are not available on this server.",
     "decoder_text_input": "The model has no encoder.",
     "return_context_logits": "Raw logits are not available on this server.",
     "return_generation_logits": "Raw logits are not available on this server.",
@@ -127,14 +127,18 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
     outputs = {o.name for o in OUTPUTS.values() if not o.asked_by or body.boolean(o.asked_by, False)}
     if wanted is not None:
         outputs = wanted
+    if (vector := embedding.read(body, head)) is not None:
+        vector.priority, vector.timeout = _priority(body), _timeout(body)
+        return Asked(id, vector, "", False, False, outputs)
     told = body.integer("logprobs", None, -1, MAX_TOP)
     scored = not outputs.isdisjoint(SCORED) or (told is not None and "logprobs" in outputs)
+    stop = _stop(body)
     request = Request(
         id=head.id,
         model=head.path["model"],
         prompts=[Text(text)],
         sampling=_sampling(body),
-        stop=_stop(body),
+        stop=stop,
         want=Want(
             logprobs=(told or 0) if scored else None,
             skip_special=body.boolean("skip_special_tokens", True),
@@ -145,7 +149,8 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
         priority=_priority(body),
         grammar=_grammar(body),
         adapter=body.string("lora_name", None) or None,
-        timeout=body.integer("timeout", 0, 0) / MICRO or None,
+        timeout=_timeout(body),
+        truncate=truncation(body, head.context - (stop.max_tokens or 0)),
     )
     return Asked(id, request, text, stream, not body.boolean("exclude_input_in_output", stream), outputs, told)
 
@@ -213,6 +218,11 @@ def _priority(body: Fields) -> int:
     """From levels that begin with 1, the most urgent one."""
     level = body.integer("priority", 0, 0)
     return level - LEVEL if level else 0
+
+
+def _timeout(body: Fields) -> float | None:
+    """In seconds, from microseconds; 0 is none."""
+    return body.integer("timeout", 0, 0) / MICRO or None
 
 
 def _sampling(body: Fields) -> Sampling:

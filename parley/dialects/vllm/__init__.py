@@ -12,7 +12,7 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import chat, completions, control, embeddings, legacy, shared
+from parley.dialects.vllm import chat, completions, control, embeddings, legacy, scores, shared
 
 UNBUILT = {
     "/v1/responses": "The Responses API is",
@@ -27,6 +27,13 @@ UNBUILT = {
     "/inference/v1/abort_requests": "Cancelling by id is",
 }
 POOLING = Route("POST", "/pooling", "embed", read=embeddings.pool, model=named)
+SCORES = (
+    *(Route("POST", path, "embed", read=scores.score, model=named) for path in ("/score", "/v1/score")),
+    *(
+        Route("POST", path, "embed", read=scores.rerank, model=named)
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
+)
 RESET = Route("POST", "/reset_prefix_cache", "reset", read=control.put_back, write=control.was_reset)
 
 
@@ -51,7 +58,7 @@ DIALECT = Dialect(
     title="vLLM",
     base="",
     error=shared.error,
-    routes=(_generate(legacy.LENIENT), POOLING, RESET, *_adapters(False)),
+    routes=(_generate(legacy.LENIENT), POOLING, *SCORES, RESET, *_adapters(False)),
 )
 STRICT = Dialect(
     name="vllm",
@@ -65,6 +72,7 @@ STRICT = Dialect(
         Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
         Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),
         POOLING,
+        *SCORES,
         Route("POST", "/invocations", "generate", read=control.invoked, model=named),
         Route("GET", "/v1/models", "ask", read=control.models),
         Route("POST", "/tokenize", "tokenize", read=control.tokenize, write=tokens.tokenized),

@@ -11,7 +11,7 @@ from parley.dialects.dialect import Answer, Head, Reply
 from parley.dialects.facts import Card, Facts
 from parley.dialects.fields import decode
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import chat, completions, embeddings, requests, shared
+from parley.dialects.vllm import chat, completions, embeddings, requests, scores, shared
 from parley.dialects.vllm.shared import UNUSABLE
 from parley.dialects.vllm.words import FALSE, TRUE, WORDS
 from parley.dialects.wishes import Adapt, Detokenize, Tokenize
@@ -93,14 +93,19 @@ def _card(card: Card, number: int, head: Head) -> dict[str, Any]:
 
 
 def invoked(body: bytes, head: Head) -> Reply | Answer:
-    """A conversation, a plain prompt or texts to embed, whichever the body is. Raises BadRequest."""
+    """A conversation, a plain prompt or texts to embed or compare, whichever the body is. Raises BadRequest."""
     requests.check_type(head)
     fields = decode(body, WORDS)
     if fields.has("input") or fields.has("encoding_format"):
         return embeddings.read(body, head)
-    if fields.has("messages") or not (fields.has("prompt") or fields.has("prompt_embeds")):
-        return chat.read(body, head)
-    return completions.read(body, head)
+    if not fields.has("messages"):
+        if fields.has("prompt") or fields.has("prompt_embeds"):
+            return completions.read(body, head)
+        if scores.fits_score(fields):
+            return scores.score(body, head)
+        if scores.fits_rerank(fields):
+            return scores.rerank(body, head)
+    return chat.read(body, head)
 
 
 def tokenize(body: bytes) -> Tokenize:

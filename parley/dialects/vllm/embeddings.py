@@ -8,7 +8,7 @@ from parley.dialects.dialect import Answer, Head
 from parley.dialects.fields import Fields
 from parley.dialects.openai import embeddings
 from parley.dialects.openai.shared import MAX_TOKENS, Rules, unsupported
-from parley.dialects.vllm import requests
+from parley.dialects.vllm import requests, shared
 from parley.errors import Invalid, Unsupported
 from parley.types import Usage
 
@@ -26,13 +26,18 @@ def pool(body: bytes, head: Head) -> PoolingReply | Answer:
     return requests.read(PoolingReply, body, head)
 
 
+def check_cut(body: Fields, head: Head) -> None:
+    """May a text be cut to as many tokens as the body says? Raises BadRequest."""
+    if head.context and body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS) > head.context:
+        raise Invalid(UNCUT)
+
+
 class EmbeddingReply(embeddings.EmbeddingReply):
     rules: ClassVar[Rules] = requests.RULES
     kind: ClassVar[str] = "embd"
 
     def __init__(self, body: Fields, head: Head):
-        if head.context and body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS) > head.context:
-            raise Invalid(UNCUT)
+        check_cut(body, head)
         super().__init__(body, head)
         self._name = requests.name(head, self._name)
 
@@ -43,13 +48,7 @@ class EmbeddingReply(embeddings.EmbeddingReply):
             "created": self._head.created,
             "model": self.request.model,
             "data": data,
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "total_tokens": usage.prompt_tokens,
-                "completion_tokens": 0,
-                "prompt_tokens_details": None,
-                "completion_tokens_details": None,
-            },
+            "usage": shared.embedded(usage),
         }
 
 

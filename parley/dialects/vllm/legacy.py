@@ -90,11 +90,7 @@ class GenerateReply(Reply):
             **wish._asdict(),
             grammar=forms.one(more.grammar, _guided(body)),
             stream=bool(stream),
-            truncate=more.truncate,
-            keep=more.keep,
-            priority=more.priority,
-            timeout=more.seconds,
-            partial=more.seconds is not None,
+            **more.members,
         )
         self._manner = manner
         self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(wish.n)]

@@ -94,6 +94,17 @@ def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
+def embedded(total: Usage) -> dict[str, Any]:
+    """The usage of an answer for which nothing was generated."""
+    return {
+        "prompt_tokens": total.prompt_tokens,
+        "total_tokens": total.prompt_tokens,
+        "completion_tokens": 0,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+
+
 def load(head: Head) -> Headers:
     """How busy the model is, for balancers that ask for it."""
     share = head.cached / head.capacity if head.capacity else 0.0

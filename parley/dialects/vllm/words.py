@@ -74,6 +74,7 @@ EMPTY: dict[str, str] = {
     "bad_words": "bad_words cannot contain an empty string. Got bad_words=['']",
     "allowed_token_ids": "allowed_token_ids is not None and empty!",
 }
+TEXTS = {"prompt", "input", "query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2"}
 KEYS = re.compile(r"\[(\d+)\]")
 
 
@@ -172,7 +173,7 @@ class Words(words.Words):
 
     def empty(self, path: str, what: str) -> BadRequest:
         name = path.partition("[")[0]
-        if (name in ("prompt", "input") and path != name) or (path == "input" and what == "string"):
+        if (name in TEXTS and path != name) or (path == "input" and what == "string"):
             return Invalid("The decoder prompt cannot be empty")
         if path == "prompt" and what == "string":
             return named("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")

@@ -29,7 +29,6 @@ def call(scan: Scan) -> Wait:
     if form.count:
         yield from until(scan, form.count)
     opening, closing = (mark.strip() for mark in form.key)
-    before, after = (mark.strip() for mark in form.value)
     lined = form.value[0].endswith(LINE)
     count = 0
     while True:
@@ -38,20 +37,9 @@ def call(scan: Scan) -> Wait:
             break
         scan.at += len(opening)
         key = yield from until(scan, closing)
-        typed = form.typed and '"true"' in (yield from until(scan, ">"))
-        kinds = scan.tools.kinds(name, key)
-        if form.kind[0]:
-            yield from scan.peek()
-            if (yield from scan.stands(form.kind[0].strip())):
-                scan.at += len(form.kind[0].strip())
-                said = frozenset({(yield from until(scan, form.kind[1]))})
-                kinds = said if not kinds or said & kinds else kinds
-        if before:
-            yield from scan.expect(before)
-        ends = (after, *((LINE if lined else "") + mark for mark in (opening, form.after[0]) if form.unclosed))
-        if form.verbatim[0] and (yield from scan.stands(form.verbatim[0])):
-            scan.at += len(form.verbatim[0])
-            ends = (form.verbatim[1] + after,)
+        kinds = yield from _kinds(scan, name, key)
+        ends = yield from _ends(scan, lined)
+        held = ""
         if not count and key in WRAPPERS and scan.tools.lacks(name, key):
             text = yield from whole(scan, ends)
             if members := _members(text):
@@ -59,17 +47,42 @@ def call(scan: Scan) -> Wait:
                 count = members
                 continue
             held = value(text, kinds, lined)
-        else:
-            held = ""
         scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         count += 1
         if held:
             scan.say(held)
-        elif kinds == {"string"} or (typed and (not kinds or "string" in kinds)):
+        elif kinds == {"string"}:
             yield from marked(scan, ends, lined)
         else:
             scan.say(value((yield from whole(scan, ends)), kinds, lined))
     scan.say("}" if count else "{}")
+
+
+def _kinds(scan: Scan, name: str, key: str) -> Generator[None, None, frozenset[str]]:
+    """The types that an argument may have: the schema's, narrowed to what the model says of it; empty for any."""
+    form, kinds = scan.form, scan.tools.kinds(name, key)
+    said = ""
+    if form.typed and '"true"' in (yield from until(scan, ">")):
+        said = "string"
+    if form.kind[0]:
+        yield from scan.peek()
+        if (yield from scan.stands(form.kind[0].strip())):
+            scan.at += len(form.kind[0].strip())
+            said = yield from until(scan, form.kind[1])
+    return frozenset({said}) if said and (not kinds or said in kinds) else kinds
+
+
+def _ends(scan: Scan, lined: bool) -> Generator[None, None, tuple[str, ...]]:
+    """Step over the marks before a value: those that may end it, the one that is expected first."""
+    form = scan.form
+    before, after = (mark.strip() for mark in form.value)
+    if before:
+        yield from scan.expect(before)
+    if form.verbatim[0] and (yield from scan.stands(form.verbatim[0])):
+        scan.at += len(form.verbatim[0])
+        return (form.verbatim[1] + after,)
+    unclosed = (form.key[0].strip(), form.after[0]) if form.unclosed else ()
+    return after, *((LINE if lined else "") + mark for mark in unclosed)
 
 
 def until(scan: Scan, mark: str) -> Generator[None, None, str]:

@@ -1,0 +1,78 @@
+"""Calls over gRPC that are handed to one instance as they are, their messages as bytes; what that says goes back.
+
+For servers of another make, whose calls nobody here can read. Needs the extra ``grpc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from parley.cluster import words
+from parley.cluster.instance import Instance
+from parley.cluster.table import Table
+from parley.instance.heads import OWN
+
+Context = Any  # grpc.aio.ServicerContext, which has no types
+UNSAID = "No instance that is ready says where it answers gRPC: its key grpc in the coordinator's file."
+DROPPED = frozenset(("user-agent", "te", "content-type"))  # metadata that belongs to one connection
+ORDER = {"mixed": 0, "decode": 1, "flex": 2, "prefill": 3}  # who rather takes a whole request
+
+
+class Bypass:
+    """The channels to instances, and who gets the next call."""
+
+    def __init__(self, table: Table):
+        self._table = table
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._open: dict[int, int] = {}  # calls, by instance
+
+    async def call(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+        """One call, whatever its kind: a single message is a stream of one."""
+        instance = min((each for each in self._table.usable() if each.grpc), key=self._rank, default=None)
+        if instance is None:
+            unsaid = bool(self._table.usable())
+            code = grpc.StatusCode.UNIMPLEMENTED if unsaid else grpc.StatusCode.UNAVAILABLE
+            await context.abort(code, UNSAID if unsaid else words.NOT_READY)
+            raise AssertionError  # abort has raised
+        metadata = [
+            (key, value)
+            for key, value in context.invocation_metadata() or ()
+            if key not in DROPPED and not key.startswith(("grpc-", OWN.decode()))
+        ]
+        self._open[instance.id] = self._open.get(instance.id, 0) + 1
+        call = self._channel(instance).stream_stream(method)(
+            requests, metadata=metadata, timeout=context.time_remaining()
+        )
+        try:
+            await context.send_initial_metadata(_kept(await call.initial_metadata()))
+            async for message in call:
+                await context.write(message)
+        except grpc.aio.AioRpcError:
+            pass  # which is what is told below
+        finally:
+            self._open[instance.id] -= 1
+            if not call.done():
+                call.cancel()
+        context.set_trailing_metadata(_kept(await call.trailing_metadata()))
+        context.set_code(await call.code())
+        context.set_details(await call.details())
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _rank(self, each: Instance) -> tuple[int, int, int]:
+        return ORDER.get(each.role, 4), self._open.get(each.id, 0) + each.tasks, each.id
+
+    def _channel(self, instance: Instance) -> grpc.aio.Channel:
+        if instance.grpc not in self._channels:
+            unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+            self._channels[instance.grpc] = grpc.aio.insecure_channel(instance.grpc, options=unlimited)
+        return self._channels[instance.grpc]
+
+
+def _kept(metadata: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((key, value) for key, value in metadata or () if not key.startswith("grpc-"))

@@ -1,0 +1,94 @@
+"""vLLM's scores and rankings: which texts are compared with which, and how the answers look."""
+
+import json
+import struct
+
+import pytest
+
+from parley.dialects.dialect import Head
+from parley.dialects.vllm import control, scores
+from parley.errors import BadRequest, Unsupported
+from parley.types import Text, Usage, Vector
+
+HEAD = Head("0f", 1700000000, "fp_1", context=100, headers={b"content-type": b"application/json"})
+VECTORS = [(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (-1.0, 0.0)]
+USAGE = Usage(prompt_tokens=9)
+
+
+def reply(read, **body):
+    made = read(json.dumps(body).encode(), HEAD)
+    for place in reversed(range(len(made.request.prompts))):  # in any order
+        made.add([Vector(place, struct.pack("<2f", *VECTORS[place % len(VECTORS)]))])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")],
+)
+def test_each_text_of_one_side_goes_with_one_of_the_other(one, other):
+    made = reply(scores.score, model="m", **{one: "a", other: ["b", "c", "d"]})
+    assert made.request.prompts == [Text(text, True) for text in "abcd"] and made.request.pooling.normalize
+    assert made.body(USAGE) == (
+        b'{"id":"score-0f","object":"list","created":1700000000,"model":"m","data":['
+        b'{"index":0,"object":"score","score":0.0},{"index":1,"object":"score","score":0.6000000238418579},'
+        b'{"index":2,"object":"score","score":-1.0}],"usage":{"prompt_tokens":9,"total_tokens":9,'
+        b'"completion_tokens":0,"prompt_tokens_details":null,"completion_tokens_details":null}}'
+    )
+    made = reply(scores.score, **{one: ["a", "b"], other: ["c", "d"]})
+    assert [entry["score"] for entry in json.loads(made.body(USAGE))["data"]] == [pytest.approx(0.6), 0]
+    made = reply(scores.score, **{one: "a", other: "b"}, truncate_prompt_tokens=9, priority=3, cache_salt="s")
+    assert len(json.loads(made.body(USAGE))["data"]) == 1
+    assert (made.request.truncate, made.request.priority, made.request.salt) == (9, 3, "s")
+
+
+def test_texts_are_ranked_by_how_alike_they_are():
+    made = reply(scores.rerank, model="m", query="a", documents=["b", "c", "d"], top_n=2)
+    assert made.body(USAGE) == (
+        b'{"id":"score-0f","model":"m","usage":{"prompt_tokens":9,"total_tokens":9},"results":['
+        b'{"index":1,"document":{"text":"c","multi_modal":null},"relevance_score":0.6000000238418579},'
+        b'{"index":0,"document":{"text":"b","multi_modal":null},"relevance_score":0.0}]}'
+    )
+    for top in (0, -1, 3, 9):
+        made = reply(scores.rerank, query="a", documents=["b", "c", "d"], top_n=top)
+        assert [result["index"] for result in json.loads(made.body(USAGE))["results"]] == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "Input lengths must be either 1:1, 1:N or N:N"),
+        ({"queries": ["a", "b"], "documents": "c"}, "Input lengths must be either 1:1, 1:N or N:N"),
+        ({"queries": "a"}, "body.documents"),
+        ({"text_1": "a", "documents": "b"}, "body.text_2"),
+        ({}, "body.queries"),
+        ({"queries": "a", "documents": []}, "documents must not be empty"),
+        ({"queries": "a", "documents": [""]}, "The decoder prompt cannot be empty"),
+        ({"queries": "a", "documents": [5]}, "'loc': 'body.documents.0', 'msg': 'Input should be a valid string'"),
+        ({"queries": "a", "documents": "b", "truncate_prompt_tokens": 101}, "Please request a smaller truncation size"),
+    ],
+)
+def test_what_cannot_be_scored_is_told(body, said):
+    with pytest.raises(BadRequest) as caught:
+        scores.score(json.dumps(body).encode(), HEAD)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("body", [{"query": ["a"], "documents": ["b"]}, {"query": "a"}, {"documents": ["b"]}])
+def test_a_ranking_needs_one_query_and_texts(body):
+    with pytest.raises(BadRequest):
+        scores.rerank(json.dumps(body).encode(), HEAD)
+
+
+@pytest.mark.parametrize("more", [{"max_tokens_per_doc": 5}, {"max_tokens_per_query": 5}, {"instruction": "Judge"}])
+def test_what_only_cross_encoders_do_is_refused(more):
+    texts = {"query": "a", "documents": ["b"]}
+    with pytest.raises(Unsupported) as caught:
+        reply(scores.rerank, **texts, **more)
+    assert caught.value.field == next(iter(more))
+    reply(scores.rerank, **texts, **dict.fromkeys(more))
+
+
+def test_invocations_compare_texts_too():
+    assert isinstance(reply(control.invoked, query="a", documents=["b"]), scores.RerankReply)
+    assert isinstance(reply(control.invoked, text_1="a", text_2="b"), scores.ScoreReply)
