@@ -20,7 +20,7 @@ STAMP := $(VENV)/installed-$(shell cat $(LOCKS) pyproject.toml | cksum | cut -d 
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
 
-.PHONY: setup serve test test-torch test-nightly test-clients fuzz lint format docs bench sanitize clean
+.PHONY: setup serve test test-torch test-nightly test-clients fuzz lint format docs bench bench-peers load sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)

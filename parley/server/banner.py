@@ -41,17 +41,12 @@ def opening(
         f"parley {__version__}",
         *(f"  model    {', '.join(names)} (on {settings.device})" for names, settings in offers),
     ]
-    member = options.role not in (
-        "mixed",
-        "none",
-    )  # its APIs are for a coordinator, whose clients see them at its address
-    if member:
+    if member := options.role not in ("mixed", "none"):  # whose APIs clients see at a coordinator
         lines.append(f"  role     {options.role}, for coordinators at {root}")
-    listed = [] if member else [(dialect.title, url + dialect.base) for dialect, url in surfaces]
-    wide = max((len(title) for title, _ in listed), default=0)
-    lines += [f"  {title:<{wide}} {url}" for title, url in listed]
-    lines += [f"  gRPC     {place}" for place in grpc]
-    lines.append(f"  health   {root}/health/ready")
+    places = [] if member else [(dialect.title, url + dialect.base) for dialect, url in surfaces]
+    places += [*(("gRPC", place) for place in grpc), ("health", f"{root}/health/ready")]
+    wide = max(8, *(len(title) for title, _ in places))
+    lines += [f"  {title:<{wide}} {place}" for title, place in places]
     own = [] if options.port is None else [("", options.host)]
     others = [(each.api, each.host) for each in options.listen + options.grpc if not each.tls or not each.tls.clients]
     public = [(api, host) for api, host in own + others if not is_loopback(host)]
