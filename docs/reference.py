@@ -34,6 +34,7 @@ only gives a warning.
 * Keys in a file may stand at the top or under a table named as the headings below, such as `[server]`. Underscores
   are as good as hyphens.
 * Do not give API keys as flags where others can list processes: use `PARLEY_API_KEY` or `--api-key-file`.
+* Probes need no key: `/health`, `/ping`, `/health/live`, `/health/ready` and Triton's.
 * With `--admin-key-file`, other keys generate, look and stop requests, and only those of that file load adapters, make
   endpoints, empty the prefix cache, hold requests back and end the server. They do all that other keys do, too.
 

@@ -98,7 +98,8 @@ class App:
         self.endpoints = endpoints(service, surfaces, self._keys)
         self._gate = Gate(host, options.hosts, options.cors, self._keys)
         self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
-        self._open = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind in OPEN}
+        guarded = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind not in OPEN}
+        self._open = {path for _, path in self.endpoints} - guarded
         self._router = Router(
             [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.endpoints.items()],
             redirect_slashes=False,

@@ -31,7 +31,7 @@ OPERATIONS = (
     Route("GET", "/v1/status", "status"),
     Route("GET", "/v2/status", "status"),
 )
-OPEN: frozenset[Kind] = frozenset({"live", "ready", "state"})  # to clients without a key
+OPEN: frozenset[Kind] = frozenset({"live", "ready", "state", "health"})  # to clients without a key, if all of a path is
 CHANGES: frozenset[Kind] = frozenset(
     {"adapter", "reset", "order", "stop", "endpoint", "role"}
 )  # the server, or who is served
