@@ -206,7 +206,8 @@ class Dialect:
     ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
     own response headers, from the seconds that the request took so far. ``body_limit``: bytes of a body that this API
     takes at most, where that is less than the server does. ``hints``: may an error say when to come back? ``apart``: is
-    each event of a stream a chunk of HTTP's, for clients that read it by these?
+    each event of a stream a chunk of HTTP's, for clients that read it by these? ``beside``: other paths than the base
+    below which everything is this API's.
     """
 
     name: str
@@ -218,4 +219,5 @@ class Dialect:
     body_limit: int | None = None
     hints: bool = True
     apart: bool = False
+    beside: Sequence[str] = ()
     id_header: bytes = b""  # under which all answers have the request's unique id

@@ -125,6 +125,10 @@ def _paths(prefix: str, path: str) -> tuple[str, ...]:
 def wording(surfaces: Sequence[Surface], path: str) -> Dialect:
     """The API that words what is wrong with a request for a path that has no route."""
     roots = [(surface.prefix, surface.dialect) for surface in surfaces]
-    roots += [(surface.prefix + surface.dialect.base, surface.dialect) for surface in surfaces]
+    roots += [
+        (surface.prefix + base, surface.dialect)
+        for surface in surfaces
+        for base in (surface.dialect.base, *surface.dialect.beside)
+    ]
     fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
     return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]

@@ -18,8 +18,8 @@ from parley.errors import Invalid
 from parley.types import Chat, Grammar, Message
 
 from . import schema as schemas
+from .bounds import BUDGET
 from .calls import Form
-from .grammar import BUDGET
 from .lark import Lark
 from .markup import Markup
 from .refused import Refused

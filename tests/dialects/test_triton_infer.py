@@ -155,6 +155,9 @@ def test_request_parameters_are_sampling_parameters():
     request = read(parameters=parameters).request
     assert request.sampling.temperature == 0.5 and request.priority == -4 and request.timeout == 5e-6
     assert read(parameters={"priority": 0, "timeout": 0}).request.timeout is None
+    for sequence in (7, "seven"):
+        marks = {"sequence_id": sequence, "sequence_start": True, "sequence_end": False}
+        assert read(parameters=marks).request == read().request
     assert read(parameters={"text_input": "no"}).request.prompts == [Text("Hi")]
     request = read(parameters={"lora_name": "a", "typical_p": "0.5", "watermark": "true"}).request
     assert request.adapter == "a" and request.sampling.typical_p == 0.5 and request.sampling.watermark
@@ -369,9 +372,14 @@ def given(**members: Any) -> bytes:
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
         ),
         (
-            json.dumps({"inputs": [TEXT], "parameters": {"sequence_id": 5}}).encode(),
-            400,
-            "'sequence_id': Sequences are not available on this server.",
+            json.dumps({"inputs": [TEXT], "parameters": {"sequence_id": -5}}).encode(),
+            500,
+            "Unable to parse 'sequence_id': attempt to access JSON non-string as string",
+        ),
+        (
+            json.dumps({"inputs": [TEXT], "parameters": {"sequence_end": 1}}).encode(),
+            500,
+            "Unable to parse 'sequence_end': attempt to access JSON non-boolean as boolean",
         ),
         (
             json.dumps({"inputs": [TEXT], "parameters": {"x": None}}).encode(),

@@ -159,7 +159,6 @@ def test_parameters_are_those_of_http():
         (request(TEXT, parameters={infer.EMPTY_FINAL: {"int64_param": 1}}), "must be a bool_param"),
         (request(TEXT, parameters={"x": {}}), "parameter 'x' has invalid type"),
         (request(TEXT, parameters={"temperature": {"double_param": -1}}), "'temperature'"),
-        (request(TEXT, parameters={"sequence_id": {"int64_param": 1}}), "Sequences are not available"),
         (request(TEXT, outputs=[{"name": "nothing"}]), "unexpected inference output 'nothing' for model 'm'"),
         (request({"name": "text_input", "datatype": "BYTES", "shape": [1],
                   "parameters": {"shared_memory_region": {"string_param": "r"}}}), "Shared memory is not available"),

@@ -153,6 +153,17 @@ async def test_a_path_that_is_not_there(serve):
     assert "POST" in answer.error["message"] and "/v1/chat/completion" in answer.error["message"]
 
 
+async def test_what_is_wrong_with_a_path_is_said_as_its_api_has_it(serve):
+    served = await serve(api_keys=(KEY,))
+    keyed = {"authorization": f"Bearer {KEY}"}
+    for path in ("/api/2.0/nothing", "/ai-gateway/nothing", "/serving-endpoints/nothing/at/all"):
+        assert (await served.get(path, **keyed)).json["error_code"] == "ENDPOINT_NOT_FOUND"
+    one = "/api/2.0/serving-endpoints/tiny"
+    assert (await served.get(one)).json["error_code"] == "UNAUTHENTICATED"
+    assert (await served.call("POST", one, headers=keyed)).json["error_code"] == "BAD_REQUEST"
+    assert (await served.get("/v2/nothing", **keyed)).json == {"error": "Not Found"}
+
+
 async def test_a_method_that_does_not_fit(serve):
     served = await serve()
     answer = await served.get("/v1/chat/completions")

@@ -14,6 +14,7 @@ from parley.dialects.databricks.shared import Rules
 from parley.dialects.dialect import Dialect, Head, Kind, Reply, Route, named
 from parley.dialects.fields import decode
 
+BESIDE = ("/api/2.0", "/ai-gateway")
 BASES = ("/serving-endpoints", "/serving-endpoints/v1", "/ai-gateway/mlflow/v1", "/ai-gateway/openai/v1")
 ROOT = "/api/2.0/serving-endpoints"
 ONE = ROOT + "/{endpoint}"
@@ -105,6 +106,7 @@ DIALECT = Dialect(
     base="/serving-endpoints",
     error=shared.error,
     routes=(*_asked(shared.LENIENT), *_managed()),
+    beside=BESIDE,
 )
 STRICT = Dialect(
     name="databricks",
@@ -113,4 +115,5 @@ STRICT = Dialect(
     error=shared.error,
     body_limit=shared.BODY,
     routes=(*_asked(shared.STRICT), *_managed()),
+    beside=BESIDE,
 )

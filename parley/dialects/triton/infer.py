@@ -31,7 +31,6 @@ MAX_ELEMENTS = 4096  # of one input
 MAX_CODINGS = 16  # that a client lists
 WEIGHT = re.compile(rb"q\s*=\s*([01](?:\.\d{0,3})?)")
 TYPES = frozenset({"BYTES", *FORMATS})
-OWN = {"sequence_id": "Sequences are", "sequence_start": "Sequences are", "sequence_end": "Sequences are"}
 
 
 @dataclass(slots=True)
@@ -146,13 +145,12 @@ def _form(document: dict[str, Any], id: str, model: str) -> Form:
             raise Invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
-        if name in OWN and value:
-            raise Unsupported(f"'{name}': {OWN[name]} not available on this server.", field=name)
         if not isinstance(value, str | int | float):
             raise Invalid(
                 f"parameter {quoted(name)} has invalid type. It should be either 'int', 'bool', or 'string'.",
                 field=name,
             )
+    _sequence(parameters)
     form = Form(rest=_flag(parameters, "binary_data_output", False))
     for output in _objects(document, "outputs", required=False):
         name = _string(output, "name")
@@ -168,6 +166,15 @@ def _form(document: dict[str, Any], id: str, model: str) -> Form:
         form.names.append(name)
         form.binary[name] = _flag(options, "binary_data", form.rest)
     return form
+
+
+def _sequence(parameters: dict[str, Any]) -> None:
+    """The sequence that a request is part of: of no effect, as with every model that keeps nothing between requests."""
+    _flag(parameters, "sequence_start", False)
+    _flag(parameters, "sequence_end", False)
+    given = parameters.get("sequence_id", 0)
+    if not isinstance(given, str) and (type(given) is not int or given < 0):
+        raise mistaken("string", "'sequence_id'")
 
 
 # -- what is given
