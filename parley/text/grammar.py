@@ -179,8 +179,8 @@ class Compiler:
             parts.append({"name": "inner"} | self._part(grammar.value[1], more))
         return json.dumps({"grammars": [*parts, *more, FREE]})
 
-    def _part(self, grammar: Grammar, more: list[dict[str, Any]]) -> dict[str, Any]:
-        """A grammar as one of llguidance's; others that it calls are put to ``more``."""
+    def _part(self, grammar: Grammar, more: list[dict[str, Any]], ends: list[str] | None = None) -> dict[str, Any]:
+        """A grammar as one of llguidance's; others that it calls are put to ``more``, and ``ends`` end one in GBNF."""
         value = grammar.value
         match grammar.kind:
             case "json":
@@ -200,7 +200,7 @@ class Compiler:
             case "ebnf":
                 if len(value) > SIZE_GBNF:
                     raise Refused(f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
-                return _lark(lexemes.lark(gbnf.read(value)))
+                return _lark(lexemes.lark(gbnf.read(value), ends or []))
             case "tags":
                 return _lark(self._tags(grammar, more))
 
@@ -221,8 +221,8 @@ class Compiler:
         return made | {"x-guidance": options | {"json_allowed_escapes": schemas.escapes(made)}}
 
     def _tags(self, grammar: Grammar, more: list[dict[str, Any]]) -> str:
-        def part(each: Grammar) -> str:
-            more.append({"name": f"part{len(more)}"} | self._part(each, more))
+        def part(each: Grammar, ends: list[str]) -> str:
+            more.append({"name": f"part{len(more)}"} | self._part(each, more, ends))
             return str(more[-1]["name"])
 
         def schema(value: Any) -> dict[str, Any]:

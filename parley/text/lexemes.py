@@ -16,10 +16,14 @@ from .productions import Either, Letter, Name, Node, Repeat, Row, Text, both, un
 from .shapes import Shapes
 
 NOTHING = quoted("")
+START = ""  # a name that no rule has
 
 
-def lark(rules: dict[str, Node]) -> str:
-    """The grammar that begins with the rule root. Raises Refused, and RecursionError for one nested too deeply."""
+def lark(rules: dict[str, Node], ends: Sequence[str] = ()) -> str:
+    """The grammar of the rule root, which one of the texts ends. Raises Refused, and RecursionError for one that is
+    nested too deeply."""
+    start: Node = Row((Name("root"), Either(tuple(map(Text, ends))))) if ends else Name("root")
+    rules = rules | {START: start}
     shapes = Shapes(rules)
     apart: set[int] = set()
     while True:
@@ -54,12 +58,12 @@ class _Writer:
         self._left: list[str] = []
 
     def write(self) -> str:
-        self._name("root")
+        self._name(START)
         while self._left:
             name = self._left.pop()
             self.rules[name] = self._node(self._shapes.rules[name])
         rules = [f"rule{self._number[name]}: {part.text}" for name, part in self.rules.items()]
-        return "\n".join([f"start: rule{self._number['root']}", *rules, *self._lines])
+        return "\n".join([f"start: rule{self._number[START]}", *rules, *self._lines])
 
     def _node(self, node: Node) -> _Part:
         self._shapes.check()
@@ -151,7 +155,7 @@ def _disturbed(writer: _Writer, shapes: Shapes) -> set[int]:
     behind_each = [frozenset(places) for places in follow]
     starts = {places: union(*map(shapes.begins, {lexemes[each] for each in places})) for places in set(behind_each)}
     found: set[int] = set()
-    first = frozenset(heads["root"])
+    first = frozenset(heads[START])
     left = [(first, first)]  # lexemes of both may stand at the same place
     paired, seen = set(left), set[tuple[int, int]]()
     while left:
