@@ -135,9 +135,8 @@ class Rules:
             item = self.loose(schema.get("items", {}), depth + 1)
             if most == 0:
                 return self.rule('"[]"')
-            count = f"{{{max(0, (least or 1) - 1)},{most - 1 if most else ''}}}"
-            row = f'{item} ("," {item}){count}'
-            return self.rule(f'"[" {row} "]"' if least else f'"[" ({row})? "]"')
+            more = _times(f'("," {item})', max(0, (least or 1) - 1), None if most is None else most - 1)
+            return self.rule(f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"')
         if said == "object" and (properties := facets.properties(schema)):
             needed = facets.needed(schema)
             row_ = [
@@ -177,7 +176,7 @@ class Rules:
         if said == "array":
             least, most = facets.bounds(schema, "Items")
             item = self.element(ITEM, schema.get("items", {}), depth + 1)
-            return self.rule(f"{item}{{{least or 0},{most if most is not None else ''}}} {end}")
+            return self.rule(f"{_times(item, least or 0, most)} {end}")
         if said == "object":
             return self.rule(f"{self._members(schema, depth + 1)} {end}")
         if said in ("number", "integer", "boolean", "null"):
@@ -277,3 +276,8 @@ class Rules:
         self._size += len(line)
         if self._size > SIZE:
             raise Invalid(f"tools cannot be followed: their grammar has more than {SIZE} characters.", field="tools")
+
+
+def _times(item: str, least: int, most: int | None) -> str:
+    """An item so many times; nothing where that is never, for which llguidance has no count."""
+    return "" if most == 0 else f"{item}{{{least},{'' if most is None else most}}}"

@@ -44,6 +44,8 @@ CITY = {
             "additionalProperties": False,
         },
         "few": {"type": "array", "items": {"enum": ["x", 1, None]}, "minItems": 1, "maxItems": 3},
+        "one": {"type": "array", "items": {"type": "boolean"}, "maxItems": 1},
+        "none": {"type": "array", "maxItems": 0},
     },
     "required": ["city"],
     "additionalProperties": False,
@@ -197,6 +199,16 @@ def test_a_call_that_begins_in_free_text_becomes_one(row: Calls, marked: bool) -
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     plain = "<|channel|>final<|message|>Just text." if row.channels else "Just text."
     assert LLMatcher(vocabulary(marked), grammar).consume_tokens(tokenizer(marked).encode(plain, special=False))
+
+
+@pytest.mark.parametrize(("stated", "fits"), [("number", True), ("null", False)])
+def test_a_type_that_is_stated_is_that_of_the_value(stated: str, fits: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, "1", None]}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    lark = Lark(tokenizer(True).marks)
+    grammar = calls_grammar(detect("", "kimi_k3", "none"), lark, tools, parallel=False, required=True)
+    text = f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="{stated}"<|sep|>1'
+    assert LLMatcher(vocabulary(True), grammar).consume_tokens(tokenizer(True).encode(text, special=False)) == fits
 
 
 def test_what_cannot_be_called() -> None:
