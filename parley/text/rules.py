@@ -19,10 +19,11 @@ from .bounds import SIZE
 from .calls import ITEM, Form, follow, kinds
 from .facets import Schema
 from .lark import Lark, quoted
-from .schema import escapes
+from .schema import escapes, references, rerooted
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
+SHARED = ("$defs", "definitions")  # what parts of schemas usually refer to
 TYPES = ("string", "number", "boolean", "object", "array", "null")
 KEY = "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/"
 ANY = """any: anytext | anyplain | "[" (any ("," any)*)? "]" | "{" (KEY ":" any ("," KEY ":" any)*)? "}\""""
@@ -99,10 +100,18 @@ class Rules:
         """The name of a rule for JSON that follows a part of the schema."""
         if not isinstance(schema, dict):
             schema = {}
-        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        whole = {**shared, **schema}
+        whole = self._whole(schema)
         options = {**SPACING, "json_allowed_escapes": escapes(whole)}
         return self.rule(f"%json {json.dumps({**whole, 'x-guidance': options})}")
+
+    def _whole(self, schema: Schema) -> Schema:
+        """A part of the schema with all that it refers to."""
+        if schema is self._root or not any(references(schema)):
+            return schema
+        whole = {key: self._root[key] for key in SHARED if key in self._root} | schema
+        if all(each.startswith(tuple(f"#/{key}/" for key in SHARED)) for each in references(whole)):
+            return whole
+        return rerooted(schema, "#/$defs/whole") | {"$defs": {"whole": rerooted(self._root, "#/$defs/whole")}}
 
     def loose(self, schema: Any, depth: int = 0) -> str:
         """The name of a rule for a value in the notation of shape "loose"."""
@@ -147,8 +156,9 @@ class Rules:
         if said in ("number", "integer", "boolean", "null"):
             return self.json(schema)
         if said == "object":
-            self._define_any()
-            return self.rule('"{" (KEY ":" any ("," KEY ":" any)*)? "}"')
+            value = self.loose(schema.get("additionalProperties"), depth + 1)
+            self._define_key()
+            return self.rule(f'"{{" (KEY ":" {value} ("," KEY ":" {value})*)? "}}"')
         return self._define_any()
 
     def element(self, key: str, schema: Any, depth: int) -> str:
@@ -189,7 +199,8 @@ class Rules:
         if not properties and (not bound or schema.get("additionalProperties") is not False):
             self._define_key()
             form = self.form
-            free = f"{self.text(form.key[0])} KEY {self.text(form.key[1])} {self.until(form.value[1], {})} KEY"
+            value = self._once(self._inside, schema.get("additionalProperties") if bound else None, depth + 1)
+            free = f"{self.text(form.key[0])} KEY {self.text(form.key[1])} {value} KEY"
             return self.rule(f"({free} {self.text(form.key[1])})*")
         needed = facets.needed(schema)
         parts = [self.element(key, each, depth) + ("" if key in needed else "?") for key, each in properties.items()]

@@ -156,10 +156,10 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ),
         ('<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>', "", [F]),
         (
-            "<function=f>\n<parameter=x>\n-1e999\n</parameter>\n<parameter=l>\n[1e999]\n</parameter>\n"
+            "<function=f>\n<parameter=x>\nNaN\n</parameter>\n<parameter=l>\n[1e999]\n</parameter>\n"
             '<parameter=o>\n{\\"k\\": [\\"a\\"]}\n</parameter>\n</function>',
             "",
-            [("f", '{"x": "-1e999", "l": "[1e999]", "o": {"k": ["a"]}}')],
+            [("f", '{"x": "NaN", "l": [1e999], "o": {"k": ["a"]}}')],
         ),
     ],
     "seed_oss": [
