@@ -16,7 +16,7 @@ BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 COUNT = re.compile(r"\{\s*([0-9]*)\s*(,?)\s*([0-9]*)\s*\}")
 ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([^A-Za-z0-9]|[nrt]))")
 PLAIN = {"n": "\n", "r": "\r", "t": "\t"}
-DIGITS = 6  # of a count
+MOST = 1 << 20  # times
 
 
 def read(text: str) -> dict[str, Node]:
@@ -141,10 +141,12 @@ class _Reader:
                 found = COUNT.match(self.text, self.at)
                 if not found or not (found[1] or found[3]):
                     raise self._wrong("a count that there is not stands")
-                if max(len(found[1]), len(found[3])) > DIGITS:
+                if any(len(each) > len(str(MOST)) for each in found.groups()):
                     raise Refused("it is too large")
                 least = int(found[1] or 0)
                 most = (int(found[3]) if found[3] else None) if found[2] else least
+                if max(least, most or 0) > MOST:
+                    raise Refused("it is too large")
                 if most is not None and most < least:
                     raise self._wrong("a count that ends before it begins stands")
                 self.at = found.end()
