@@ -70,6 +70,7 @@ REASONS = (
     ("fuel", COMPLEX),
     ("determine if regex is empty", COMPLEX),
     ("too many expressions", COMPLEX),
+    ("hex escape", "it holds half of a surrogate pair"),
     ("panic:", "what reads it fails at it"),
     ("Default retriever", "references to other documents are not followed"),
 )
