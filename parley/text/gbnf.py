@@ -141,6 +141,8 @@ class _Reader:
                 found = COUNT.match(self.text, self.at)
                 if not found or not (found[1] or found[3]):
                     raise self._wrong("a count that there is not stands")
+                if any(len(each) > len(str(MOST)) for each in found.groups()):
+                    raise Refused("it is too large")
                 least = int(found[1] or 0)
                 most = (int(found[3]) if found[3] else None) if found[2] else least
                 if max(least, most or 0) > MOST:

@@ -144,9 +144,8 @@ class Rules:
             item = self.loose(schema.get("items", {}), depth + 1)
             if most == 0:
                 return self.rule('"[]"')
-            count = f"{{{max(0, (least or 1) - 1)},{most - 1 if most else ''}}}"
-            row = f'{item} ("," {item}){count}' if most != 1 else item
-            return self.rule(f'"[" {row} "]"' if least else f'"[" ({row})? "]"')
+            more = _times(f'("," {item})', max(0, (least or 1) - 1), None if most is None else most - 1)
+            return self.rule(f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"')
         if said == "object" and (properties := facets.properties(schema)):
             needed = facets.needed(schema)
             row_ = [
@@ -186,10 +185,8 @@ class Rules:
             return self.rule(" | ".join(self._inside({**schema, "type": each}, depth + 1) for each in said))
         if said == "array":
             least, most = facets.bounds(schema, "Items")
-            if most == 0:
-                return self.rule(end)
             item = self.element(ITEM, schema.get("items", {}), depth + 1)
-            return self.rule(f"{item}{{{least or 0},{most if most is not None else ''}}} {end}")
+            return self.rule(f"{_times(item, least or 0, most)} {end}")
         if said == "object":
             return self.rule(f"{self._members(schema, depth + 1)} {end}")
         if said in ("number", "integer", "boolean", "null"):
@@ -290,3 +287,8 @@ class Rules:
         self._size += len(line)
         if self._size > SIZE:
             raise Invalid(f"tools cannot be followed: their grammar has more than {SIZE} characters.", field="tools")
+
+
+def _times(item: str, least: int, most: int | None) -> str:
+    """An item so many times; nothing where that is never, for which llguidance has no count."""
+    return "" if most == 0 else f"{item}{{{least},{'' if most is None else most}}}"

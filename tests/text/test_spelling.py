@@ -203,6 +203,16 @@ def test_a_call_that_begins_in_free_text_becomes_one(row: Calls, marked: bool) -
     assert LLMatcher(vocabulary(marked), grammar).consume_tokens(tokenizer(marked).encode(plain, special=False))
 
 
+@pytest.mark.parametrize(("stated", "fits"), [("number", True), ("null", False)])
+def test_a_type_that_is_stated_is_that_of_the_value(stated: str, fits: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, "1", None]}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    (row,) = [row for row in CALLS if row.name == "kimi_k3"]
+    grammar = spell(row, True, False, True, tools=tools)
+    text = f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="{stated}"<|sep|>1'
+    assert LLMatcher(vocabulary(True), grammar).consume_tokens(tokenizer(True).encode(text, special=False)) == fits
+
+
 POINT = {
     "type": "object",
     "properties": {"x": {"type": "integer"}},
