@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from parley.instance.handover import CONNECTION
-from parley.instance.heads import LOST, ORDERS, OWN
+from parley.instance.heads import LOST, ORDERS, OWN, SHORT
 from parley.server.cycle import CYCLE, Cycle
 from parley.server.respond import Exchange
 
 # Of one connection, not of the request; or said anew for the next one.
 HOP = CONNECTION | {b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"host", b"origin"}
 HELD = HOP | ORDERS
-BACK = (HOP - {b"content-encoding"}) | {b"date", b"server", LOST}  # of an answer
+BACK = (HOP - {b"content-encoding"}) | {b"date", b"server", LOST, SHORT}  # of an answer
 
 
 class Caller(Exchange):

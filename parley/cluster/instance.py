@@ -43,6 +43,7 @@ class Instance:
     slots: int = 200
     blocks: int = 1024
     block_size: int = 16
+    longest: int = 0  # tokens of a context, 0 if it does not tell
     p_percentage: int = 50
     models: frozenset[str] = frozenset()
     layout: str = ""

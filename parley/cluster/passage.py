@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -28,7 +28,7 @@ from parley.cluster.policy import Wanted
 from parley.cluster.splice import Cut, Recompute, Splice
 from parley.cluster.upstream import Broken, Response, Unreachable, Whole
 from parley.errors import ParleyError
-from parley.instance.heads import LOST
+from parley.instance.heads import LOST, SHORT
 from parley.server.chance import draw
 
 PAUSE, LONGEST = 0.05, 2.0  # seconds until the same instance is tried again: doubled each time
@@ -37,7 +37,7 @@ RECOMPUTE = 1.0  # seconds until a recompute that was refused is tried again
 
 class Failed(Exception):
     """An attempt did not succeed, because of an instance. ``answer``: what P said instead; ``final``: no other will do
-    better. ``status`` and ``text``: what the client is told if there is no other."""
+    better, or not those of ``alike`` (ids). ``status`` and ``text``: what the client is told if there is no other."""
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class Failed(Exception):
         *,
         answer: Response | None = None,
         final: bool = False,
+        alike: Iterable[int] = (),
     ):
         super().__init__(text)
-        self.status, self.text, self.instance = status, text, instance
+        self.status, self.text, self.instance, self.alike = status, text, instance, alike
         self.answer, self.final = answer, final
 
 
@@ -156,7 +157,7 @@ class Passage:
         self.attempts += 1
         splice = self._splice
         if failure.instance is not None:
-            self._avoid |= {failure.instance.id}
+            self._avoid |= {failure.instance.id, *failure.alike}
         answer = self._told = failure.answer
         if self._recomputes:
             if self.attempts > self.options.max_retry:
@@ -282,7 +283,7 @@ class Passage:
             return None
         if answer.status != 200:
             self._busy = ()
-            raise _refused(chosen, answer)
+            raise _refused(chosen, answer, self._choice.table.usable())
         try:
             return answers.first(answer.body)
         except BadAnswer:
@@ -292,16 +293,20 @@ class Passage:
         self._splice.asking = whole
 
 
-def _refused(chosen: Chosen, answer: Response) -> Failed:
+def _refused(chosen: Chosen, answer: Response, usable: Sequence[Instance]) -> Failed:
     """P answered with an error: one of its own or D's state, after which another may do better, or the client's."""
+    marks = {name for name, _ in answer.headers}
     if answers.refused(answer):
         chosen.refused()
         return Failed(429, words.TOO_MANY, chosen.d)
-    if any(name == LOST for name, _ in answer.headers):
+    if LOST in marks:
         chosen.p.loaded = False  # until its status says that there is another engine
         return Failed(answer.status, words.P_FAILED, chosen.p)
     if answers.misplaced(answer):
         return Failed(503, words.P_FAILED, chosen.p)
+    if SHORT in marks and any(each.longest > chosen.p.longest for each in usable):
+        alike = [each.id for each in usable if each.longest <= chosen.p.longest]
+        return Failed(answer.status, words.P_FAILED, chosen.p, answer=answer, alike=alike)
     text = words.LATE_END if answer.status == 408 else words.P_FAILED
     return Failed(answer.status, text, chosen.p, answer=answer, final=answer.status not in (429, 503))
 

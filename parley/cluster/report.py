@@ -35,6 +35,7 @@ def take(instance: Instance, said: Mapping[str, Any]) -> str:
     _set(instance, "blocks", resource.get("totalNpuBlockNums") or None)
     for name in COUNTS:
         _set(instance, name, own.get(name))
+    _set(instance, "longest", own.get("max_seq_len"))
     for name in ("prefill_rate", "decode_rate"):
         value = own.get(name)
         if amount(value):

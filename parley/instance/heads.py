@@ -30,6 +30,7 @@ RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is set, it
 ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
 OWN = b"parley-"
 LOST = OWN + b"lost"  # of an answer to an order: the instance's engine is gone, and others may do it
+SHORT = OWN + b"short"  # of one, too: the instance's context is too short, and that of others may not be
 
 HEX = re.compile(r"[0-9a-fA-F]+")
 WORD = re.compile(r"[0-9a-zA-Z_-]+")

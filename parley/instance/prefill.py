@@ -15,9 +15,9 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Headers
 from parley.engine.stream import Stream
-from parley.errors import EngineDied, NotReady, ParleyError, Stopping
+from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, Stopping
 from parley.instance import handover, recompute
-from parley.instance.heads import LOST, UNKNOWN, Order
+from parley.instance.heads import LOST, SHORT, UNKNOWN, Order
 from parley.instance.member import Member
 from parley.instance.outlet import Opening
 from parley.kv.giver import Giver, Refused
@@ -186,7 +186,11 @@ class Prefill(Leg):
         return Answer(503, msgspec.json.encode(told))
 
     def remarks(self, error: ParleyError) -> Headers:
-        return ((LOST, b"engine"),) if self.opening.exact and isinstance(error, EngineDied | Stopping) else ()
+        if not self.opening.exact:
+            return ()
+        if isinstance(error, EngineDied | Stopping):
+            return ((LOST, b"engine"),)
+        return ((SHORT, b"context"),) if isinstance(error, ContextLength) else ()
 
     def _records(self) -> list[Batch]:
         recent, self._recent = self._recent, []

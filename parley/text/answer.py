@@ -18,8 +18,8 @@ from parley.errors import Invalid
 from parley.types import Chat, Grammar, Message
 
 from . import schema as schemas
+from .bounds import BUDGET
 from .calls import Form
-from .grammar import BUDGET
 from .lark import Lark
 from .markup import Markup
 from .refused import Refused
@@ -33,7 +33,6 @@ TOLD = (
     "\n\nThese are the tools: {tools}\nAnswer with a JSON array of calls and nothing else: "
     '[{{"name": <name of a tool>, "parameters": <its arguments as an object>}}]'
 )
-DATA = ("enum", "const")  # keywords whose values are no schemas
 
 
 def callable_tools(chat: Chat) -> list[Tool]:
@@ -153,32 +152,15 @@ def _bare(tools: list[Tool], keys: tuple[str, str], form: Grammar) -> Grammar:
         value = schemas.ready(form.value, form.closed) if isinstance(form.value, dict) else form.value
     except Refused:  # once more where the whole is compiled, which tells whoever asked
         value = form.value
-    parts["form"] = _rerooted(value, "#/$defs/form")
+    parts["form"] = schemas.rerooted(value, "#/$defs/form")
     listed = [{"$ref": f"#/$defs/{part}"} for part in parts]
     return Grammar("json", {"anyOf": listed, "$defs": parts}, form.whitespace, field=form.field)
 
 
 def _moved(option: dict[str, Any], number: int, arguments: str) -> dict[str, Any]:
     inner = option["properties"][arguments]
-    moved = _rerooted(inner, f"#/$defs/call{number}/properties/{arguments}")
+    moved = schemas.rerooted(inner, f"#/$defs/call{number}/properties/{arguments}")
     return option | {"properties": option["properties"] | {arguments: moved}}
-
-
-def _rerooted(value: Any, root: str) -> Any:
-    """A schema whose references to its own parts hold where it stands below ``root``."""
-    if isinstance(value, list):
-        return [_rerooted(each, root) for each in value]
-    if not isinstance(value, dict):
-        return value
-    made: dict[str, Any] = {}
-    for key, each in value.items():
-        if key in schemas.MAPS and isinstance(each, dict):
-            made[key] = {name: _rerooted(inner, root) for name, inner in each.items()}
-        else:
-            made[key] = each if key in DATA else _rerooted(each, root)
-    if isinstance(made.get("$ref"), str) and made["$ref"].startswith("#"):
-        made["$ref"] = root + made["$ref"][1:]
-    return made
 
 
 def _name(tool: Tool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 SIZE = 128 << 10  # characters of a grammar's text
+BUDGET = 0.5  # seconds of processor time to prepare it
 
 # While a grammar is followed, for each token.
 FOLLOWING: dict[str, Any] = {

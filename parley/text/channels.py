@@ -45,7 +45,7 @@ class Channels:
         self._split = markup.think is not None
         self._calling = bool(markup.calls)
         self._new_id = new_id or markup.ids()
-        self._tools = tools or Tools()
+        self._tools = tools if tools is not None else Tools()
         self._text = ""  # unread
         self._at = 0
         self._head: list[str] | None = None  # of the message that begins; None inside of one

@@ -26,7 +26,7 @@ NAMED = re.compile(r"\(\?P?<([^\W\d]\w*)>")
 POSIX = re.compile(r"\[:\^?[a-z]+:\]")
 PROPERTY = re.compile(r"[pP](?:\{[^{}]*\}|[A-Za-z])")
 NUMBERED = re.compile(
-    r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|[xuU]\{([0-9A-Fa-f]{1,8})\}|(0[0-7]{0,2})"
+    r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|[xuU]\{([0-9A-Fa-f]{1,8})\}|(0[0-7]{0,2}|[1-3][0-7]{2})"
 )
 LOW = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
 PLAIN = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}

@@ -103,6 +103,4 @@ def typed(schema: Any, types: list[str], root: Schema, most: int = ALTERNATIVES)
             fitting = [each for each in schema[key] if kinds(each, root) & set(types)]
             parts = [typed(each, types, root, most // (len(fitting) + 1)) for each in fitting]
             return parts[0] if len(parts) == 1 else {"anyOf": parts}
-    if isinstance(schema.get("type"), list) or not kinds(schema, root):
-        return schema | {"type": types}
-    return schema
+    return schema if isinstance(schema.get("type"), str) else schema | {"type": types}

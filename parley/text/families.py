@@ -146,6 +146,7 @@ def _hunyuan(suffix: str) -> Form:
 
 
 HERMES = Form(each=("<tool_call>\n",), after=("\n</tool_call>",), between="\n")
+HERMES_LIST = _list("<tool_call>\n", "\n</tool_call>")
 LLAMA = Form(keys=("name", "parameters"), between="; ", bare=True)
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_LIST = Form("python", open=("[",), between=", ", close=("]",), bare=True)
@@ -532,7 +533,7 @@ CALLS = (
     ),
     Calls(
         "hermes",
-        (HERMES,),
+        (HERMES, HERMES_LIST),
         (("<tool_call>",),),
         aliases=("qwen", "qwen25", "qwen3", "qwen3_json", "granite4", "ernie45", "trinity"),
     ),

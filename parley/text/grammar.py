@@ -25,13 +25,13 @@ from typing import Any
 
 import llguidance
 import msgspec
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from parley.errors import Invalid, excerpt
 from parley.types import Grammar
 
+from . import gbnf, lexemes
 from . import schema as schemas
-from .bounds import READING, SIZE
+from .bounds import BUDGET, READING, SIZE
 from .expression import rust
 from .lark import Lark, quoted
 from .refused import Refused
@@ -39,7 +39,6 @@ from .tags import TEXT, Writer
 from .tokenizer import Tokenizer
 
 SIZE_GBNF = 32 << 10  # read by Python, which takes longer
-BUDGET = 0.5  # seconds of processor time
 STEP = 0.03  # of them for the first mask: a batch may have to wait so long for one
 KEPT = 16 << 20  # bytes of grammars, each with what it is known by
 
@@ -65,11 +64,14 @@ REASONS = (
     ("invalid multiple of", "multipleOf must be greater than 0"),
     ("Token range end too large", "it names a token that is not in the vocabulary"),
     ("Regex is empty", "no text matches a pattern in it"),
+    ("too deeply nested", DEEP),
     ("too large", "it is too large"),
     ("too big", "it is too large"),
     ("fuel", COMPLEX),
     ("determine if regex is empty", COMPLEX),
     ("too many expressions", COMPLEX),
+    ("hex escape", "it holds half of a surrogate pair"),
+    ("panic:", "what reads it fails at it"),
     ("Default retriever", "references to other documents are not followed"),
 )
 
@@ -177,8 +179,8 @@ class Compiler:
             parts.append({"name": "inner"} | self._part(grammar.value[1], more))
         return json.dumps({"grammars": [*parts, *more, FREE]})
 
-    def _part(self, grammar: Grammar, more: list[dict[str, Any]]) -> dict[str, Any]:
-        """A grammar as one of llguidance's; others that it calls are put to ``more``."""
+    def _part(self, grammar: Grammar, more: list[dict[str, Any]], ends: list[str] | None = None) -> dict[str, Any]:
+        """A grammar as one of llguidance's; others that it calls are put to ``more``, and ``ends`` end one in GBNF."""
         value = grammar.value
         match grammar.kind:
             case "json":
@@ -198,14 +200,7 @@ class Compiler:
             case "ebnf":
                 if len(value) > SIZE_GBNF:
                     raise Refused(f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
-                try:
-                    return _lark(gbnf_to_lark(value))
-                except RecursionError:
-                    raise Refused(DEEP) from None
-                except IndexError:
-                    raise Refused("its text breaks off") from None
-                except Exception as error:  # what its parser says is a bare ValueError, or worse
-                    raise Refused(_reason(str(error))) from None
+                return _lark(lexemes.lark(gbnf.read(value), ends or []))
             case "tags":
                 return _lark(self._tags(grammar, more))
 
@@ -226,8 +221,8 @@ class Compiler:
         return made | {"x-guidance": options | {"json_allowed_escapes": schemas.escapes(made)}}
 
     def _tags(self, grammar: Grammar, more: list[dict[str, Any]]) -> str:
-        def part(each: Grammar) -> str:
-            more.append({"name": f"part{len(more)}"} | self._part(each, more))
+        def part(each: Grammar, ends: list[str]) -> str:
+            more.append({"name": f"part{len(more)}"} | self._part(each, more, ends))
             return str(more[-1]["name"])
 
         def schema(value: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Regions:
         self._silent = markup.silent
         self._watch()
         self._new_id = new_id or markup.ids()
-        self._tools = tools or Tools()
+        self._tools = tools if tools is not None else Tools()
         self._text = ""  # unread; between pushes only what may become a mark
         self._at = 0
         self._blanks: list[str] = []  # held back: dropped before a mark, given out before text

@@ -19,10 +19,11 @@ from .bounds import SIZE
 from .calls import ITEM, Form, follow, kinds
 from .facets import Schema
 from .lark import Lark, quoted
-from .schema import escapes
+from .schema import escapes, references, rerooted
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
+SHARED = ("$defs", "definitions")  # what parts of schemas usually refer to
 TYPES = ("string", "number", "boolean", "object", "array", "null")
 KEY = "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/"
 ANY = """any: anytext | anyplain | "[" (any ("," any)*)? "]" | "{" (KEY ":" any ("," KEY ":" any)*)? "}\""""
@@ -99,10 +100,18 @@ class Rules:
         """The name of a rule for JSON that follows a part of the schema."""
         if not isinstance(schema, dict):
             schema = {}
-        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
-        whole = {**shared, **schema}
+        whole = self._whole(schema)
         options = {**SPACING, "json_allowed_escapes": escapes(whole)}
         return self.rule(f"%json {json.dumps({**whole, 'x-guidance': options})}")
+
+    def _whole(self, schema: Schema) -> Schema:
+        """A part of the schema with all that it refers to."""
+        if schema is self._root or not any(references(schema)):
+            return schema
+        whole = {key: self._root[key] for key in SHARED if key in self._root} | schema
+        if all(each.startswith(tuple(f"#/{key}/" for key in SHARED)) for each in references(whole)):
+            return whole
+        return rerooted(schema, "#/$defs/whole") | {"$defs": {"whole": rerooted(self._root, "#/$defs/whole")}}
 
     def loose(self, schema: Any, depth: int = 0) -> str:
         """The name of a rule for a value in the notation of shape "loose"."""
@@ -135,9 +144,8 @@ class Rules:
             item = self.loose(schema.get("items", {}), depth + 1)
             if most == 0:
                 return self.rule('"[]"')
-            count = f"{{{max(0, (least or 1) - 1)},{most - 1 if most else ''}}}"
-            row = f'{item} ("," {item}){count}'
-            return self.rule(f'"[" {row} "]"' if least else f'"[" ({row})? "]"')
+            more = _times(f'("," {item})', max(0, (least or 1) - 1), None if most is None else most - 1)
+            return self.rule(f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"')
         if said == "object" and (properties := facets.properties(schema)):
             needed = facets.needed(schema)
             row_ = [
@@ -148,8 +156,9 @@ class Rules:
         if said in ("number", "integer", "boolean", "null"):
             return self.json(schema)
         if said == "object":
-            self._define_any()
-            return self.rule('"{" (KEY ":" any ("," KEY ":" any)*)? "}"')
+            value = self.loose(schema.get("additionalProperties"), depth + 1)
+            self._define_key()
+            return self.rule(f'"{{" (KEY ":" {value} ("," KEY ":" {value})*)? "}}"')
         return self._define_any()
 
     def element(self, key: str, schema: Any, depth: int) -> str:
@@ -177,7 +186,7 @@ class Rules:
         if said == "array":
             least, most = facets.bounds(schema, "Items")
             item = self.element(ITEM, schema.get("items", {}), depth + 1)
-            return self.rule(f"{item}{{{least or 0},{most if most is not None else ''}}} {end}")
+            return self.rule(f"{_times(item, least or 0, most)} {end}")
         if said == "object":
             return self.rule(f"{self._members(schema, depth + 1)} {end}")
         if said in ("number", "integer", "boolean", "null"):
@@ -190,7 +199,8 @@ class Rules:
         if not properties and (not bound or schema.get("additionalProperties") is not False):
             self._define_key()
             form = self.form
-            free = f"{self.text(form.key[0])} KEY {self.text(form.key[1])} {self.until(form.value[1], {})} KEY"
+            value = self._once(self._inside, schema.get("additionalProperties") if bound else None, depth + 1)
+            free = f"{self.text(form.key[0])} KEY {self.text(form.key[1])} {value} KEY"
             return self.rule(f"({free} {self.text(form.key[1])})*")
         needed = facets.needed(schema)
         parts = [self.element(key, each, depth) + ("" if key in needed else "?") for key, each in properties.items()]
@@ -277,3 +287,8 @@ class Rules:
         self._size += len(line)
         if self._size > SIZE:
             raise Invalid(f"tools cannot be followed: their grammar has more than {SIZE} characters.", field="tools")
+
+
+def _times(item: str, least: int, most: int | None) -> str:
+    """An item so many times; nothing where that is never, for which llguidance has no count."""
+    return "" if most == 0 else f"{item}{{{least},{'' if most is None else most}}}"

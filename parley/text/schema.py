@@ -22,6 +22,8 @@ ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "ite
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
+DATA = ("enum", "const")  # keywords whose values are no schemas
+
 ESCAPES = 'nrbtf\\"'  # that JSON may be written with: \\u would let names that are taken come once more
 OPEN = "a constant in it holds a control character, and objects in it have members besides those that are named"
 
@@ -96,6 +98,29 @@ def escapes(schema: Schema) -> str:
            is not False for part in parts):  # fmt: skip
         raise Refused(OPEN)
     return ESCAPES + "u"
+
+
+def rerooted(value: Any, root: str) -> Any:
+    """A schema whose references to its own parts hold where it stands below ``root``."""
+    if isinstance(value, list):
+        return [rerooted(each, root) for each in value]
+    if not isinstance(value, dict):
+        return value
+    made: dict[str, Any] = {}
+    for key, each in value.items():
+        if key in MAPS and isinstance(each, dict):
+            made[key] = {name: rerooted(inner, root) for name, inner in each.items()}
+        else:
+            made[key] = each if key in DATA else rerooted(each, root)
+    reference = made.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        made["$ref"] = root + reference[1:]
+    return made
+
+
+def references(schema: Schema) -> Iterator[str]:
+    """What a schema refers to, wherever in it."""
+    return (each["$ref"] for each in _parts(schema) if isinstance(each.get("$ref"), str))
 
 
 def _parts(schema: Schema) -> Iterator[Schema]:

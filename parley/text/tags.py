@@ -26,7 +26,8 @@ Ends = list[str] | None  # texts of which one follows; none of them: the end; No
 class Writer:
     """``lark`` spells texts with the model's marks in them.
 
-    ``schema`` makes a JSON schema ready, ``regex`` an expression, ``part`` adds another grammar and gives its name.
+    ``schema`` makes a JSON schema ready, ``regex`` an expression, ``part`` adds another grammar, one in GBNF
+    together with the texts of which one ends it, and gives its name.
     ``number`` gives the id of a token. All of them raise Refused.
     """
 
@@ -35,7 +36,7 @@ class Writer:
         lark: Lark,
         schema: Callable[[Any], dict[str, Any]],
         regex: Callable[[str], str],
-        part: Callable[[Grammar], str],
+        part: Callable[[Grammar, list[str]], str],
         number: Callable[[int | str], int],
     ):
         self._lark = lark
@@ -81,7 +82,20 @@ class Writer:
                 return self._until(self._name("FORM", f"/{self._regex(piece.value)}/"), ends, lazy=False)
             case "tags":
                 return self._piece(piece.value, ends)
-        return f"@{self._part(piece)} {self._ended(ends)}"
+            case "ebnf":
+                return self._rules(piece, ends or [""])
+        return f"@{self._part(piece, [])} {self._ended(ends)}"
+
+    def _rules(self, piece: Grammar, ends: list[str]) -> str:
+        """A grammar in GBNF, of which the text before a mark is a part."""
+        marks = {end: mark.start() if (mark := self._lark.mark(end)) else len(end) for end in ends}
+        plain = [end for end in ends if end and marks[end] == len(end)]
+        made = [f"@{self._part(piece, plain)}"] if plain else []
+        for end in ends:
+            if end not in plain:
+                lead, rest = end[: marks[end]], end[marks[end] :]
+                made.append(f"@{self._part(piece, [lead] if lead else [])} {self._spell(rest)}")
+        return self._either(made)
 
     def _inside(self, tag: Tag, ends: Ends) -> str:
         """What follows the beginning of a tag, and what follows the tag."""
@@ -195,7 +209,7 @@ def _open(piece: Piece) -> bool:
     """Whether a piece can go on where the next one begins."""
     match piece:
         case Grammar():
-            return piece.kind == "regex" or (piece.kind == "tags" and _open(piece.value))
+            return piece.kind in ("regex", "ebnf") or (piece.kind == "tags" and _open(piece.value))
         case Tag():
             return not any([piece.end] if isinstance(piece.end, str) else piece.end)
         case Sequence():

@@ -63,6 +63,7 @@ class Scripted:
         self.label = label
         self.models = ["m"]
         self.layout = ""
+        self.longest = 4096
         self.script = script or Script()
         self.asked: list[Asked] = []
         self.connected: list[Asked] = []  # those for results
@@ -171,7 +172,7 @@ class Scripted:
         }
         if not self.plain:
             told["parley"] = {"models": self.models, "epoch": self.epoch, "role": self.role, "peer": self.target,
-                              "layout": self.layout}  # fmt: skip
+                              "layout": self.layout, "max_seq_len": self.longest}  # fmt: skip
         return told
 
     # -- P

@@ -244,6 +244,28 @@ async def test_a_p_that_lost_its_engine_is_passed_over(cluster):
     assert lost.asked
 
 
+async def test_what_is_too_long_for_one_goes_where_contexts_are_longer(cluster):
+    """To that one at once, past others that are as short; where there is none, or that says so, too, it is refused."""
+    short = [Scripted("prefill") for _ in range(6)]
+    long = Scripted("prefill", script=CHAT)
+    for each in short:
+        each.longest = 512
+    running = await cluster(*short, long, Scripted("decode"), scheduler_type="default_scheduler")
+
+    async def refuse(asked: Asked) -> bytes:
+        return raw(400, b"too long", b"parley-short: context")
+
+    for each in short:
+        each.before = refuse
+    for _ in range(3):
+        assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
+    assert sum(len(each.asked) for each in short) == 3
+    long.before = refuse
+    answer = await running.post(body=BODY)
+    assert (answer.status, answer.body) == (400, b"too long") and "parley-short" not in answer.headers
+    assert sum(len(each.asked) for each in short) <= 4 and len(long.asked) == 4
+
+
 @pytest.mark.parametrize("status, text", [(400, heads.MISPLACED), (503, heads.UNKNOWN)])
 async def test_a_p_that_has_been_given_another_role_is_passed_over(cluster, status, text):
     """Its status says so a little later; nothing of it is the client's fault, and no client hears of it."""

@@ -204,6 +204,7 @@ def route(name: Any, percent: Any) -> dict[str, Any]:
         ({"served_entities": [A | {"environment_vars": {"X": "1"}}]}, "not available"),
         ({"served_entities": [A | {"workload_size": 1}]}, "'string' but got 'integer'"),
         ({"served_entities": [A, B]}, '"traffic_config" is a required property'),
+        ({"served_entities": [A, B], "traffic_config": {}}, '"routes" is a required property'),
         ({"served_entities": [A], "traffic_config": {"routes": [route("b", 100)]}}, '"b" is not one of the served'),
         ({"served_entities": [A], "traffic_config": {"routes": [route("a", 99)]}}, "add up to 100, but they make 99"),
         ({"served_entities": [A], "traffic_config": {"routes": [route("a", 50)] * 2}}, "has a route already"),

@@ -42,6 +42,14 @@ def test_each_text_of_one_side_goes_with_one_of_the_other(one, other):
     assert (made.request.truncate, made.request.priority, made.request.salt) == (9, 3, "s")
 
 
+def test_rounding_does_not_lead_beyond_a_cosine():
+    made = scores.score(b'{"text_1":"a","text_2":["a","b"]}', HEAD)
+    made.add(
+        [Vector(place, struct.pack("<2f", sign * 0.8, sign * 0.60000004)) for place, sign in enumerate((1, 1, -1))]
+    )
+    assert [entry["score"] for entry in json.loads(made.body(USAGE))["data"]] == [1.0, -1.0]
+
+
 def test_texts_are_ranked_by_how_alike_they_are():
     made = reply(scores.rerank, model="m", query="a", documents=["b", "c", "d"], top_n=2)
     assert made.body(USAGE) == (

@@ -99,6 +99,9 @@ def body(path: str, rng: random.Random) -> bytes:
     if (tgi or path.endswith("invocations")) and "vllm" not in path and rng.random() < 0.7:
         return json.dumps({"inputs": text, "parameters": {"max_new_tokens": length} | some(TGI)} | stream).encode()
     made: Members = {"model": "tiny", "max_tokens": length}
+    if path.endswith("/batch"):
+        turns = [[{"role": "user", "content": said}] for said in (text, "Hello!", text + "?")]
+        return json.dumps(made | {"messages": turns} | some(SAMPLING)).encode()
     if ("completions" in path and "chat" not in path) or path.endswith("generate") or rng.random() < 0.2:
         made |= {"prompt": text} | some(COMPLETIONS, SAMPLING)
     else:

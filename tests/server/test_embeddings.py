@@ -65,6 +65,22 @@ async def test_texts_are_ranked_by_their_vectors(serve, prefix):
     await served.idle()
 
 
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_cohere_gets_the_same_vectors(serve, prefix):
+    served = await serve()
+    plain = (await served.post(prefix + "/v1/embeddings", {"input": TEXTS})).json
+    told = (await served.post(prefix + "/v2/embed", {"model": "tiny", "texts": TEXTS})).json
+    assert told["embeddings"]["float"] == [entry["embedding"] for entry in plain["data"]]
+    assert told["meta"]["billed_units"]["input_tokens"] == plain["usage"]["prompt_tokens"]
+    long = {"texts": ["b " * 9000]}
+    assert (await served.post(prefix + "/v2/embed", long)).json["meta"]["billed_units"]["input_tokens"] == 4096
+    assert (await served.post(prefix + "/v2/embed", long | {"truncate": "NONE"})).status == 400
+    for more, name in (({"input_type": "search_query"}, "input_type"), ({"output_dimension": 9}, "output_dimension")):
+        wrong = await served.post(prefix + "/v2/embed", {"texts": TEXTS} | more)
+        assert (wrong.status, wrong.error["param"]) == (400, name)
+    await served.idle()
+
+
 async def test_the_official_client(serve):
     served = await serve()
     async with AsyncOpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:

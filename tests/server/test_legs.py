@@ -147,6 +147,13 @@ async def test_who_gave_the_order_is_told_that_an_engine_was_lost(alike, path: s
     assert (given.status, given.headers["parley-lost"]) == (status, "engine")
 
 
+async def test_who_gave_the_order_is_told_that_the_context_is_too_short(alike) -> None:
+    _, pair = await alike()
+    body = json.dumps(CHAT | {"max_tokens": 10**6}).encode()
+    given = await pair.ask("/v1/chat/completions", body, UNIQUE, HEADERS)
+    assert (given.status, given.headers["parley-short"]) == (400, "context")
+
+
 @pytest.mark.parametrize("when", ["prefill", "transfer", "decode"])
 async def test_a_label_drops_it_in_every_phase(alike, when: str) -> None:
     _, pair = await alike(reply=long, tick=0.01)

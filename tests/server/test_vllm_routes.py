@@ -143,6 +143,20 @@ async def test_either_end_of_a_prompt_is_left_out(served, prefix):
         assert answer.json["choices"][0]["prompt_token_ids"] == whole[kept]
 
 
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_several_conversations_in_one_request(served, prefix):
+    several = [HELLO["messages"], [{"role": "user", "content": "Bye"}]]
+    alone = [(await served.post(prefix + "/v1/chat/completions", {"messages": messages})).json for messages in several]
+    told = (await served.post(prefix + "/v1/chat/completions/batch", {"messages": several})).json
+    contents = [choice["message"]["content"] for choice in told["choices"]]
+    assert contents == [each["choices"][0]["message"]["content"] for each in alone]
+    assert told["usage"]["total_tokens"] == sum(each["usage"]["total_tokens"] for each in alone)
+    long = {"messages": [several[0], [{"role": "user", "content": "b " * 9000}]]}
+    refused = await served.post(prefix + "/v1/chat/completions/batch", long)
+    assert refused.status == 400 and "maximum context length" in refused.error["message"]
+    await served.idle()
+
+
 async def test_refusals_in_its_own_form(served):
     async def refused(body, path="/vllm/v1/completions", **headers):
         answer = await served.post(path, body, **(JSON | headers))

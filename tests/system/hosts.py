@@ -76,10 +76,15 @@ class Hosts:
 
     def cut(self, number: int) -> None:
         """A host's packets, in both directions, vanish from now on, and nobody is told."""
-        self._say(("cut", number, True))
+        self._say(("cut", number, 0))
+
+    def part(self, one: int, other: int) -> None:
+        """Between these two nothing goes any more, and nobody is told."""
+        self._say(("part", one, other))
 
     def mend(self, number: int) -> None:
-        self._say(("cut", number, False))
+        """The host is reached again, by all."""
+        self._say(("mend", number, 0))
 
     def close(self) -> None:
         self._switch.terminate()
@@ -103,7 +108,7 @@ def _switch(ports: list[int], control: Connection) -> None:
     """Carry packets between the ports for ever."""
     where: dict[bytes, int] = {}  # ports by the addresses that were seen behind them
     loss = delay = 0.0
-    cut: set[int] = set()
+    cut: set[frozenset[int]] = set()  # pairs between which nothing goes
     late: list[tuple[float, int, int, bytes]] = []  # when, number, port
     count = 0
     rng = random.Random(1)
@@ -114,10 +119,12 @@ def _switch(ports: list[int], control: Connection) -> None:
             what, first, second = control.recv()
             if what == "disturb":
                 loss, delay = first, second
-            elif second:
-                cut.add(int(first))
+            elif what == "part":
+                cut.add(frozenset((first, second)))
+            elif what == "cut":
+                cut.update(frozenset((first, other)) for other in range(len(ports)))
             else:
-                cut.discard(int(first))
+                cut = {pair for pair in cut if first not in pair}
             control.send(None)
         now = time.monotonic()
         for number, port in enumerate(ports):
@@ -130,7 +137,7 @@ def _switch(ports: list[int], control: Connection) -> None:
                 where[source] = number
                 known = where.get(target)
                 for to in [known] if known is not None and not target[0] & 1 else range(len(ports)):
-                    if to == number or to in cut or number in cut or rng.random() < loss:
+                    if to == number or {to, number} in cut or rng.random() < loss:
                         continue
                     count += 1
                     heapq.heappush(late, (now + delay, count, to, packet))

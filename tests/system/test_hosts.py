@@ -1,4 +1,4 @@
-"""Coordinator, P and D on hosts of their own: packets get lost, come late, and a link is down for a while."""
+"""Coordinator, P and D on hosts of their own: packets get lost, come late, and links are down for a while."""
 
 from __future__ import annotations
 
@@ -64,4 +64,22 @@ async def test_a_link_that_is_down_for_ten_seconds(apart, cluster, wanted, numbe
     answers = await asyncio.wait_for(running, 120)
     print(verdicts(answers, wanted), f"{time.monotonic() - down:.1f} s")
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
+    await well(cluster, wanted)
+
+
+async def test_a_p_and_ds_that_do_not_reach_each_other(apart, cluster, wanted):
+    """The coordinator reaches all of them, and cannot know."""
+    running = asyncio.create_task(together(cluster))
+    await asyncio.sleep(0.3)
+    for d in (3, 4):
+        apart.part(2, d)
+    began = time.monotonic()
+    answers = await asyncio.wait_for(running, 120)
+    print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
+    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
+    began = time.monotonic()
+    answers = await asyncio.wait_for(together(cluster), 120)
+    print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
+    apart.mend(2)
+    assert set(verdicts(answers, wanted)) == {"exact"}, answers
     await well(cluster, wanted)

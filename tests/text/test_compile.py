@@ -182,6 +182,7 @@ def test_a_grammar_behind_reasoning(compiler, inside, marks):
         (Grammar("lark", f"start: <[0-{tiny_tokenizers.byte_level().vocab_size}]>"), "vocabulary"),
         (Grammar("lark", "start: <[99999999999999999999]>"), "vocabulary"),
         (Grammar("ebnf", "root = 3"), "::="),
+        (Grammar("choice", ["a", "\ud800"]), "surrogate"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_field_and_reason(compiler, grammar, told):

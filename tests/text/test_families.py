@@ -65,6 +65,9 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
     "llama3_json": [
         ('{"name": "f", "parameters": {"s": "a"}}', "", [F]),
         ('{"name": "f", "parameters": {"s": "a"}}; {"name": "f", "parameters": {"s": "a"}}', "", [F, F]),
+        ('{"name": "f", "parameters": {"s": "a"}}\n{"name": "f", "parameters": {"s": "a"}}', "", [F, F]),
+        ('{"name": "f", "parameters": {"s": "a"}} with {"s": "a"}', ' with {"s": "a"}', [F]),
+        ('{"name": "f", "parameters": {"s": "a"}} {"s": "a"}', ' {"s": "a"}', [F]),
         ('<|python_tag|>{"name": "f", "parameters": {"s": "a"}}', "", [F]),
         ('<|python_tag|>f.call(s="a")', "", [F]),
         ("<|python_tag|>f(s='a'", "", [("f", '{"s": "a"')]),
@@ -156,10 +159,10 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ),
         ('<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>', "", [F]),
         (
-            "<function=f>\n<parameter=x>\n-1e999\n</parameter>\n<parameter=l>\n[1e999]\n</parameter>\n"
+            "<function=f>\n<parameter=x>\nNaN\n</parameter>\n<parameter=l>\n[1e999]\n</parameter>\n"
             '<parameter=o>\n{\\"k\\": [\\"a\\"]}\n</parameter>\n</function>',
             "",
-            [("f", '{"x": "-1e999", "l": "[1e999]", "o": {"k": ["a"]}}')],
+            [("f", '{"x": "NaN", "l": [1e999], "o": {"k": ["a"]}}')],
         ),
     ],
     "seed_oss": [
@@ -470,6 +473,9 @@ EXAMPLES: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
          [("f", r'{"s": "é\n\"\ud83d\ude00"}')]),
         (r'<tool_call>{"arguments": "{\n\"s\": \"a\"}", "name": "f"}</tool_call>', "", [("f", '{\n"s": "a"}')]),
         ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>\n[{"name": "f", "arguments": {"s": "a"}}, {"name": "f", "arguments": {"s": "a"}}]\n</tool_call>!',
+         "!", [F, F]),
+        ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
         ('<tool_call>{"name": "f", "arguments": "{hm}"}</tool_call>', "", [("f", '"{hm}"')]),
         (r'<tool_call>{"name": "f", "arguments": "{\"s\": \"a\u00', "", [("f", r'{"s": "a\u00')]),
     ],

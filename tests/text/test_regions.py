@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from parts import Parts, cut, read
 
 from parley.text import Markup, Regions, detect
-from parley.text.families import HERMES
+from parley.text.families import HERMES, HERMES_LIST
 from parley.text.markup import begins_thinking
 
-QWEN = Markup(("<think>", "</think>"), (HERMES,))
+QWEN = Markup(("<think>", "</think>"), (HERMES, HERMES_LIST))
 TOOLS = Markup(None, (HERMES,))
 THINK = Markup(("<think>", "</think>"))
 BEGUN = Markup(("<think>", "</think>"), (HERMES,), begun=True)

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from contextlib import suppress
+from typing import Any
 
 import jsonschema
 import pytest
@@ -49,7 +50,8 @@ CITY = {
     "additionalProperties": False,
     "$defs": {"place": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
 }
-TOOLS = [
+Tooling = list[dict[str, Any]]
+TOOLS: Tooling = [
     {"type": "function", "function": {"name": "get_weather", "parameters": CITY, "strict": True}},
     {
         "type": "function",
@@ -87,9 +89,11 @@ def vocabulary(marked: bool) -> LLTokenizer:
     return LLTokenizer(tokenizer(marked).backend.to_str(), eos_token=sorted(tokenizer(marked).eos_ids))
 
 
-def spell(row: Calls, marked: bool, parallel: bool, required: bool, only: str | None = None) -> str:
+def spell(
+    row: Calls, marked: bool, parallel: bool, required: bool, only: str | None = None, tools: Tooling = TOOLS
+) -> str:
     markup, lark = detect("", row.name, "none"), Lark(tokenizer(marked).marks)
-    return calls_grammar(markup, lark, TOOLS, parallel=parallel, required=required, only=only)
+    return calls_grammar(markup, lark, tools, parallel=parallel, required=required, only=only)
 
 
 @rows
@@ -151,8 +155,8 @@ def walk(marked: bool, grammar: str, seed: int, start: str = "") -> str:
     return tokenizer(marked).decode(ids, skip_special=False) if len(ids) < LONG else ""
 
 
-def read(row: Calls, text: str) -> tuple[str, list[tuple[str, str]]]:
-    regions = reader(detect("", row.name, "none"), False, Tools(TOOLS))
+def read(row: Calls, text: str, tools: Tooling = TOOLS) -> tuple[str, list[tuple[str, str]]]:
+    regions = reader(detect("", row.name, "none"), False, Tools(tools))
     content, calls = "", []
     for _, piece, call in regions.push(text) + regions.flush():
         content += piece
@@ -197,6 +201,51 @@ def test_a_call_that_begins_in_free_text_becomes_one(row: Calls, marked: bool) -
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
     plain = "<|channel|>final<|message|>Just text." if row.channels else "Just text."
     assert LLMatcher(vocabulary(marked), grammar).consume_tokens(tokenizer(marked).encode(plain, special=False))
+
+
+@pytest.mark.parametrize(("stated", "fits"), [("number", True), ("null", False)])
+def test_a_type_that_is_stated_is_that_of_the_value(stated: str, fits: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, "1", None]}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    (row,) = [row for row in CALLS if row.name == "kimi_k3"]
+    grammar = spell(row, True, False, True, tools=tools)
+    text = f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="{stated}"<|sep|>1'
+    assert LLMatcher(vocabulary(True), grammar).consume_tokens(tokenizer(True).encode(text, special=False)) == fits
+
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+REFERRING = {
+    "type": "object",
+    "properties": {
+        "at": POINT,
+        "few": {"type": "array", "items": {"$ref": "#/properties/at"}, "maxItems": 1},
+        "or": {"anyOf": [{"$ref": "#/properties/at"}, {"type": "null"}]},
+        "x": {"$ref": "#/properties/at/properties/x"},
+        "by-name": {"type": "object", "additionalProperties": {"$ref": "#/properties/at"}},
+        "none": {"type": "array", "maxItems": 0},
+        "more": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1},
+    },
+    "required": ["x"],
+    "additionalProperties": False,
+}
+SHAPES = {row.forms[0].shape: row for row in CALLS}
+
+
+@pytest.mark.parametrize("row", SHAPES.values(), ids=SHAPES)
+def test_parts_of_a_schema_may_refer_to_the_whole(row: Calls) -> None:
+    name = "mcp.map-v1.add"
+    tools: Tooling = [{"type": "function", "function": {"name": name, "parameters": REFERRING, "strict": True}}]
+    grammar = spell(row, True, False, True, tools=tools)
+    for seed in range(4):
+        if text := walk(True, grammar, seed):
+            content, ((called, arguments),) = read(row, text, tools)
+            assert not content and called == name
+            jsonschema.validate(json.loads(arguments), REFERRING)
 
 
 def test_what_cannot_be_called() -> None:

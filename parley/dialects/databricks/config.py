@@ -91,7 +91,7 @@ def shares(config: Fields, served: dict[str, str]) -> list[Share]:
     traffic = config.object("traffic_config")
     if traffic is None or not traffic.has("routes"):
         if len(served) > 1:
-            raise config.missing("traffic_config")
+            raise config.missing("traffic_config") if traffic is None else traffic.missing("routes")
         return [Share(name, model, 100) for name, model in served.items()]
     parts: dict[str, int] = {}
     for route in traffic.objects("routes", cap=MAX_SERVED):

@@ -12,20 +12,21 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import chat, completions, control, embeddings, legacy, scores, shared
+from parley.dialects.vllm import batch, chat, cohere, completions, control, embeddings, legacy, scores, shared
 
 UNBUILT = {
     "/v1/responses": "The Responses API is",
     "/v1/responses/{response}/cancel": "The Responses API is",
     "/v1/messages": "The Messages API is",
     "/v1/messages/count_tokens": "The Messages API is",
-    "/v1/chat/completions/batch": "Several conversations in one request are",
     "/v1/chat/completions/render": "A prompt without an answer is",
     "/v1/completions/render": "A prompt without an answer is",
     "/generative_scoring": "Scoring of labels is",
     "/inference/v1/generate": "Generation from tokens to tokens is",
     "/inference/v1/abort_requests": "Cancelling by id is",
 }
+BATCH = Route("POST", "/v1/chat/completions/batch", "generate", read=batch.read, model=named)
+COHERE = Route("POST", "/v2/embed", "embed", read=cohere.read, model=named)
 POOLING = Route("POST", "/pooling", "embed", read=embeddings.pool, model=named)
 SCORES = (
     *(Route("POST", path, "embed", read=scores.score, model=named) for path in ("/score", "/v1/score")),
@@ -58,7 +59,7 @@ DIALECT = Dialect(
     title="vLLM",
     base="",
     error=shared.error,
-    routes=(_generate(legacy.LENIENT), POOLING, *SCORES, RESET, *_adapters(False)),
+    routes=(_generate(legacy.LENIENT), POOLING, *SCORES, COHERE, BATCH, RESET, *_adapters(False)),
 )
 STRICT = Dialect(
     name="vllm",
@@ -73,6 +74,8 @@ STRICT = Dialect(
         Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),
         POOLING,
         *SCORES,
+        COHERE,
+        BATCH,
         Route("POST", "/invocations", "generate", read=control.invoked, model=named),
         Route("GET", "/v1/models", "ask", read=control.models),
         Route("POST", "/tokenize", "tokenize", read=control.tokenize, write=tokens.tokenized),

@@ -133,7 +133,14 @@ class ChatReply(shared.Streamed, chat.ChatReply):
     # -- one answer
 
     def body(self, usage: Usage) -> bytes:
-        choices = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
+        return self.answer([self._choice(index, choice) for index, choice in enumerate(self._choices)], usage)
+
+    def choice(self, index: int) -> dict[str, Any]:
+        """The first choice, under another number."""
+        return self._choice(index, self._choices[0])
+
+    def answer(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+        """The answer around its choices."""
         answer = shared.envelope(f"chatcmpl-{self._name}", "chat.completion", self._head, self.request, choices)
         return shared.encode(
             answer

@@ -82,7 +82,7 @@ class _Pairs(Whole):
     def scores(self) -> list[float]:
         """One for each text of the second side."""
         return [
-            sum(map(mul, self._vectors[index % self._ones], self._vectors[self._ones + index]))
+            _cosine(self._vectors[index % self._ones], self._vectors[self._ones + index])
             for index in range(len(self._others))
         ]
 
@@ -132,6 +132,11 @@ class RerankReply(_Pairs):
                 "results": results[: self._top if self._top > 0 else None],
             }
         )
+
+
+def _cosine(one: list[float], other: list[float]) -> float:
+    """Of vectors of length 1, whose rounding must not lead beyond what a cosine can be."""
+    return max(-1.0, min(1.0, sum(map(mul, one, other))))
 
 
 def _relevance(result: dict[str, Any]) -> float:

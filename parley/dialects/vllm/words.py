@@ -74,7 +74,7 @@ EMPTY: dict[str, str] = {
     "bad_words": "bad_words cannot contain an empty string. Got bad_words=['']",
     "allowed_token_ids": "allowed_token_ids is not None and empty!",
 }
-TEXTS = {"prompt", "input", "query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2"}
+TEXTS = {"prompt", "input", "texts", "query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2"}
 KEYS = re.compile(r"\[(\d+)\]")
 
 

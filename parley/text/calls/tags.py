@@ -7,7 +7,6 @@ anything else once it is complete.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Generator
 
 from ..marks import marks
@@ -137,7 +136,7 @@ def value(text: str, kinds: frozenset[str], lined: bool = True) -> str:
     bare = text.strip()
     for found, foreign in ((bare, False), (converted(bare), True), (_unescaped(bare), True)):
         try:
-            value = json.loads(found, parse_constant=_refuse, parse_float=_finite)
+            value = json.loads(found, parse_constant=_refuse)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, str) and (foreign or not kinds):
@@ -157,10 +156,3 @@ def _unescaped(text: str) -> str:
 
 def _refuse(_: str) -> None:
     raise ValueError
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError
-    return number

@@ -1,0 +1,145 @@
+"""What is known of the parts of a grammar's rules: which may be no text, which are regular, which of these are written
+alike, and which read the same characters.
+
+All of it within a time. Knows productions; nothing of lexemes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+
+from .bounds import BUDGET
+from .overlap import ALL, Automaton, Overlap, TooLarge, overlap
+from .productions import ANY, LAST, Either, Letter, Name, Node, Repeat, Row, Set, Text, names, union
+from .refused import Refused
+
+WIDTHS = ((0x80, 1), (0x800, 0x40), (0x10000, 0x1000), (LAST + 1, 0x40000))  # of characters with one first byte
+
+
+class Shapes:
+    """Numbers for the regular parts of rules."""
+
+    def __init__(self, rules: dict[str, Node]):
+        self.rules = rules
+        self._ends = time.thread_time() + BUDGET
+        self._users: dict[str, list[str]] = {name: [] for name in rules}
+        self._used = {name: set(names(node)) for name, node in rules.items()}
+        for name, used in self._used.items():
+            for each in used:
+                self._users[each].append(name)
+        self._blank: set[str] = set()
+        self._find_blank()
+        self._shapes: dict[int, int | None] = {}  # by the node's address
+        self._joined: dict[int, tuple[Node, ...]] = {}  # also by that
+        self._known: dict[Hashable, int] = {}
+        self.nodes: list[Node] = []  # by shape
+        self._regular: dict[str, int | None] = {}  # shapes of the rules that do not come back to themselves
+        self._find_regular()
+        self._automata: dict[int, Automaton | None] = {}
+        self._overlaps: dict[tuple[int, int], Overlap] = {}
+
+    def check(self) -> None:
+        """Raises Refused when the time is up."""
+        if time.thread_time() > self._ends:
+            raise Refused("it takes too long to prepare")
+
+    def blank(self, node: Node) -> bool:
+        """Whether it may be no text."""
+        match node:
+            case Text(text):
+                return not text
+            case Letter():
+                return False
+            case Name(name):
+                return name in self._blank
+            case Repeat(inner, least):
+                return least == 0 or self.blank(inner)
+            case Row(nodes):
+                return all(map(self.blank, nodes))
+            case Either(nodes):
+                return any(map(self.blank, nodes))
+
+    def shape(self, node: Node) -> int | None:
+        """A number for all regular parts that are written alike, None for what comes back to itself."""
+        if isinstance(node, Name):
+            return self._regular.get(node.name)
+        if isinstance(node, Text | Letter):
+            return self._numbered(node, node)
+        if id(node) not in self._shapes:
+            inner = [self.shape(each) for each in ([node.node] if isinstance(node, Repeat) else node.nodes)]
+            times = (node.least, node.most) if isinstance(node, Repeat) else ()
+            key = (type(node), times, *inner)
+            self._shapes[id(node)] = None if None in inner else self._numbered(key, node)
+        return self._shapes[id(node)]
+
+    def alternatives(self, node: Either) -> tuple[Node, ...]:
+        """Those of a node that comes back to itself, the regular ones as one."""
+        if id(node) not in self._joined:
+            regular = tuple(each for each in node.nodes if self.shape(each) is not None)
+            others = tuple(each for each in node.nodes if self.shape(each) is None)
+            self._joined[id(node)] = (Either(regular), *others) if others and len(regular) > 1 else node.nodes
+        return self._joined[id(node)]
+
+    def overlap(self, one: int, other: int) -> Overlap:
+        """Of two shapes."""
+        if (one, other) not in self._overlaps:
+            first, second = self._automaton(one), self._automaton(other)
+            made = overlap(first, second, self.check) if first and second else ALL
+            self._overlaps[one, other] = made
+            self._overlaps[other, one] = made.turned()
+        return self._overlaps[one, other]
+
+    def begins(self, shape: int) -> Set:
+        """The characters that it may begin with, and those that share their first byte."""
+        automaton = self._automaton(shape)
+        return _widened(union(*(automaton.letters[place] for place in automaton.first))) if automaton else ANY
+
+    def divides(self, shape: int) -> bool:
+        """Whether it has parts."""
+        node = self.nodes[shape]
+        return not isinstance(node, Letter) and not (isinstance(node, Text) and len(node.text) < 2)
+
+    def _numbered(self, key: Hashable, node: Node) -> int:
+        number = self._known.setdefault(key, len(self._known))
+        if number == len(self.nodes):
+            self.nodes.append(node)
+        return number
+
+    def _automaton(self, shape: int) -> Automaton | None:
+        if shape not in self._automata:
+            try:
+                self._automata[shape] = Automaton(self.nodes[shape], self.rules)
+            except TooLarge:
+                self._automata[shape] = None
+        return self._automata[shape]
+
+    def _find_blank(self) -> None:
+        left = list(self.rules)
+        while left:
+            name = left.pop()
+            if name not in self._blank and self.blank(self.rules[name]):
+                self._blank.add(name)
+                left += self._users[name]
+
+    def _find_regular(self) -> None:
+        """From the rules that name no others upwards."""
+        left = {name: len(used) for name, used in self._used.items()}
+        found = [name for name, used in left.items() if not used]
+        for name in found:  # grows
+            self._regular[name] = self.shape(self.rules[name])
+            for user in self._users[name]:
+                left[user] -= 1
+                if not left[user]:
+                    found.append(user)
+
+
+def _widened(letters: Set) -> Set:
+    """These characters and those whose bytes in UTF-8 begin as theirs do."""
+    made, start = [], 0
+    for end, width in WIDTHS:
+        for low, high in letters:
+            if low < end and high >= start:
+                made.append((max(low, start) // width * width, min(high, end - 1) // width * width + width - 1))
+        start = end
+    return union(tuple(made))

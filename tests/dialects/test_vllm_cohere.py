@@ -1,0 +1,88 @@
+"""Cohere's route for embeddings, as vLLM has it: forms of vectors, cutting, and what is refused."""
+
+import base64
+import json
+import struct
+
+import pytest
+
+from parley.dialects.dialect import Head
+from parley.dialects.vllm import cohere
+from parley.errors import BadRequest, Unsupported
+from parley.types import Pooling, Text, Usage, Vector
+
+HEAD = Head("0f", 1700000000, "fp_1", context=100, headers={b"content-type": b"application/json"})
+SIGNS = (0.5, -0.5, 0.0, -0.25, 1.0, -1.0, 2.0, -2.0, 0.125)  # of which nine bits are made
+
+
+def read(**body):
+    return cohere.read(json.dumps(body).encode(), HEAD)
+
+
+def told(**body):
+    made = read(**body)
+    for place in reversed(range(len(made.request.prompts))):
+        made.add([Vector(place, struct.pack("<9f", *SIGNS))])
+    return made.body(Usage(prompt_tokens=3))
+
+
+def test_the_whole_answer():
+    vector = b"[0.5,-0.5,0.0,-0.25,1.0,-1.0,2.0,-2.0,0.125]"
+    assert told(model="m", texts=["a", "b"]) == (
+        b'{"id":"embd-0f","embeddings":{"float":[' + vector + b"," + vector + b']},"texts":["a","b"],'
+        b'"meta":{"api_version":{"version":"2"},"billed_units":{"input_tokens":3,"image_tokens":0}},'
+        b'"response_type":"embeddings_by_type"}'
+    )
+
+
+def test_each_form_of_a_vector():
+    forms = json.loads(told(texts=["a"], embedding_types=["base64", "ubinary", "binary", "base64"]))["embeddings"]
+    assert list(forms) == ["base64", "ubinary", "binary"]
+    assert struct.unpack("<9f", base64.b64decode(forms["base64"][0])) == SIGNS
+    assert forms["ubinary"] == [[0b10101010, 0b10000000]] and forms["binary"] == [[42, 0]]
+
+
+@pytest.mark.parametrize(
+    ("wish", "truncate", "keep"),
+    [
+        ({}, 100, "head"),
+        ({"truncate": "START"}, 100, "tail"),
+        ({"truncate": "NONE"}, None, "head"),
+        ({"max_tokens": 9}, 9, "head"),
+        ({"max_tokens": 900, "truncate": "START"}, 100, "tail"),
+    ],
+)
+def test_what_is_too_long_is_cut_as_asked(wish, truncate, keep):
+    request = read(texts=["a"], **wish).request
+    assert (request.prompts, request.truncate, request.keep) == ([Text("a")], truncate, keep)
+
+
+def test_members_reach_the_request():
+    request = read(model="m", texts="a", input_type="search_query", output_dimension=8).request
+    assert (request.model, request.pooling) == ("m", Pooling(8, prompt="search_query"))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "Exactly one of texts, images, or inputs must be provided and non-empty"),
+        ({"texts": []}, "Exactly one of texts, images, or inputs must be provided and non-empty"),
+        ({"texts": ["a", ""]}, "The decoder prompt cannot be empty"),
+        ({"texts": ["a"], "embedding_types": ["int3"]}, "body.embedding_types.0"),
+        ({"texts": ["a"], "truncate": "MIDDLE"}, "body.truncate"),
+        ({"texts": ["a"], "truncate": "NONE", "max_tokens": 5}, "max_tokens"),
+        ({"texts": ["a"], "max_tokens": 0}, "max_tokens"),
+        ({"texts": ["a"], "output_dimension": 0}, "output_dimension"),
+    ],
+)
+def test_what_is_wrong_is_told(body, said):
+    with pytest.raises(BadRequest) as caught:
+        read(**body)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["images", "inputs"])
+def test_only_texts_are_embedded(name):
+    with pytest.raises(Unsupported) as caught:
+        read(**{name: ["a"]})
+    assert caught.value.field == name
