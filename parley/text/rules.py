@@ -36,6 +36,7 @@ class Rules:
     def __init__(self, form: Form, lark: Lark):
         self.lines: list[str] = []
         self._size = 0  # characters of them
+        self._names: dict[tuple[str, str], str] = {}  # of rules and terminals, by the rest of their lines
         self.form = form
         self.text = lark.text
         self.mark = lark.mark
@@ -52,15 +53,17 @@ class Rules:
         return self.rule(f"{text} {quoted(before + mark)}", "[lazy]")
 
     def rule(self, body: str, option: str = "") -> str:
-        """The name of a new rule."""
-        name = f"r{len(self.lines)}"
-        self._define(f"{name}{option}: {body}")
-        return name
+        """The name of a rule, one for all that are the same."""
+        return self._name("r", f"{option}: {body}")
 
     def terminal(self, body: str) -> str:
-        name = f"T{len(self.lines)}"
-        self._define(f"{name}: {body}")
-        return name
+        return self._name("T", f": {body}")
+
+    def _name(self, letter: str, rest: str) -> str:
+        if (letter, rest) not in self._names:
+            self._names[letter, rest] = f"{letter}{len(self.lines)}"
+            self._define(self._names[letter, rest] + rest)
+        return self._names[letter, rest]
 
     def arguments(self, schema: Schema, bound: bool) -> str:
         """The name of a rule for arguments that follow the schema: any object if they are not ``bound`` to it."""

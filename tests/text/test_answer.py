@@ -243,11 +243,16 @@ def test_schemas_that_cannot_be_followed(allows, language):
     assert caught.value.field == "tools[1].function.parameters"
     loose = ask(tool("f"), tool("g", odd), choice="required")
     assert allows(loose, call("g", '{"b": 1}')) and not allows(loose, call("f", '{"b": 1}'))
-    wide = {"type": "object", "properties": {f"member{number}": {"type": "string"} for number in range(200)}}
-    many = ask(*(tool(f"f{number}", wide) for number in range(100)), choice="required")  # each would do alone
+    wide = [
+        {"type": "object", "properties": {f"member{number}_{place}": {"type": "string"} for place in range(200)}}
+        for number in range(100)
+    ]
+    many = ask(
+        *(tool(f"f{number}", each) for number, each in enumerate(wide)), choice="required"
+    )  # each would do alone
     assert allows(many, call("f7", '{"b": 1}')) and not allows(many, call("f100", "{}"))
     with pytest.raises(Invalid, match="tools cannot be followed"):
-        language.compile(ask(*(tool(f"f{number}", wide, strict=True) for number in range(100))), None)
+        language.compile(ask(*(tool(f"f{number}", each, strict=True) for number, each in enumerate(wide))), None)
     with pytest.raises(Invalid) as caught:
         language.compile(ask(tool("f")), Grammar("regex", "(", field="guided_regex"))
     assert caught.value.field == "guided_regex"

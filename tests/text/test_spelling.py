@@ -248,6 +248,15 @@ def test_parts_of_a_schema_may_refer_to_the_whole(row: Calls) -> None:
             jsonschema.validate(json.loads(arguments), REFERRING)
 
 
+def test_five_hundred_tools_fit() -> None:
+    """What is the same in them is written once."""
+    tools: Tooling = [{"type": "function", "function": {"name": f"tool_{number}.v-1"}} for number in range(500)]
+    for row in CALLS:
+        assert len(spell(row, False, True, True, tools=tools)) <= SIZE
+    strict = [{"type": "function", "function": {**tool["function"], "parameters": POINT}} for tool in tools]
+    assert len(spell(next(row for row in CALLS if row.name == "qwen3_coder"), False, True, True, tools=strict)) <= SIZE
+
+
 def test_what_cannot_be_called() -> None:
     with pytest.raises(Invalid, match="not among the tools"):
         spell(CALLS[-1], False, True, True, "absent")
