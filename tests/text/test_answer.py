@@ -244,7 +244,10 @@ def test_schemas_that_cannot_be_followed(allows, language):
     loose = ask(tool("f"), tool("g", odd), choice="required")
     assert allows(loose, call("g", '{"b": 1}')) and not allows(loose, call("f", '{"b": 1}'))
     wide = [
-        {"type": "object", "properties": {f"member{number % 8}_{place}": {"type": "string"} for place in range(200)}}
+        {
+            "type": "object",
+            "properties": {f"{'member' * 20}{number % 6}_{place}": {"type": "string"} for place in range(200)},
+        }
         for number in range(100)
     ]
     many = ask(
