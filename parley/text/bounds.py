@@ -10,6 +10,7 @@ from typing import Any
 
 SIZE = 128 << 10  # characters of a grammar's text
 BUDGET = 0.5  # seconds of processor time to prepare it
+SLOW = "it takes too long to prepare"
 
 # While a grammar is followed, for each token.
 FOLLOWING: dict[str, Any] = {

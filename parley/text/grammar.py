@@ -31,7 +31,7 @@ from parley.types import Grammar
 
 from . import gbnf, lexemes
 from . import schema as schemas
-from .bounds import BUDGET, READING, SIZE
+from .bounds import BUDGET, READING, SIZE, SLOW
 from .expression import rust
 from .lark import Lark, quoted
 from .refused import Refused
@@ -52,7 +52,6 @@ LINE = 200  # characters of llguidance's own messages that are passed on
 DEEP = "it is nested too deeply"
 COMPLEX = "it is too complex"
 WIDE = f"an object in it has more than {schemas.MEMBERS} properties"
-SLOW = "it takes too long to prepare"
 IDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<\[([^\]]*)\]>')  # of tokens; strings are passed over
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
 REASONS = (

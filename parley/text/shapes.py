@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable
 
-from .bounds import BUDGET
+from .bounds import BUDGET, SLOW
 from .overlap import ALL, Automaton, Overlap, TooLarge, overlap
 from .productions import ANY, LAST, Either, Letter, Name, Node, Repeat, Row, Set, Text, names, union
 from .refused import Refused
@@ -42,7 +42,7 @@ class Shapes:
     def check(self) -> None:
         """Raises Refused when the time is up."""
         if time.thread_time() > self._ends:
-            raise Refused("it takes too long to prepare")
+            raise Refused(SLOW)
 
     def blank(self, node: Node) -> bool:
         """Whether it may be no text."""
