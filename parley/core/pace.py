@@ -123,8 +123,9 @@ class Timed:
             (cost - other) / (position - before)
             for position, cost, tokens in self._seen
             for before, other, count in self._seen
-            # Of like sizes, or a larger share of the fixed cost would pass for a shorter way back.
-            if position - before >= APART and tokens <= 1.5 * count and count <= 1.5 * tokens
+            # Of like sizes, or the step's own cost, of which rows of larger chunks bear less, would pass for one of
+            # depth; and the deeper chunk is the smaller one, or it would hide that.
+            if position - before >= APART and tokens <= count <= 1.5 * tokens
         ]
         if rises:  # the slope of the line through most of the points, and where it begins (Theil, Sen)
             rise = max(0.0, median(rises))

@@ -83,8 +83,7 @@ def test_no_step_of_a_long_prompt_stalls_the_others(
     while start < length:
         count, seconds = step(pace, machine, decodes, start, length - start)
         least = machine.cost(decodes, [(start, min(count, LEAST))])
-        # What is learnt lags behind what changes: 1.173 is the worst that a search over all these machines found.
-        assert seconds <= max(1.2 * asked, least), (start, count, seconds)
+        assert seconds <= max(1.1 * asked, least), (start, count, seconds)
         assert count > 0
         start += count
 
