@@ -72,19 +72,21 @@ class _Pairs(Whole):
         self._ones, self._others = len(ones), others
         self._name = requests.name(head, more.name or head.id)
         self._head = head
-        self._vectors: dict[int, list[float]] = {}
+        self._vectors: dict[int, bytes] = {}  # as Python's numbers they would take eight times the memory
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Vector):
-                self._vectors[event.prompt] = vectors.numbers(event.values)
+                self._vectors[event.prompt] = event.values
 
     def scores(self) -> list[float]:
         """One for each text of the second side."""
-        return [
-            _cosine(self._vectors[index % self._ones], self._vectors[self._ones + index])
-            for index in range(len(self._others))
-        ]
+        made, one = [], vectors.numbers(self._vectors[0])
+        for index in range(len(self._others)):
+            if 0 < index < self._ones:
+                one = vectors.numbers(self._vectors[index])
+            made.append(_cosine(one, vectors.numbers(self._vectors[self._ones + index])))
+        return made
 
 
 class ScoreReply(_Pairs):
