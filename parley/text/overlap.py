@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from .productions import ANY, Either, Letter, Name, Node, Repeat, Row, Set, Text, union
 
 PLACES = 4000  # characters of one part
+VISITS = 4 * PLACES  # of its nodes: those of no text may be repeated and named as often
 COPIES = 16  # of what is repeated; what may come more often is taken to come as often as it likes
 STATES = 4000  # of two parts side by side
 
@@ -42,7 +43,7 @@ class Automaton:
     def __init__(self, node: Node, rules: Mapping[str, Node]):
         self.letters: list[Set] = []  # by place
         self.after: list[set[int]] = []  # places that may follow each
-        self._rules = rules
+        self._rules, self._visits = rules, 0
         _, self.first, self.last = self._places(node)
 
     def then(self, places: Iterable[int]) -> set[int]:
@@ -51,6 +52,9 @@ class Automaton:
 
     def _places(self, node: Node) -> tuple[bool, set[int], set[int]]:
         """Add those of a node: whether it may be empty, and where it may begin and end."""
+        self._visits += 1
+        if self._visits > VISITS:
+            raise TooLarge
         match node:
             case Text(text):
                 return self._row([Letter(((ord(letter), ord(letter)),)) for letter in text])

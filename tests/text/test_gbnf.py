@@ -136,6 +136,7 @@ def test_what_means_harm_is_refused(compiler, grammar):
     [
         'root ::= ("")* "a"*', 'root ::= (("")* "a"?)* ("")+', 'root ::= (root* "a"?)*', 'root ::= root "a" | ""',
         'root ::= one "a"* | ""\none ::= two\ntwo ::= one | ""', 'root ::= "a"{,1000000}',
+        "root ::= " + "(" * 5 + '""' + "){16}" * 5 + ' "a" root | "a"',  # a million times nothing
     ],
 )  # fmt: skip
 def test_empty_loops_and_large_counts_lead_on(compiler, grammar):
