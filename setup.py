@@ -1,6 +1,6 @@
-"""Installs the package with its compiled kernels, where there is a compiler; pyproject.toml says everything else.
+"""Installs the package with its compiled kernels if there is a compiler. pyproject.toml holds everything else.
 
-Nothing here may fail an installation: without the libraries parley runs on torch's kernels and says so when it loads.
+A failed compilation must not fail the installation: without the libraries, parley uses torch's kernels and logs so.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ spec.loader.exec_module(build)
 
 
 class Modules(build_py):
-    """The Python modules, and beside them the libraries: of every level in a wheel, of this CPU in a checkout."""
+    """Install the Python modules and kernel libraries: every level in a wheel, this CPU's best level in a checkout."""
 
     def run(self):
         super().run()
@@ -27,11 +27,11 @@ class Modules(build_py):
         try:
             build.install(folder, build.usable()[:1] if editable else build.levels())
         except (build.BuildError, OSError) as error:
-            self.announce(f"The kernels are not compiled, parley will use torch's: {error}", level=3)
+            self.announce(f"The kernels were not compiled, so parley will use torch's: {error}", level=3)
 
 
 class Wheel(bdist_wheel):
-    """A wheel for any Python 3, of this platform if it holds libraries."""
+    """Build a wheel for any Python 3, tagged with this platform if it holds libraries."""
 
     def get_tag(self):
         if any(Path(self.bdist_dir, NATIVE).glob("*.so")):

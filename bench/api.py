@@ -1,10 +1,11 @@
-"""Where each microsecond of the API process goes. The real server on a real socket; its engine is a scripted process.
+"""Profiles the API process per request and token: the real server on a real socket, with a scripted engine process.
 
     python bench/api.py MODEL [--clients 64] [--requests 2000] [--output 64]
 
-Clients ask for completions of 8 token ids: answers of one token in one piece, then streams of ``--output`` tokens. The
-engine gives every running choice a token per step. CPU time of the event loop's thread; what the named parts leave is
-the event loop itself, its sockets and its tasks. Only MODEL's tokenizer is used. Markdown on standard output.
+Clients send completion requests of 8 token ids: first unstreamed ones of one token, then streams of ``--output``
+tokens. The engine gives every running choice one token per step. Times are CPU time of the event loop's thread; the
+remainder not in the named parts is the event loop itself, its sockets and its tasks. Only MODEL's tokenizer is used.
+Prints Markdown.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ from parley.types import Output, Settings, Stats, Work
 INFO = msgspec.structs.replace(FAKE, vocab_size=1 << 24)
 PROMPT = 8
 REST = "event loop, sockets, tasks"
-LOADS = (("a request of one token", 1, False), ("a streamed token", 0, True))  # output 0: as the options say
+LOADS = (("a request of one token", 1, False), ("a streamed token", 0, True))  # output 0: --output
 
 
 def spawn(work: Callable[..., None], *arguments: object) -> BaseProcess:
-    """A process of its own that does the work."""
+    """Start a process that runs ``work``."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
 
 
 class Scripted(RemoteEngine):
-    """The real engine's end of the bridge; at the other end a process without a model."""
+    """The API process's end of a real engine connection, whose other end is a process without a model."""
 
     def __init__(self, settings: Settings, pause: float):
         super().__init__(settings)
@@ -74,7 +75,7 @@ class Scripted(RemoteEngine):
 
 
 def answer(sock: socket.socket, pause: float) -> None:
-    """The engine's side: a frame per step, ``pause`` seconds after the last."""
+    """Play the engine: send one frame per step, ``pause`` seconds after the last."""
     decoder = msgspec.msgpack.Decoder(ToEngine)
     wire.receive(sock, msgspec.msgpack.Decoder(Settings))
     sock.sendall(wire.frame(Ready(INFO)))
@@ -97,6 +98,7 @@ def answer(sock: socket.socket, pause: float) -> None:
 
 
 def advance(entry: list) -> Output:
+    """Return a request's next token, and finish it at its length."""
     work: Work = entry[0]
     token = work.token_ids[entry[1] % PROMPT]
     entry[1] += 1
@@ -104,6 +106,7 @@ def advance(entry: list) -> Output:
 
 
 def instrument(meter: Meter) -> None:
+    """Charge the API process's functions to the meter's names."""
     meter.wrap(Protocol, "data_received", "HTTP: parse, start of the task")
     for name in ("send", "part"):
         meter.wrap(Cycle, name, "HTTP: write")
@@ -134,7 +137,7 @@ def instrument(meter: Meter) -> None:
 
 
 class Client(asyncio.Protocol):
-    """Sends a request, waits for the end of its answer, and begins again, on one connection."""
+    """Sends requests one after the other on one connection, each after the end of the last response."""
 
     def __init__(self, requests: list[bytes], end: bytes):
         self.requests, self.end = requests, end
@@ -160,6 +163,7 @@ class Client(asyncio.Protocol):
 
 
 def ask(port: int, stream: bool, output: int, number: int) -> bytes:
+    """Return the bytes of request ``number``."""
     body = {
         "model": "model",
         "prompt": [300 + (7 * number + k) % 3000 for k in range(PROMPT)],
@@ -174,11 +178,12 @@ def ask(port: int, stream: bool, output: int, number: int) -> bytes:
 
 
 def drive(*arguments: int) -> None:
-    """What the clients' process does."""
+    """Run the clients; the main function of their process."""
     uvloop.run(load(*arguments))
 
 
 async def load(port: int, clients: int, requests: int, output: int, stream: bool) -> None:
+    """Send ``requests`` requests over ``clients`` connections and wait for all responses."""
     left = [ask(port, stream, output, number) for number in range(requests)]
     end = b"0\r\n\r\n" if stream else b"}}"
     loop = asyncio.get_running_loop()
@@ -187,7 +192,7 @@ async def load(port: int, clients: int, requests: int, output: int, stream: bool
 
 
 def answers(options: argparse.Namespace, output: int, stream: bool) -> int:
-    """How many requests or tokens a load has."""
+    """Return the number of requests, or of tokens for a stream, in a load."""
     length = output or options.output
     return max(options.clients, options.requests * 8 // length) * length if stream else options.requests
 
@@ -195,7 +200,7 @@ def answers(options: argparse.Namespace, output: int, stream: bool) -> int:
 async def loaded(
     port: int, options: argparse.Namespace, output: int, stream: bool, meter: Meter | None = None
 ) -> float:
-    """Microseconds of this thread for each request or token of a load, which is run once before."""
+    """Return the microseconds of this thread per request or token of a load. The load runs once before, to warm up."""
     length, cost = output or options.output, 0.0
     tokens = answers(options, output, stream)
     for requests in (options.clients, tokens // length):
@@ -210,6 +215,7 @@ async def loaded(
 
 
 async def measure(options: argparse.Namespace) -> None:
+    """Measure both loads, plain and instrumented, and print the table."""
     settings, server_options = Settings(model=str(options.model)), ServerOptions()
     model = Model(("model",), settings, Scripted(settings, options.pause), server_options)
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -239,7 +245,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--output", type=int, default=64)
-    parser.add_argument("--pause", type=float, default=0.002, help="seconds of the engine's step")
+    parser.add_argument("--pause", type=float, default=0.002, help="seconds of an engine step")
     options = parser.parse_args()
     logs.set_up("text")
     uvloop.run(measure(options))

@@ -1,9 +1,9 @@
-"""Requests as they arrive at a cluster: lengths with the medians of Azure's published traces, at random times.
+"""Traffic on a cluster: random arrivals, with length medians of Azure's published traces.
 
-Prompt and output lengths are log-normal around the medians of coding (1,500 in, 13 out) and chat (1,020 in, 129 out);
-their spread is so that the means are 2,048 and 28, 1,155 and 211. Arrivals are a Poisson process. All is drawn from a
-seed, so setups that are compared get the same requests, and every rate the same lengths. ``Traffic`` sends them and
-sees what clients see.
+Prompt and output lengths are log-normal around the medians of coding (1,500 in, 13 out) and chat (1,020 in, 129 out),
+with spreads such that the means are 2,048 and 28, 1,155 and 211. Arrivals are a Poisson process. Everything is drawn
+from a seed, so compared setups get the same requests, and every rate the same lengths. ``Traffic`` sends the requests
+and measures them as clients do.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from parley.engine.simulated import Costs
 LONGEST = 6000  # tokens of a prompt
 MOST = 1000  # of an output
 TIMEOUT = 600.0
-STALE = 8  # of so many requests one is of the time before the cluster has settled, and does not count
+STALE = 8  # the first 1/8 of the requests do not count: the cluster has not settled yet
 
 
 @dataclass(frozen=True)
 class Trace:
-    """``groups`` of requests begin with ``shared`` tokens of their own, in place of as many of theirs."""
+    """Length distributions. Requests of ``groups`` groups begin with ``shared`` tokens common to their group."""
 
     name: str
     prompt: int
@@ -41,7 +41,7 @@ class Trace:
 
     @property
     def mean(self) -> tuple[float, float]:
-        """Mean lengths, before they are cut."""
+        """Mean prompt and output length, before the limits."""
         return self.prompt * math.exp(self.spread**2 / 2), self.output * math.exp(self.output_spread**2 / 2)
 
 
@@ -52,7 +52,7 @@ SHARED = replace(CODING, name="shared", groups=40, shared=2048)
 
 @dataclass(frozen=True)
 class Asked:
-    """``at``: of a unit of time in which one request comes on average."""
+    """One request. ``at`` is its arrival time, in units of the mean interval between requests."""
 
     at: float
     prompt: list[int]
@@ -60,7 +60,7 @@ class Asked:
 
 
 def requests(trace: Trace, count: int, pool: Sequence[int], seed: int, turn: int) -> Iterator[Asked]:
-    """``pool``: ids that prompts are made of. Each turn has other ids, but for what groups share."""
+    """Yield ``count`` requests of a trace. ``pool``: token ids for prompts. Turns share only the groups' prefixes."""
     rng, ids = random.Random(f"{trace.name} {seed}"), random.Random(f"{trace.name} {seed} {turn}")
     groups = [rng.choices(pool, k=trace.shared) for _ in range(trace.groups)]
     for at in accumulate(rng.expovariate(1.0) for _ in range(count)):
@@ -72,14 +72,14 @@ def requests(trace: Trace, count: int, pool: Sequence[int], seed: int, turn: int
 
 @dataclass(frozen=True)
 class Slo:
-    """Seconds to the first token, and for each further one on average, in the time of the cost model."""
+    """Time limits: seconds to the first token, and mean seconds per token after it, on the cost model's clock."""
 
     ttft: float
     tpot: float
 
     @classmethod
     def of(cls, trace: Trace, costs: Costs, ttft: float, tpot: float) -> Slo:
-        """So many times what an idle instance takes for a request of median length."""
+        """Return multiples of the times that an idle instance takes for a request of median length."""
         length = trace.prompt + trace.shared
         alone = costs.batch(length) + costs.pair * length**2 / 2
         return cls(ttft * alone, tpot * (costs.batch(1) + costs.context * length))
@@ -87,19 +87,19 @@ class Slo:
 
 @dataclass
 class Seen:
-    """What the clients of one rate saw. Times in those of the cost model, of requests that count."""
+    """The clients' measurements at one rate, of the requests that count. Times are on the cost model's clock."""
 
     rate: float
-    good: float  # share of requests that met both
+    good: float  # share of requests within both limits
     ttft: list[float]
     tpot: list[float]
-    tokens: int  # of all requests, as their frames came
-    cached: float  # share of prompts' tokens
+    tokens: int  # of all requests, one per event received
+    cached: float  # share of prompt tokens
     errors: int
 
 
 class Traffic:
-    """Sends requests to a port and keeps its connections."""
+    """Sends requests to a port and reuses its connections."""
 
     def __init__(self, port: int, speed: float):
         self.speed = speed
@@ -107,7 +107,7 @@ class Traffic:
         self._idle: list[Connection] = []
 
     async def run(self, asked: Sequence[Asked], rate: float, slo: Slo) -> Seen:
-        """Send them at so many a second of the cost model. At the end nobody is waited for who is late."""
+        """Send the requests at ``rate`` per second of the cost model. Late ones are cancelled at the end."""
         written = []
         for each in asked:
             self._load.shape = replace(self._load.shape, output=each.output)

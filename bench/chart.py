@@ -1,6 +1,6 @@
-"""Bars in SVG: panels one below the other, each with bars from the same zero, without a library.
+"""Bar charts in SVG without a library: panels below each other, with bars from a common zero.
 
-Colours are of middle brightness on no background, so that the picture is readable on a light and on a dark page.
+Colours have medium brightness and there is no background, so the chart is readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 TEXT, OURS, OTHERS, LINE = "#7a838d", "#d2691e", "#5b8fc9", "#9aa3ad"
-WIDTH, NAMES, VALUES = 820, 290, 90  # pixels: the whole picture, the names left of the bars, the numbers right of them
+WIDTH, NAMES, VALUES = 820, 290, 90  # pixels: the whole chart, the names left of the bars, the numbers right of them
 BAR, GAP, HEAD = 16, 6, 34
 
 
 @dataclass(frozen=True)
 class Bar:
-    """``value`` with the range of the runs. ``ours`` takes the other colour."""
+    """One bar: ``value``, with the range of the runs. ``ours`` selects the highlight colour."""
 
     name: str
     value: float
@@ -27,12 +27,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Panel:
+    """A titled group of bars with a common scale."""
+
     title: str
     bars: Sequence[Bar]
 
 
 def draw(panels: Sequence[Panel]) -> str:
-    """The picture; panels without bars are left out."""
+    """Return the SVG. Panels without bars are omitted."""
     parts: list[str] = []
     y = 0
     for panel in panels:
@@ -62,5 +64,5 @@ def _panel(panel: Panel, y: int) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three figures that mean something, thousands separated."""
+    """Return a number with three significant digits and thousands separators."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

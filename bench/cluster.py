@@ -1,17 +1,17 @@
-"""What separating prefill from decode brings, and what the coordinator's choices do: goodput of simulated clusters.
+"""Goodput of simulated clusters: the gain of separating prefill from decode, and the effect of the routing policy.
 
     python bench/cluster.py [--quick] [--costs NAME] [--instances N] [--parts goodput,modes,affinity]
 
-Engines are simulated (``parley/engine/simulated.py``): scheduler, pages and links are the real ones, a step takes what
-a cost model in ``costs/`` says, and nothing is computed. So the figures are of that model on machines of its kind; the
-coordinator and the servers are real, and what they take here is in the times, as far as this machine's cores blur it.
-Goodput is the highest rate at which 90 % of the requests get their first token and each further one in time, by search
-over rates. All setups have as many instances and get the same requests. Steps of instances that make answers take no
-longer than the time asked for each token, mixed ones too: their prompts are cut to that. "Whole prompts" are mixed
-instances that do not cut them, as servers without chunked prefill.
+Engines are simulated (``parley/worker/simulated.py``): scheduler, pages and links are the real ones, a step takes as
+long as a cost model in ``costs/`` says, and nothing is computed. So the figures are of that model on such machines.
+The coordinator and the servers are real and their time counts, as accurately as this machine's cores allow.
+Goodput is the highest rate at which 90 % of requests get their first token and all later ones in time, searched
+over rates. All setups have the same number of instances and get the same requests. Steps of instances that decode take
+no longer than the time limit per token, those of mixed ones too: they chunk their prompts accordingly. "Whole prompts"
+are mixed instances without chunked prefill.
 
-Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is known within some 3.5 points at 80, and 2 at
-240; the search answers with a rate between two that were tried. Differences below 10 % say nothing.
+Noise: a rate is judged by ``--requests`` requests, so a share of 90 % is accurate to 3.5 points at 80 of them, and 2
+at 240. The search interpolates between two rates that were tried. Differences below 10 % are not significant.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from parley import demo
 from parley.engine.simulated import Costs, read
 
 COSTS = Path(__file__).parent / "costs"
-ENOUGH = 0.9  # of the requests are to be in time
-STEP = 1.35  # between two rates, until one is too low and one too high
-TTFT = 5.0  # times an idle instance's
-LEVELS = {"tight": 2.0, "loose": 5.0}  # the same for each further token
+ENOUGH = 0.9  # share of the requests that must be in time
+STEP = 1.35  # factor between two rates, until one is too low and one too high
+TTFT = 5.0  # TTFT limit, as a multiple of an idle instance's TTFT
+LEVELS = {"tight": 2.0, "loose": 5.0}  # the same for TPOT
 
 
 @dataclass(frozen=True)
 class Result:
-    """``rate``: requests per second of the cost model; by its ``sign`` more (>) or less (<), where no rate that was
-    tried was too much, or each was. ``at``: what was seen at the highest that was not, or the lowest."""
+    """``rate``: requests per second of the cost model. ``sign`` is ">" if no rate that was tried was too high, "<" if
+    all were. ``at``: the measurements at the highest rate that was not too high, or at the lowest."""
 
     rate: float
     sign: str
@@ -51,22 +51,25 @@ class Result:
 
 
 class Bench:
+    """Runs setups under the options of the command line."""
+
     def __init__(self, costs: Costs, options: argparse.Namespace):
         self.costs, self.options = costs, options
         self.pool = vocabulary(Path(demo.folder()))
 
     def asked(self, trace: Trace, turn: int) -> list[Asked]:
+        """Return the requests of a turn; turn 0 warms up."""
         count = self.options.requests if turn else self.options.warm
         return list(requests(trace, count, self.pool, self.options.seed, turn))
 
     def guess(self, trace: Trace) -> float:
-        """A rate that the instances might sustain."""
+        """Return a rate that the instances might sustain."""
         costs, (prompt, output) = self.costs, trace.mean
         each = costs.batch(2048) / 2048 * prompt + (costs.batch(32) / 32 + costs.context * prompt) * output
         return 0.7 * self.options.instances / each
 
     async def goodput(self, setup: Setup, trace: Trace, slo: Slo) -> Result:
-        """Search the rate."""
+        """Search the highest rate with enough requests in time."""
         low: Seen | None = None
         high: Seen | None = None
         rate = self.guess(trace)
@@ -89,7 +92,7 @@ class Bench:
         return Result(low.rate * (high.rate / low.rate) ** part, "", near)
 
     async def at(self, setup: Setup, trace: Trace, slo: Slo, rate: float) -> Seen:
-        """What clients see at one rate."""
+        """Return the clients' measurements at one rate."""
         async with cluster(setup, self.costs, slo.tpot) as running:
             traffic = Traffic(running.port, self.costs.speed)
             await traffic.run(self.asked(trace, 0), rate / 2, slo)
@@ -97,12 +100,13 @@ class Bench:
 
 
 def said(seen: Seen) -> str:
+    """Return one line of text about a rate."""
     times = [f"{median(each):.3f}" if each else "-" for each in (seen.ttft, seen.tpot)]
     return f"{seen.rate:.2f}/s: {seen.good:.0%} in time, TTFT {times[0]} s, TPOT {times[1]} s, {seen.errors} refused"
 
 
 def splits(instances: int, quick: bool, trace: Trace) -> list[tuple[int, int]]:
-    """Of P and D; the quick run has the one that fits the trace."""
+    """Return the numbers of P and D to try; the quick run has only the one that fits the trace."""
     if quick:
         p = instances - 1 if trace.output < 50 else instances // 2
         return [(p, instances - p)]
@@ -110,6 +114,7 @@ def splits(instances: int, quick: bool, trace: Trace) -> list[tuple[int, int]]:
 
 
 async def goodput(bench: Bench, traces: Iterable[Trace], levels: Iterable[str]) -> None:
+    """Print the goodput of each setup, trace and time limit."""
     n = bench.options.instances
     lines = []
     for trace in traces:
@@ -130,7 +135,7 @@ async def goodput(bench: Bench, traces: Iterable[Trace], levels: Iterable[str]) 
 
 
 async def modes(bench: Bench, traces: Iterable[Trace]) -> None:
-    """separate = always, auto, never, at a rate that is near what the cluster can do."""
+    """Compare separate = always, auto, never, at rates near the cluster's capacity."""
     lines, n = [], bench.options.instances
     for trace in traces:
         slo = Slo.of(trace, bench.costs, TTFT, LEVELS["tight"])
@@ -143,7 +148,7 @@ async def modes(bench: Bench, traces: Iterable[Trace]) -> None:
 
 
 async def affinity(bench: Bench) -> None:
-    """Prompts that share beginnings: with the prefix in the choice, and by load alone."""
+    """Compare prefix-aware routing with routing by load alone, on prompts with shared prefixes."""
     lines, n = [], bench.options.instances
     slo = Slo.of(SHARED, bench.costs, TTFT, LEVELS["tight"])
     for ratio in (None, splits(n, True, SHARED)[0]):
@@ -161,6 +166,8 @@ TIMES = ["TTFT p50 / p90, s", "TPOT p50 / p90, ms"]
 
 
 def times(seen: Seen) -> list[str]:
+    """Return the spread of TTFT and TPOT as text."""
+
     def spread(values: list[float], scale: float, digits: int) -> str:
         if not values:
             return "-"

@@ -1,8 +1,8 @@
-"""``make bench``: parley and the servers of ``make bench-peers``, turn by turn, on the same models, prompts and loads.
+"""``make bench``: compares parley with the servers of ``make bench-peers`` on the same models, prompts and loads.
 
-Each turn starts every server once, in an order that rotates. Before a load one waits until the machine is quiet; its
-bandwidth and rates are measured before and after. Every result is appended to ``.peers/results.jsonl`` at once; run
-again, it goes on where it stopped (remove the file to begin anew). ``report.py`` makes tables of it.
+Each turn starts every server once, in a rotating order. Each load waits until the machine is quiet; the machine's
+bandwidth and rates are measured before and after. Every result is appended to ``.peers/results.jsonl`` at once, and a
+new run continues there (remove the file to start over). ``report.py`` turns it into tables.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from results import Turn, append, plan, read
 
 from parley.native import library
 
-AROUND = 2.5  # seconds of measuring the machine and waiting, for each load; a guess
+AROUND = 2.5  # estimated seconds per load for measuring the machine and waiting
 LONGEST = 30.0  # seconds to wait for a quiet machine, each time
 
 
 def estimate(todo: list[Turn]) -> float:
-    """Seconds that all of it takes, roughly."""
+    """Return the approximate seconds that all turns take."""
     return sum(PEERS[turn.peer].start + 10 + sum(LOADS[load].seconds + AROUND for load in turn.loads) for turn in todo)
 
 
 class Run:
-    """Carries out turns. ``patience``: seconds in all that may go by in waiting for a quiet machine.
+    """Runs turns. ``patience``: total seconds to spend on waiting for a quiet machine.
 
-    ``few``: at most so many requests of each load and 8 tokens each, to see that all works.
+    ``few``: at most this many requests of each load, with 8 tokens each, to check that everything works.
     """
 
     def __init__(self, out: Path, patience: float, few: int | None):
@@ -46,7 +46,7 @@ class Run:
         self.few = few
 
     def take(self, turn: Turn) -> bool:
-        """One contestant's turn; whether it went well."""
+        """Run one contestant's turn. Return whether it succeeded."""
         peer = PEERS[turn.peer]
         head = {"peer": turn.peer, "turn": turn.number}
         try:
@@ -72,15 +72,15 @@ class Run:
         return True
 
     def wait(self, pid: int | None) -> float:
-        """Wait for a quiet machine, and no longer than the patience that is left: cores that others use."""
+        """Wait for a quiet machine, within the remaining patience. Return the cores that other programs use."""
         began = time.monotonic()
         used = wait_quiet(pid, min(self.patience, LONGEST))
         self.patience = max(0.0, self.patience - (time.monotonic() - began - 1))
         return used
 
     def load(self, contestant: Contestant, name: str, turn: int, before: Limits) -> tuple[dict[str, Any], Limits]:
-        """One load, with what others did, and what the machine could do before and after; the latter also for the
-        next load."""
+        """Run one load. Return its record with the machine's limits before and after, and the limits after, which the
+        next load uses."""
         waited = self.wait(contestant.process.pid)
         clock = Clock.read(contestant.process.pid)
         result = contestant.run(self.cut(LOADS[name]), f"{name} {turn}")
@@ -94,6 +94,7 @@ class Run:
         return {**noise, **rates, "result": result}, after
 
     def cut(self, mix: Mix) -> Mix:
+        """Return the load, reduced if ``few`` is set."""
         if self.few is None:
             return mix
         least = min(self.few, mix.requests)
@@ -101,7 +102,7 @@ class Run:
 
 
 def commit() -> str:
-    """Which parley this is."""
+    """Return the version of parley, from git."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT.parent, capture_output=True, text=True)
     return done.stdout.strip()
 
@@ -111,15 +112,15 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), metavar="NAME", help=", ".join(PEERS))
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS), metavar="LOAD", help=", ".join(LOADS))
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further server after so many")
-    parser.add_argument("--patience", type=float, default=300, help="seconds to wait for a quiet machine, in all")
-    parser.add_argument("--few", type=int, help="at most so many requests of each load: a rehearsal")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no server after this time")
+    parser.add_argument("--patience", type=float, default=300, help="total seconds to wait for a quiet machine")
+    parser.add_argument("--few", type=int, help="at most this many requests of each load: a rehearsal")
     parser.add_argument("--out", type=Path, default=ROOT / "results.jsonl")
     options = parser.parse_args()
     present = {}
     for name in options.only:
         if PEERS[name].absent:
-            print(f"{name} is left out: {PEERS[name].absent}. make bench-peers makes it.", file=sys.stderr)
+            print(f"{name} is skipped: {PEERS[name].absent}. make bench-peers makes it.", file=sys.stderr)
         elif loads := [load for load in PEERS[name].loads if load in options.loads]:
             present[name] = loads
     todo = plan(read(options.out), present, options.turns)
@@ -128,7 +129,7 @@ def main() -> int:
         with_what = {"parley": commit(), "tcmalloc": bool(tcmalloc()), "when": time.strftime("%Y-%m-%d")}
         append(options.out, {"kind": "machine", **describe(), **with_what})
     run = Run(options.out, options.patience, options.few)
-    library.load()  # compiled now if it has to be, and not while a start is timed
+    library.load()  # compile now if necessary, and not while a start is timed
     failed = 0
     end = time.monotonic() + options.minutes * 60
     for number, turn in enumerate(todo):

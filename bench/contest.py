@@ -1,6 +1,6 @@
-"""One contestant that runs: started, loaded, weighed and stopped. Either a server behind HTTP or a worker on a pipe.
+"""Runs one contestant: starts it, loads it, measures its memory and stops it. It is an HTTP server or a pipe worker.
 
-What it prints goes to a log. It has a process group of its own, so that all of it can be stopped.
+Its output goes to a log. It has its own process group, so that all of its processes can be stopped.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from peers import Peer
 from parley.commands.apis import Shape
 from parley.commands.load import Sample, summary
 
-STARTING = 900.0  # seconds; a busy machine compiles slowly
+STARTING = 900.0  # seconds; compilation takes long on a busy machine
 
 
 class Failed(Exception):
-    """It did not start, or ended; the message is one sentence."""
+    """The contestant did not start, or it exited. The message is one sentence."""
 
 
 class Contestant:
-    """A peer that is ready. ``seconds``: from the start of its process. Raises Failed."""
+    """A peer, ready after construction. ``seconds``: time from its start until ready. Raises Failed."""
 
     def __init__(self, peer: Peer, log: Path):
         with socket.socket() as sock:
@@ -63,7 +63,7 @@ class Contestant:
     def _wait(self, url: str, deadline: float) -> None:
         while not self._ready(url):
             if self.process.poll() is not None:
-                raise Failed(f"it ended with {self.process.returncode} instead of getting ready")
+                raise Failed(f"it exited with {self.process.returncode} before it was ready")
             if time.perf_counter() > deadline:
                 raise Failed(f"it was not ready within {STARTING:g} s")
             time.sleep(0.02)
@@ -83,14 +83,14 @@ class Contestant:
         return json.loads(line) if line else None
 
     def memory(self) -> int:
-        """Bytes of all its processes."""
+        """Return the bytes of all its processes."""
         return memory(self.process.pid)
 
     def run(self, mix: Mix, seed: str) -> dict[str, Any]:
-        """Carry out a load: its summary, as ``parley bench`` has it. Raises Failed if it ended meanwhile."""
+        """Run a load. Return a summary as that of ``parley bench``. Raises Failed if the contestant exits."""
         result = self._driver.run(mix, self.pool, seed) if self.peer.ready else self._work(mix, seed)
         if self.process.poll() is not None:
-            raise Failed(f"it ended with {self.process.returncode} under load")
+            raise Failed(f"it exited with {self.process.returncode} under load")
         return result
 
     def _work(self, mix: Mix, seed: str) -> dict[str, Any]:
@@ -101,9 +101,9 @@ class Contestant:
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
             self.process.stdin.flush()
         except OSError as error:
-            raise Failed(f"it takes no orders any more ({error})") from None
+            raise Failed(f"it no longer takes orders ({error})") from None
         if (told := self._line()) is None:
-            raise Failed("it ended under load")
+            raise Failed("it exited under load")
         samples = [
             Sample(
                 one["start"], one["end"], 200, arrivals=one["arrivals"], prompt_tokens=len(prompt), tokens=mix.output
@@ -113,7 +113,7 @@ class Contestant:
         return summary(samples, told["seconds"], mix.clients, Shape("m", mix.output, 0))
 
     def stop(self) -> None:
-        """Interrupt it and all that it started; kill what does not go."""
+        """Interrupt the contestant and its children, then kill those that remain."""
         for sign, patience in ((signal.SIGINT, 20), (signal.SIGKILL, 20)):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, sign)
@@ -121,7 +121,7 @@ class Contestant:
                     self.process.wait(patience)
                 except subprocess.TimeoutExpired:
                     continue
-        with contextlib.suppress(ProcessLookupError):  # its children, if it went without them
+        with contextlib.suppress(ProcessLookupError):  # children that outlived it
             os.killpg(self.process.pid, signal.SIGKILL)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:

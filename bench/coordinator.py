@@ -1,14 +1,14 @@
-"""What the coordinator costs: CPU seconds of its process per request and per token frame, streams at once.
+"""Measures the coordinator's cost: CPU seconds of its process per request and per token frame, with many streams.
 
     python bench/coordinator.py [--requests N] [--streams N] [--crowd N] [--rounds N] [--json]
 
-Instances are scripted and in a process of their own: P answers at once, D sends one frame to each stream every tick, as
-an engine does that makes steps. The same streams are also taken through a proxy that only passes bytes on, which is
-what no coordinator can do without. Costs come from the difference between streams of 2 and of 102 tokens; CPU time is
-the kernel's count for the process (``/proc/PID/stat``), so what else runs on the machine matters little.
+Instances are scripted, in another process: P answers at once, D sends one frame to each stream every tick, as an engine
+does that makes steps. The same streams also go through a proxy that only forwards bytes, which is the least that any
+coordinator has to do. Costs come from the difference between streams of 2 and of 102 tokens. CPU time is the kernel's
+count for the process (``/proc/PID/stat``), so other load on the machine matters little.
 
-The crowd is so many streams at once, each with a token every 100 ms: the coordinator's memory, and the gaps between
-tokens as clients see them, beside those through the proxy.
+The crowd is ``--crowd`` concurrent streams, each with a token every 100 ms. It shows the coordinator's memory, and the
+gaps between tokens as clients see them, compared with the proxy's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 
 
 class Instance(asyncio.Protocol):
-    """P, D and a single server at once: what it is depends on what it is asked. A stream: who, what, tokens left."""
+    """P, D and a standalone server in one: each request decides. A stream is (transport, request id, tokens left)."""
 
     line: asyncio.Transport | None = None
     streams: list[tuple[asyncio.Transport | None, bytes, int]] = []  # noqa: RUF012
@@ -90,7 +90,7 @@ class Instance(asyncio.Protocol):
 
 
 async def instances(port: int) -> None:
-    """Serve, and give every stream its token each tick."""
+    """Serve, and send every stream its token each tick."""
     loop = asyncio.get_running_loop()
     await loop.create_server(Instance, "127.0.0.1", port, backlog=4096)
     chunk, end = b"%x\r\n%b\r\n" % (len(PART), PART), b"0\r\n\r\n"
@@ -115,7 +115,7 @@ async def instances(port: int) -> None:
 
 
 class Proxy(asyncio.Protocol):
-    """One side of a pair of connections between which bytes are passed on."""
+    """One of two connected connections; forwards bytes to the other."""
 
     to = 0
     other: Proxy | None = None
@@ -147,13 +147,14 @@ class Proxy(asyncio.Protocol):
 
 
 async def proxy(port: int, to: int) -> None:
+    """Forward connections on ``port`` to port ``to``."""
     Proxy.to = to
     server = await asyncio.get_running_loop().create_server(Proxy, "127.0.0.1", port, backlog=4096)
     await server.serve_forever()
 
 
 class Client(asyncio.Protocol):
-    """Requests one after the other over one connection. ``gaps``: seconds between the tokens of all of them."""
+    """Sends requests one after the other on one connection. ``gaps``: seconds between tokens, of all clients."""
 
     def __init__(self, next: Callable[[], bool], done: Callable[[], None]):
         self.next, self.done = next, done
@@ -194,7 +195,7 @@ class Client(asyncio.Protocol):
 async def run(
     port: int, pid: int, requests: int, streams: int, tokens: int, instance: int, tick: float = TICK
 ) -> tuple[float, float]:
-    """CPU and wall seconds for so many requests, so many at once. Raises RuntimeError if a token is missing."""
+    """Return CPU and wall seconds of a load of ``streams`` concurrent requests. Raises RuntimeError for lost tokens."""
     reader, writer = await asyncio.open_connection("127.0.0.1", instance)
     writer.write(b"GET /tokens/%d/%f HTTP/1.1\r\n\r\n" % (tokens, tick))
     await reader.readuntil(b"\r\n\r\n")
@@ -275,7 +276,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--streams", type=int, default=400)
     parser.add_argument("--crowd", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of so many")
+    parser.add_argument("--rounds", type=int, default=3, help="each figure is the median of this many rounds")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--to", type=int, default=0, help=argparse.SUPPRESS)

@@ -1,11 +1,11 @@
-"""What each dialect costs: microseconds of processor time of the API process per request and per streamed token.
+"""Measures the cost of each dialect: microseconds of the API process's CPU time per request and per streamed token.
 
     python bench/dialects.py [MODEL] [--requests 400] [--tokens 64] [--rounds 5]
 
-The whole server runs over the scripted engine in a thread whose processor time is read; a client asks it over a socket,
-one request at a time. Dialects take turns within a round, so that what else the machine does hits all alike; medians
-over the rounds. Per request: an answer in one piece of one token. Per token: what a stream of more tokens costs beyond
-one of a single token. Sockets and the scripted engine are in both, the same for all. Markdown on standard output.
+The whole server runs on the scripted engine, in a thread whose CPU time is read. A client sends requests over a socket,
+one at a time. Dialects take turns within a round, so that other load on the machine affects all alike; results are
+medians over the rounds. Per request: an unstreamed answer of one token. Per token: the additional cost of a longer
+stream over one of a single token. Sockets and the scripted engine are in both, the same for all. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def triton(tokens: int, stream: bool) -> dict[str, Any]:
     return {"text_input": TEXT, "max_tokens": tokens, "stream": stream, "temperature": 0, "ignore_eos": True}
 
 
-# name: path of an answer in one piece, path of a stream, body
+# name: path of an unstreamed answer, path of a stream, body
 DIALECTS = {
     "OpenAI chat": ("/v1/chat/completions", "/v1/chat/completions", chat),
     "OpenAI completions": ("/v1/completions", "/v1/completions", text),
@@ -79,7 +79,7 @@ DIALECTS = {
 
 
 class Thread(threading.Thread):
-    """A server with its event loop. ``seconds``: the processor time it has had."""
+    """A server with its own event loop. ``seconds``: the CPU time it has used."""
 
     def __init__(self, folder: str):
         super().__init__(daemon=True)
@@ -104,10 +104,12 @@ class Thread(threading.Thread):
 
     @property
     def seconds(self) -> float:
+        """The thread's CPU seconds so far."""
         assert self.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
 
     def stop(self) -> None:
+        """Stop the server and wait for the thread."""
         self._server.should_exit = True
         self.join()
 
@@ -117,7 +119,7 @@ def answer(work: Work, index: int) -> list[int]:
 
 
 def cost(server: Thread, path: str, body: dict[str, Any], requests: int) -> float:
-    """Seconds of the server's processor time per request."""
+    """Return the server's CPU seconds per request."""
     data = json.dumps(body).encode()
     client = http.client.HTTPConnection("127.0.0.1", server.port)
     began = server.seconds
@@ -152,7 +154,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", nargs="?", default="", help="folder or name; only its tokenizer counts")
+    parser.add_argument("model", nargs="?", default="", help="folder or name; only its tokenizer is used")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)

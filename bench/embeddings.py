@@ -1,8 +1,8 @@
-"""Part of ``make bench``: texts per second that become vectors, beside sentence-transformers, with MiniLM's weights.
+"""Part of ``make bench``: embedded texts per second, compared with sentence-transformers, on MiniLM's weights.
 
-parley answers over HTTP, a request for each batch; the other is asked in its own process. Both run, one of them idle
-while the other works, turn by turn. The vectors of 200 texts of 1 to 500 tokens are compared first: it ends with 1 if
-a number differs by more than 1e-3. The table is kept in ``.peers/embeddings.md`` for ``report.py``.
+parley answers over HTTP, one request per batch; sentence-transformers runs in its own process. Both are up all the time
+and take turns, one idle while the other works. First the vectors of 200 texts of 1 to 500 tokens are compared: the exit
+code is 1 if any number differs by more than 1e-3. The table is written to ``.peers/embeddings.md`` for ``report.py``.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from report import table
 BENCH = Path(__file__).parent
 LENGTH = 512  # positions of MiniLM
 BATCHES = (1, 8, 32)
-# what texts are like: the fewest and the most words of one
+# the fewest and the most words of a text
 KINDS = {"short: 4 to 24 words": (4, 24), "mixed: 4 to 160 words": (4, 160), "all alike: 12 words": (12, 12)}
-TEXTS = 96  # for each measurement
+TEXTS = 96  # per measurement
 CLOSE = 1e-3
 
 
 def words() -> list[str]:
-    """English of this repository, in order."""
+    """Return English words from this repository's documentation, in order."""
     pages = [BENCH.parent / "README.md", *sorted((BENCH.parent / "docs").glob("*.md"))]
     return [word for page in pages for word in page.read_text("utf-8").split() if word.isalpha()]
 
 
 def texts(fewest: int, most: int, source: list[str], draw: random.Random, *, alike: bool = False) -> list[str]:
+    """Return TEXTS texts of ``fewest`` to ``most`` words. ``alike``: all begin at the same word."""
     made = []
     for _ in range(TEXTS):
         count = draw.randint(fewest, most)
@@ -52,11 +53,11 @@ def texts(fewest: int, most: int, source: list[str], draw: random.Random, *, ali
 
 
 class Worker:
-    """sentence-transformers on a pipe."""
+    """sentence-transformers in a worker process, connected by pipes."""
 
     def __init__(self, threads: int):
         python = ROOT / "sentence" / "bin" / "python"
-        # -P: modules beside the script are not for its imports
+        # -P: the script must not import the modules in its folder
         command = [python, "-P", BENCH / "sentence_worker.py", str(threads), str(LENGTH)]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "", "OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(
@@ -71,9 +72,11 @@ class Worker:
         self.version, self.folder = ready["ready"], ready["folder"]
 
     def seconds(self, asked: list[str], batch: int) -> float:
+        """Return the seconds to embed the texts in batches."""
         return float(self._ask(texts=asked, batch=batch)["seconds"])
 
     def vectors(self, asked: list[str]) -> list[list[float]]:
+        """Return the vectors of the texts."""
         return list(self._ask(texts=asked, batch=32, vectors=True)["vectors"])
 
     def _ask(self, **order: Any) -> dict[str, Any]:
@@ -86,23 +89,25 @@ class Worker:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            sys.exit("sentence-transformers ended; python bench/install.py --only sentence installs it")
+            sys.exit("sentence-transformers exited; python bench/install.py --only sentence installs it")
         return dict(json.loads(line))
 
 
 class Server:
-    """A server that is ready."""
+    """A parley server that is ready."""
 
     def __init__(self, port: int):
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
 
     def seconds(self, asked: list[str], batch: int) -> float:
+        """Return the seconds to embed the texts in batches."""
         began = time.perf_counter()
         for i in range(0, len(asked), batch):
             self.vectors(asked[i : i + batch])
         return time.perf_counter() - began
 
     def vectors(self, asked: list[str]) -> list[list[float]]:
+        """Return the vectors of the texts."""
         body = json.dumps({"input": asked, "encoding_format": "base64"})
         self._connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
         answer = json.load(self._connection.getresponse())
@@ -114,6 +119,7 @@ class Server:
 
 @contextmanager
 def serve(folder: str, threads: int) -> Iterator[Server]:
+    """Run a parley server and yield it when it is ready."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
@@ -138,7 +144,7 @@ def serve(folder: str, threads: int) -> Iterator[Server]:
 
 
 def difference(server: Server, worker: Worker, source: list[str], draw: random.Random) -> float:
-    """The largest, over 200 texts of about 1 to 500 tokens in batches of mixed sizes and lengths."""
+    """Return the largest difference of a number, over 200 texts of about 1 to 500 tokens in batches of mixed sizes."""
     asked = [" ".join(source[start : start + 1 + i * 320 // 199])
              for i, start in ((i, draw.randrange(len(source) - 330)) for i in range(200))]  # fmt: skip
     draw.shuffle(asked)
@@ -157,7 +163,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     options = parser.parse_args()
     if not (ROOT / "sentence").exists():
-        print("sentence-transformers is not there: python bench/install.py --only sentence", file=sys.stderr)
+        print("sentence-transformers is not installed: python bench/install.py --only sentence", file=sys.stderr)
         return 1
     source, draw = words(), random.Random(1)
     worker = Worker(options.threads)

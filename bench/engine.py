@@ -1,12 +1,12 @@
-"""Where each microsecond of an engine's step goes, by batch size. Runs loop and runner as the engine process does.
+"""Profiles an engine's step by batch size. Runs the loop and the runner as the worker process does.
 
     python bench/engine.py MODEL [--batches 1,8,32,64] [--steps 50] [--context 64] [--threads 1] [--kernels]
 
-CPU time of the loop's thread, so run it with one thread. Decode steps; the last column is a step of 64 requests of
-8 prompt tokens that end with their first token. Markdown on standard output.
+Times are CPU time of the loop's thread, so use one thread. The columns are decode steps; the last is a step of 64
+requests of 8 prompt tokens that end with their first token. Prints Markdown.
 
-The compiled kernels compute the embedding and all layers in one call, of which nothing can be told apart from outside.
-``--kernels`` has them called one by one: that tells how they share the time, and costs the Python between them.
+The compiled kernels compute the embedding and all layers in one call, which cannot be broken down from outside.
+``--kernels`` calls them one by one instead: this shows their shares, at the cost of the Python between them.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SHORT = 8  # prompt tokens of a request that ends with its first token
 
 
 class Engine:
-    """A loop whose output goes through a socket, as in the engine process."""
+    """A loop whose output goes through a socket, as in the worker process."""
 
     def __init__(self, settings: Settings):
         self.runner, _ = load(settings, lambda stage, fraction: None)
-        gc.freeze()  # as the engine process does
+        gc.freeze()  # as the worker process does
         near, far = socket.socketpair()
         threading.Thread(target=_swallow, args=(far,), daemon=True).start()
         self.loop = Loop(
@@ -55,12 +55,14 @@ class Engine:
         self._added = 0
 
     def add(self, prompt: int, output: int) -> None:
+        """Add a request with ``prompt`` random tokens and ``output`` tokens to generate."""
         top = min(self.runner.vocab_size, 8000)
         ids = [self._random.randrange(top) for _ in range(prompt)]
         self._added += 1
         self.loop.add(Work(f"request-{self._added:032x}-0", ids, output, Sampling(temperature=0.0)))
 
     def drain(self) -> None:
+        """Run steps until all requests have ended."""
         while self.loop.step():
             pass
 
@@ -71,6 +73,7 @@ def _swallow(sock: socket.socket) -> None:
 
 
 def instrument(meter: Meter) -> None:
+    """Charge the engine's functions to the meter's names."""
     for name in native.__all__:
         if callable(getattr(native, name)) and name.islower():
             meter.wrap(native, name, KERNELS.get(name, "small kernels"))
@@ -88,7 +91,7 @@ def instrument(meter: Meter) -> None:
 
 
 def decoding(engine: Engine, meter: Meter, batch: int, context: int, steps: int) -> dict[str, float]:
-    """Microseconds of one decode step."""
+    """Return the microseconds of one decode step, by name."""
     for _ in range(batch):
         engine.add(context, 4 * steps + 8 * batch)  # the first must outlast the prompts of the last
     while engine.loop.stats().waiting or any(s.generated < 3 for s in engine.loop.scheduler.running):
@@ -102,7 +105,7 @@ def decoding(engine: Engine, meter: Meter, batch: int, context: int, steps: int)
 
 
 def answering(engine: Engine, meter: Meter, batch: int, steps: int) -> dict[str, float]:
-    """Microseconds of a step in which requests come and end."""
+    """Return the microseconds of a step that starts and ends requests, by name."""
     meter.clear()
     for _ in range(steps):
         for _ in range(batch):
@@ -118,12 +121,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--kernels", action="store_true", help="the layers kernel by kernel")
+    parser.add_argument("--kernels", action="store_true", help="run the layers kernel by kernel")
     options = parser.parse_args()
     engine = Engine(Settings(model=str(options.model), kv_memory=512 << 20, threads=options.threads))
     if options.kernels:
         engine.runner.network.stack = None
-    for _ in range(64):  # before measuring: the pace learns, libraries set up what they need
+    for _ in range(64):  # warm up: the step budget learns, libraries initialise
         engine.add(options.context, 4)
     engine.drain()
     meter = Meter()

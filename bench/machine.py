@@ -1,7 +1,7 @@
-"""What goes on in this machine beside a measurement: processor time of others, memory of a tree of processes (Linux).
+"""Observes this machine during a measurement (Linux): CPU time of other programs, memory of a process tree.
 
-Machines are shared. A load that ran while others computed is not comparable, so one waits until they do little, and
-what they used meanwhile is written down beside the result.
+Machines are shared. A load that ran while other programs computed is not comparable, so each load waits until they do
+little, and their usage during the load is recorded with its result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ QUIET = 0.06  # of one core
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all below it that are alive."""
+    """Return a process and its living descendants."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -27,7 +27,7 @@ def tree(pid: int) -> list[int]:
 
 
 def memory(pid: int) -> int:
-    """Bytes of a tree of processes, pages that several share counted once (PSS)."""
+    """Return the bytes of a process tree, with shared pages counted once (PSS)."""
     total = 0
     for process in tree(pid):
         try:
@@ -40,7 +40,7 @@ def memory(pid: int) -> int:
 
 @dataclass
 class Clock:
-    """Seconds of processor time so far: of everybody, of us, and those that the host took away."""
+    """CPU seconds so far: of all programs, of ours, and those that the host took away."""
 
     wall: float
     busy: float
@@ -49,7 +49,7 @@ class Clock:
 
     @classmethod
     def read(cls, pid: int | None) -> Clock:
-        """``pid``: the tree that is ours too, beside this process and its finished children."""
+        """Read the clock. ``pid``: a tree that also counts as ours, besides this process and its finished children."""
         user, nice, system, _, _, irq, softirq, stolen, *_ = (
             Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
         )
@@ -61,20 +61,20 @@ class Clock:
                 fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            ours += sum(map(int, fields[11:15])) / TICK  # user, system, and those of finished children
+            ours += sum(map(int, fields[11:15])) / TICK  # user, system, and the same of finished children
         return cls(time.perf_counter(), busy, ours, int(stolen) / TICK)
 
     def others(self, later: Clock) -> float:
-        """Cores that others used from this reading to the later one."""
+        """Return the cores that others used between this reading and a later one."""
         return (later.busy - self.busy - later.ours + self.ours) / (later.wall - self.wall)
 
     def taken(self, later: Clock) -> float:
-        """Cores that the host gave to somebody else."""
+        """Return the cores that the host gave to other guests."""
         return (later.stolen - self.stolen) / (later.wall - self.wall)
 
 
 def wait_quiet(pid: int | None, patience: float, interval: float = 1.0) -> float:
-    """Return once others use less than ``QUIET`` cores or after ``patience`` seconds: the cores that they used last."""
+    """Wait at most ``patience`` seconds until others use less than ``QUIET`` cores. Return their last usage."""
     end = time.perf_counter() + patience
     while True:
         before = Clock.read(pid)
@@ -85,7 +85,7 @@ def wait_quiet(pid: int | None, patience: float, interval: float = 1.0) -> float
 
 
 def describe() -> dict[str, str | int]:
-    """What a reader wants to know of the machine."""
+    """Return the properties of the machine that a report needs."""
     lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
     found = {key.strip(): value.strip() for key, value in lines}
     flags = found.get("flags", "").split()

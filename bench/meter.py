@@ -1,5 +1,5 @@
-"""Where a thread's CPU time goes: functions are replaced by ones that charge their own time, without that of others
-below them, to a name. CPU time, because machines are shared; what measuring itself costs is taken off.
+"""Measures where a thread's CPU time goes: wrapped functions charge their own time, without that of wrapped functions
+they call, to a name. CPU time, because machines are shared; the cost of measuring is subtracted.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from typing import Any
 
 
 class Meter:
-    """``own[name]``: nanoseconds; ``calls[name]``: how often it was entered. For one thread."""
+    """Times of one thread. ``own[name]``: nanoseconds; ``calls[name]``: number of entries."""
 
     def __init__(self) -> None:
         self.own: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self._names: list[str] = []
         self._since = 0
-        self._inside = self._outside = 0.0  # what an entry costs the function itself, and whoever calls it
+        self._inside = self._outside = 0.0  # cost of an entry to the function itself, and to its caller
         self._calibrate()
 
     def clear(self) -> None:
+        """Forget all times."""
         self.own.clear()
         self.calls.clear()
 
     @property
     def cost(self) -> float:
-        """Nanoseconds that measuring took."""
+        """The nanoseconds that measuring took."""
         return sum(self.calls.values()) * (self._inside + self._outside)
 
     def enter(self, name: str) -> None:
+        """Start to charge time to ``name``."""
         now = thread_time_ns()
         if self._names:
             self.own[self._names[-1]] += now - self._since - self._outside
@@ -41,6 +43,7 @@ class Meter:
         self._since = thread_time_ns()
 
     def leave(self) -> None:
+        """Stop charging the current name, and resume the one before."""
         now = thread_time_ns()
         self.own[self._names.pop()] += now - self._since - self._inside
         self._since = thread_time_ns()
@@ -53,6 +56,7 @@ class Meter:
         setattr(owner, attribute, property(timed) if isinstance(raw, property) else timed)
 
     def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return a function that charges its time to ``name``."""
         if _is_coroutine(function):
 
             @functools.wraps(function)
@@ -82,7 +86,7 @@ class Meter:
 
 
 class Resumed(Coroutine[Any, Any, Any]):
-    """A coroutine that is charged to a name whenever it runs, and not while it waits."""
+    """A coroutine whose running time, without waiting, is charged to a name."""
 
     def __init__(self, meter: Meter, coroutine: Coroutine[Any, Any, Any], name: str):
         self._meter, self._coroutine, self._name = meter, coroutine, name
@@ -119,9 +123,9 @@ def _is_coroutine(function: Callable[..., Any]) -> bool:
 
 
 def table(columns: list[tuple[str, dict[str, float]]], unit: str, whole: list[float] | None = None) -> str:
-    """A Markdown table: one row per name, in order of the last column, and the sum.
+    """Return a Markdown table: one row per name, ordered by the last column, and the sum.
 
-    ``whole``: what each column's sum was when nothing was measured within it.
+    ``whole``: each column's total without instrumentation.
     """
     last = columns[-1][1]
     names = sorted({name for _, costs in columns for name in costs}, key=lambda name: -last.get(name, 0.0))

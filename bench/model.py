@@ -1,11 +1,11 @@
-"""Write a random-weight model to measure with, where nothing can be downloaded.
+"""Writes a random-weight model for measurements, because nothing can be downloaded.
 
     python bench/model.py FOLDER [0.5b | tiny]        bf16
     python bench/model.py FOLDER --int8 SOURCE        the same weights as a compressed-tensors checkpoint (W8A8)
 
 ``0.5b`` has the shape of Qwen2.5-0.5B (494 M parameters, 988 MB), ``tiny`` 10 M parameters. Both have the built-in
-model's tokenizer. Embeddings of ids that the tokenizer does not know are zero, so that greedy decoding stays among
-real tokens; what it says is noise. Nothing here knows who reads these models.
+model's tokenizer. Embeddings of ids that the tokenizer does not have are zero, so that greedy decoding stays among real
+tokens; its output is noise.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from safetensors.torch import load_file, save_file
 from parley import demo
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-# Readers that do not know tokenizer.json want these, and only they.
+# Only needed by servers that do not read tokenizer.json.
 OLDER = ("vocab.json", "merges.txt")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The members of a Qwen2 config that decide its size."""
+    """The members of a Qwen2 config that determine its size."""
 
     hidden_size: int
     intermediate_size: int
@@ -45,7 +45,7 @@ SHAPES = {
 
 
 def write(folder: Path, shape: Shape = SHAPES["0.5b"], seed: int = 0) -> None:
-    """Make the folder; what is there is overwritten."""
+    """Write the model to a folder. Existing files are overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     source = demo.folder()
     for name in (*TOKENIZER, *OLDER):
@@ -96,7 +96,7 @@ def _tensors(shape: Shape, known: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def write_int8(source: Path, folder: Path) -> None:
-    """The linear layers of a model in int8, one scale per output channel, activations to be quantised per token.
+    """Write a model's linear layers in int8, one scale per output channel, for activations quantized per token.
 
     Head and embedding stay bf16. The layout is that of compressed-tensors 0.17, format ``int-quantized``.
     """

@@ -1,9 +1,9 @@
-"""OpenVINO GenAI's engine in process, for who has no server: runs in its own environment, which has nothing of ours.
+"""Runs OpenVINO GenAI's engine in process, because it has no server. Its own environment contains nothing of parley.
 
     python openvino_worker.py MODEL THREADS CACHE_GB
 
-A line of JSON when it is ready. Then for each line ``{"prompts": …, "clients": …, "output": …}`` one with when each
-request began, got tokens and ended, and the seconds of all.
+Prints a line of JSON when ready. For each input line ``{"prompts": …, "clients": …, "output": …}`` it prints one
+with each request's times of start, tokens and end, and the total seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import openvino_genai as genai
 
 
 def pipeline(model: str, threads: int, cache: int) -> Any:
+    """Return the engine with ``cache`` GB of KV cache."""
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = cache
     scheduler.max_num_batched_tokens = 2048
@@ -31,7 +32,7 @@ def pipeline(model: str, threads: int, cache: int) -> Any:
 
 
 def carry_out(engine: Any, order: dict[str, Any], number: int) -> dict[str, Any]:
-    """One load, at most so many requests at once. ``number``: of the first request."""
+    """Run one load, at most ``clients`` requests at once. ``number`` is the id of its first request."""
     wish = genai.GenerationConfig()
     wish.max_new_tokens, wish.ignore_eos, wish.do_sample = order["output"], True, False
     waiting = [(number + i, ids) for i, ids in enumerate(order["prompts"])]
@@ -58,7 +59,7 @@ def carry_out(engine: Any, order: dict[str, Any], number: int) -> dict[str, Any]
 
 if __name__ == "__main__":
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints is no answer
+    os.dup2(2, 1)  # the library prints to stdout; keep that out of the answers
     engine = pipeline(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     print(json.dumps({"ready": openvino.__version__}), file=out, flush=True)
     done = 0

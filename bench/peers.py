@@ -1,6 +1,6 @@
-"""Who is measured: how each server is started on which model, and with which loads. Only data; ``contest.py`` runs it.
+"""The contestants: each server's command line, model and loads. Only data; ``contest.py`` runs them.
 
-A server gets the loads that a target or a comparison needs, all servers the same KV memory where they take a number.
+A server gets the loads that a target or a comparison needs. All servers get the same KV memory if they take a size.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SMALL = ("api", "stream", "c8")
 
 @dataclass(frozen=True)
 class Peer:
-    """``command`` gives the arguments for a port. ``ready`` is the route that answers 200 when loaded; empty for a
-    worker without HTTP. ``kv``: bytes of KV cache asked for. ``start`` is a guess of its seconds until ready."""
+    """``command`` returns the arguments for a port. ``ready`` is the route that answers 200 once loaded; empty for a
+    worker without HTTP. ``kv``: bytes of KV cache requested. ``start``: estimated seconds until ready."""
 
     title: str
-    model: str  # a folder of MODELS: whose tokenizer the prompts come from
+    model: str  # a folder of MODELS: prompts use its tokenizer
     kind: str  # of limits.KINDS
     weights: Path
     loads: tuple[str, ...]
@@ -38,7 +38,7 @@ class Peer:
 
     @property
     def absent(self) -> str:
-        """What is missing of it here, or nothing."""
+        """The first missing file, or an empty string if the peer is installed."""
         needed = [self.weights, Path(str(self.command(0)[0]))]
         return next((f"{path} is not there" for path in needed if not path.exists()), "")
 
@@ -68,7 +68,7 @@ def _vllm(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
 
 
 def tcmalloc() -> list[str]:
-    """vLLM's documentation advises this allocator; it is used where it is installed."""
+    """Return the path of tcmalloc if it is installed. vLLM's documentation recommends this allocator."""
     cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     found = [line.rpartition("=> ")[2] for line in cache.splitlines() if "libtcmalloc_minimal.so" in line]
     return found[:1]

@@ -1,10 +1,10 @@
-"""What weights and KV of fewer bits cost in quality, against bf16: lines for ``report.py`` in ``.peers/results.jsonl``.
+"""Measures the quality loss of quantized weights and KV against bf16. Appends to ``.peers/results.jsonl``.
 
-The built-in model answers its held-out evaluation (``parley/demo/evaluate.py``): an answer is exact when each of its
-tokens is the most likely one; stories, of which many are right, are generated and matched with their grammar. Both
-models, the built-in one and one of random weights, generate greedily; and tokens that bf16 chose are forced on both,
-to compare their log-probabilities. Of random weights no token is much more likely than the next, so agreement there
-says little; the differences of log-probabilities do.
+The built-in model answers its held-out evaluation (``parley/demo/evaluate.py``): an answer is exact if each of its
+tokens has rank 1. Many stories are right, so they are generated and matched with their grammar. Both models, the
+built-in one and one of random weights, generate greedily; then tokens that bf16 chose are forced on both, to compare
+their log-probabilities. With random weights no token is much more probable than the next, so agreement means little
+there, but the differences of log-probabilities do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Ids = list[int]
 
 @dataclass
 class Case:
-    """A prompt, and the answer that is expected after it; ``story``: another may be as right."""
+    """A prompt and its expected answer. ``story``: other answers may be right as well."""
 
     prompt: Ids
     wanted: Ids
@@ -51,7 +51,7 @@ class Case:
 
 @dataclass
 class Seen:
-    """What a variant made of the cases: greedy tokens of each, and log-probabilities and ranks of forced tokens."""
+    """A variant's results: greedy tokens of each case, log-probabilities of forced tokens, number of right answers."""
 
     greedy: list[Ids]
     logprobs: list[list[float]]
@@ -59,7 +59,7 @@ class Seen:
 
 
 def held_out(count: int) -> list[Case]:
-    """``count`` questions of every task of the built-in model."""
+    """Return ``count`` questions of every task of the built-in model."""
     tokenizer = Tokenizer.from_file(str(demo.folder() / "tokenizer.json"))
     cases = []
     for task in corpus.TASKS:
@@ -71,13 +71,13 @@ def held_out(count: int) -> list[Case]:
 
 
 def noise(count: int) -> list[Case]:
-    """Random prompts; nothing is expected."""
+    """Return random prompts without an expected answer."""
     pool, rng = vocabulary(MODELS / "0.5b"), random.Random("quality")
     return [Case(rng.choices(pool, k=64), []) for _ in range(count)]
 
 
 def look(llm: LLM, cases: Sequence[Case], forced: Sequence[Ids]) -> Seen:
-    """Greedy continuations, and one pass over prompts with the forced tokens after them."""
+    """Generate greedy continuations, and score the forced tokens after each prompt."""
     prompts = [case.prompt for case in cases]
     answers = llm.generate(prompts, max_tokens=GREEDY, temperature=0, logprobs=0)
     greedy = [[token.id for token in answer.completions[0].tokens] for answer in answers]
@@ -100,7 +100,7 @@ def look(llm: LLM, cases: Sequence[Case], forced: Sequence[Ids]) -> Seen:
 
 
 def compare(before: Seen, after: Seen) -> dict[str, float]:
-    """Shares of greedy tokens that are the same, and of those before the first other one; logprob differences."""
+    """Return the shares of equal greedy tokens, overall and before the first difference, and logprob differences."""
     pairs = list(zip(before.greedy, after.greedy, strict=True))
     tokens = sum(len(a) for a, _ in pairs)
     same = sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
@@ -135,9 +135,9 @@ def main() -> int:
             try:
                 with LLM(folder, kv_memory=1 << 30, **VARIANTS[variant]) as llm:
                     seen = look(llm, cases, forced)
-            except Exception as error:  # one variant that does not work here leaves the others
+            except Exception as error:  # a variant that does not work here must not stop the others
                 failed += 1
-                print(f"{model}, {variant} is left out: {error}", file=sys.stderr)
+                print(f"{model}, {variant} is skipped: {error}", file=sys.stderr)
                 continue
             base = base or seen
             forced = forced or [case.wanted or ids for case, ids in zip(cases, base.greedy, strict=True)]

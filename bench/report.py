@@ -1,8 +1,8 @@
-"""Writes the measured parts of docs/performance.md, and docs/performance.svg, from the lines of ``compare.py`` and
-``quality.py``: ``python bench/report.py [RESULTS]``.
+"""Writes the measured parts of docs/performance.md, and docs/performance.svg, from results of other scripts.
 
-A part stands between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->``; what is written by hand stands outside of
-them. A part with no results keeps what it has. A file NAME.md beside the results fills the part of that name.
+``python bench/report.py [RESULTS]`` reads the lines of ``compare.py`` and ``quality.py``. A part lies between
+``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->``; text outside of these is written by hand. A part without results
+is not changed. A file NAME.md in the folder of the results fills the part of that name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHARTS = {
 
 
 def fill(page: str, name: str, text: str) -> str:
-    """The page with a part replaced. Raises ValueError if it has no such part."""
+    """Return the page with a part replaced. Raises ValueError unless the page has the part exactly once."""
     begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
     new, count = re.subn(
         f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text.strip()}\n{end}", page, flags=re.DOTALL
@@ -45,17 +45,18 @@ def fill(page: str, name: str, text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def shown(value: float | None, scale: float = 1) -> str:
+    """Return a value as text, or ``-`` if it was not measured."""
     return NOTHING if value is None else number(value * scale)
 
 
 def machine(results: Results) -> str:
-    """What it was measured on, with what."""
+    """Describe the machine and the versions of all software."""
     said = [r for r in results.records if r["kind"] == "machine"][-1]
     around = [limits for run in results.loads for limits in (run["before"], run["after"])]
 
@@ -80,7 +81,7 @@ def machine(results: Results) -> str:
 
 
 def judged(results: Results) -> str:
-    """The table of targets."""
+    """Return the table of targets."""
     rows = []
     for target in targets({"0.5b": Size.read(MODELS / "0.5b")}):
         value = target.value(results)
@@ -91,7 +92,7 @@ def judged(results: Results) -> str:
 
 
 def loads(results: Results, model: str) -> str:
-    """All numbers of one model, load by load, the best first."""
+    """Return all numbers of one model, load by load, the best first."""
     size = Size.read(MODELS / model)
     rows = []
     for load, mix in LOADS.items():
@@ -131,7 +132,7 @@ def loads(results: Results, model: str) -> str:
 
 
 def stalls(results: Results) -> str:
-    """Streams while a long prompt is read."""
+    """Return the gaps of streams while a long prompt is prefilled."""
     rows = []
     for peer, who in PEERS.items():
         if results.runs(peer, "stall"):
@@ -146,7 +147,7 @@ def stalls(results: Results) -> str:
 
 
 def servers(results: Results) -> str:
-    """Start-up and memory."""
+    """Return start-up times and memory."""
     rows = []
     for peer, who in PEERS.items():
         if results.of("ready", peer, "seconds") is None:
@@ -170,12 +171,12 @@ def servers(results: Results) -> str:
 
 
 def files(weights: Path) -> list[Path]:
-    """The files that hold weights."""
+    """Return the weight files."""
     return [weights] if weights.is_file() else [*weights.glob("*.safetensors"), *weights.glob("openvino_model.bin")]
 
 
 def quality(results: Results) -> str:
-    """What numbers of fewer bits cost: the last measurement of each."""
+    """Return the quality loss of quantization, from the last measurement of each variant."""
     last = {(r["model"], r["variant"]): r for r in results.records if r["kind"] == "quality"}
     if not last:
         raise LookupError("quality was not measured")
@@ -196,7 +197,7 @@ def quality(results: Results) -> str:
 
 
 def panels(results: Results) -> list[Panel]:
-    """The chart."""
+    """Return the panels of the chart."""
     found = []
     for load, (path, unit) in CHARTS.items():
         bars = [
@@ -229,12 +230,12 @@ def main() -> None:
         try:
             page = fill(page, name, make(results))
         except LookupError as error:
-            print(f"{name} stays as it is: {error}", file=sys.stderr)
+            print(f"{name} is not changed: {error}", file=sys.stderr)
     for file in source.parent.glob("*.md"):
         try:
             page = fill(page, file.stem, file.read_text("utf-8"))
         except ValueError as error:
-            print(f"{file} is left out: {error}", file=sys.stderr)
+            print(f"{file} is skipped: {error}", file=sys.stderr)
     PAGE.write_text(page, "utf-8")
     CHART.write_text(draw(panels(results)), "utf-8")
 

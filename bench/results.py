@@ -1,7 +1,7 @@
-"""What was measured, as lines of JSON that are only ever appended: reading them, what is still to do, medians.
+"""The results file: lines of JSON that are only ever appended. Reads them, plans the remaining work, computes medians.
 
-A line has a ``kind``: ``machine``, ``ready``, ``load``, ``end``, ``failed`` or ``quality``. A run that was interrupted
-goes on where its lines end. Knows nothing of servers.
+A line has a ``kind``: ``machine``, ``ready``, ``load``, ``end``, ``failed`` or ``quality``. An interrupted run resumes
+at the end of the file. This module knows nothing of servers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 def read(path: Path) -> list[Record]:
-    """All whole lines; the last one may have been cut off."""
+    """Return all complete lines; the last one may be cut off."""
     records = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else []:
         try:
@@ -28,7 +28,7 @@ def read(path: Path) -> list[Record]:
 
 
 def append(path: Path, record: Record) -> None:
-    """Add a line, on the disk when this returns; a line that was cut off before is closed first."""
+    """Append a line, which is on the disk on return. If the file ends in a partial line, that is terminated first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         if file.tell():
@@ -40,7 +40,7 @@ def append(path: Path, record: Record) -> None:
 
 @dataclass(frozen=True)
 class Turn:
-    """One start of one contestant, and the loads that it still owes."""
+    """One start of one contestant, and its remaining loads."""
 
     number: int
     peer: str
@@ -48,7 +48,7 @@ class Turn:
 
 
 def plan(records: Sequence[Record], wanted: Mapping[str, Sequence[str]], turns: int) -> list[Turn]:
-    """What is still to do, in order. Every turn begins at another place of the list, so nobody is always last."""
+    """Return the remaining turns in order. Turns start at different places of the list, so no name is always last."""
     done = {(r["turn"], r["peer"], r["load"]) for r in records if r["kind"] == "load" and not r["result"]["errors"]}
     names = list(wanted)
     todo = []
@@ -69,28 +69,30 @@ class Results:
         self.loads = [r for r in records if r["kind"] == "load" and not r["result"]["errors"]]
 
     def runs(self, peer: str, load: str) -> list[Record]:
-        """The last result of every turn."""
+        """Return the last result of every turn."""
         return list({r["turn"]: r for r in self.loads if (r["peer"], r["load"]) == (peer, load)}.values())
 
     def values(self, peer: str, load: str, path: str) -> list[float]:
+        """Return a number of a load, from every turn that has it."""
         found = [dig(run["result"], path) for run in self.runs(peer, load)]
         return [value for value in found if value is not None]
 
     def median(self, peer: str, load: str, path: str) -> float | None:
+        """Return the median of ``values``."""
         return middle(self.values(peer, load, path))
 
     def of(self, kind: str, peer: str, key: str) -> float | None:
-        """The median of a number beside the loads, such as the seconds of ``ready``."""
+        """Return the median of a number in records other than loads, such as the seconds of ``ready``."""
         return middle([r[key] for r in self.records if r["kind"] == kind and r["peer"] == peer])
 
     def limits(self, runs: Sequence[Record]) -> dict[str, float] | None:
-        """The machine around these runs: medians of what was measured before and after each."""
+        """Return the machine's limits around these runs: medians of the measurements before and after each."""
         around = [limits for run in runs for limits in (run["before"], run["after"])]
         return {key: statistics.median(limits[key] for limits in around) for key in around[0]} if around else None
 
 
 def dig(result: Record, path: str) -> float | None:
-    """A number inside nested objects, or None."""
+    """Return a number inside nested objects, or None."""
     value: Any = result
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -98,10 +100,10 @@ def dig(result: Record, path: str) -> float | None:
 
 
 def middle(values: Sequence[float]) -> float | None:
-    """The median, or None of nothing."""
+    """Return the median, or None if there are no values."""
     return statistics.median(values) if values else None
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
-    """a / b where both were measured."""
+    """Return a / b, or None if one is missing."""
     return a / b if a is not None and b else None

@@ -1,9 +1,9 @@
-"""sentence-transformers in process, for who has no server: runs in its own environment, which has nothing of ours.
+"""Runs sentence-transformers in process, because it has no server. Its own environment contains nothing of parley.
 
     python sentence_worker.py THREADS LENGTH
 
-A line of JSON when it is ready: its version, and the folder of the packaged MiniLM. Then for each line
-``{"texts": …, "batch": …}`` one with the seconds that it took, and with the vectors if ``"vectors"`` is true.
+Prints a line of JSON when ready: its version, and the folder of the packaged MiniLM. For each input line
+``{"texts": …, "batch": …}`` it prints one with the seconds taken, and the vectors if ``"vectors"`` is true.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 if __name__ == "__main__":
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the library prints is no answer
+    os.dup2(2, 1)  # the library prints to stdout; keep that out of the answers
     torch.set_num_threads(int(sys.argv[1]))
     model = packaged.load_model("cpu")
     model.max_seq_length = int(sys.argv[2])

@@ -1,6 +1,6 @@
-"""Part of ``make bench``: where the time of a step goes, in the engine with both models and in the API process.
+"""Part of ``make bench``: profiles a step, in the engine with both models and in the API process.
 
-Runs ``engine.py`` and ``api.py``, and keeps their tables in ``.peers/profile.md`` for ``report.py``.
+Runs ``engine.py`` and ``api.py``, and writes their tables to ``.peers/profile.md`` for ``report.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from install import MODELS, ROOT
 
 BENCH = Path(__file__).parent
 BUILT_IN = BENCH.parent / "parley" / "demo" / "model"
-# heading, what runs, and with what
+# heading, script, arguments
 TABLES: list[tuple[str, str, list[str]]] = [
     ("Engine, CPU time of one thread per step, the built-in model", "engine.py", [str(BUILT_IN)]),
     ("The same, kernel by kernel", "engine.py", [str(BUILT_IN), "--kernels"]),
@@ -27,7 +27,7 @@ def main() -> int:
     for heading, script, arguments in TABLES:
         done = subprocess.run([sys.executable, BENCH / script, *arguments], stdout=subprocess.PIPE, text=True)
         if done.returncode:
-            print(f"{script} {' '.join(arguments)} failed; the page keeps its tables", file=sys.stderr)
+            print(f"{script} {' '.join(arguments)} failed; the page is not changed", file=sys.stderr)
             return 1
         print(done.stdout, flush=True)
         parts.append(f"{heading} (`python bench/{script}`):\n\n{done.stdout.strip()}")

@@ -1,6 +1,6 @@
-"""The targets and how each is judged from the medians; and the bounds that the machine's limits set, computed.
+"""The targets, how the medians meet them, and the computed bounds that the machine's limits set.
 
-A target compares medians of the same load on the same machine. Knows nothing of how they were measured or are shown.
+A target compares medians of the same load on the same machine. This module neither measures nor prints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from peers import KV, PEERS
 from results import Results, ratio
 
 RATE, TOKENS, TPOT, TTFT = "requests_per_second", "output_tokens_per_second", "tpot_ms.p50", "ttft_ms.p50"
-# What a load is there for.
+# The number that each load is meant for.
 METER = {
     **dict.fromkeys(("c8", "c32", "prefix", "prefix32", "api"), RATE),
     "stream": TOKENS,
@@ -28,7 +28,7 @@ PLAIN_TORCH_MS = 3446.0  # a prefill of 2,048 tokens in eager torch with packed 
 
 @dataclass(frozen=True)
 class Target:
-    """``value`` is None where something of it was not measured. ``least``: at least, or at most, the goal."""
+    """One target. ``value`` is None if a part was not measured. ``least``: the goal is a minimum, else a maximum."""
 
     what: str
     goal: float
@@ -38,11 +38,12 @@ class Target:
     limit: Callable[[Results], float | None] = lambda results: None
 
     def met(self, value: float) -> bool:
+        """Whether a value meets the goal."""
         return value >= self.goal if self.least else value <= self.goal
 
 
 def bound(results: Results, size: Size, peer: str, load: str, path: str, kind: str) -> float | None:
-    """The best possible value of a number of a load, by the limits measured around these runs."""
+    """Return the best possible value of a load's number, by the limits measured around its runs."""
     around = results.limits(results.runs(peer, load))
     if around is None:
         return None
@@ -58,7 +59,7 @@ def bound(results: Results, size: Size, peer: str, load: str, path: str, kind: s
 
 
 def _rate(size: Size, limits: Limits, kind: str, mix: Mix, context: float) -> float:
-    """Requests per second when prompts are read one after another and steps have all clients in them."""
+    """Return the requests per second if prompts are prefilled one after another and all clients share every step."""
     prefill = mix.requests * size.prefill(limits, kind, mix.own, mix.shared)
     if mix.shared:
         prefill += size.prefill(limits, kind, mix.shared)
@@ -67,7 +68,7 @@ def _rate(size: Size, limits: Limits, kind: str, mix: Mix, context: float) -> fl
 
 
 def targets(sizes: Mapping[str, Size]) -> list[Target]:
-    """All targets. ``sizes``: of the folders that the 0.5B peers read."""
+    """Return all targets. ``sizes``: the model sizes of the folders that the 0.5B peers read."""
 
     def against(ours: str, theirs: str, load: str, path: str) -> Callable[[Results], float | None]:
         return lambda results: ratio(results.median(ours, load, path), results.median(theirs, load, path))
@@ -150,15 +151,15 @@ def targets(sizes: Mapping[str, Size]) -> list[Target]:
 
 
 def allowed(results: Results, peer: str) -> float | None:
-    """Milliseconds that a stream may wait while a prompt is read: the step's limit and one decode step."""
+    """Return the milliseconds that a stream may wait during a prefill: the step limit and one decode step."""
     step = results.median(peer, "c8", "itl_ms.p50")
     return None if step is None else STEP_MS + step
 
 
 def beyond(results: Results, peer: str, size: Size, kind: str) -> float | None:
-    """Bytes beyond weights and KV cache: at the start, when no KV was written yet, or at the end, whichever is more.
+    """Return the bytes beyond weights and KV cache: when ready, before any KV is written, or at the end if more.
 
-    At the end the cache holds what all loads wrote, at most what was asked for.
+    At the end the cache holds all written KV, up to its size.
     """
     start, end = (results.of(when, peer, "memory") for when in ("ready", "end"))
     if start is None or end is None:
@@ -175,4 +176,5 @@ def beyond(results: Results, peer: str, size: Size, kind: str) -> float | None:
 
 
 def megabytes(count: float | None) -> float | None:
+    """Return bytes in MB."""
     return None if count is None else count / 1e6

@@ -1,10 +1,10 @@
-"""Convert a model of ``model.py`` to GGUF with llama.cpp's own converter.
+"""Converts a model of ``model.py`` to GGUF with llama.cpp's own converter.
 
     python bench/to_gguf.py LLAMA_CPP MODEL OUT
 
-Two things the converter cannot find out. It knows how a tokenizer splits text by what that makes of one sentence, so a
-vocabulary of our own is unknown to it: ours splits as Qwen2's does. And it wants the sentencepiece library just to see
-that the model has no file for it.
+Two things must be patched. The converter detects how a tokenizer splits text by its output for one sentence, so it does
+not know parley's vocabulary, which splits as Qwen2's. And it imports the sentencepiece library only to find that the
+model has no file for it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 
 
 def missing(*_: object) -> None:
+    """Replace the sentencepiece reader: there is no such file."""
     raise FileNotFoundError("the vocabulary is in tokenizer.json")
 
 

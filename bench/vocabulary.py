@@ -1,8 +1,7 @@
-"""A tokenizer with as many tokens as those of real models, where nothing can be downloaded.
+"""Writes a tokenizer with as many tokens as real models have, because nothing can be downloaded.
 
-What a grammar's mask costs depends on the vocabulary. The built-in model's three thousand tokens are made 151,643 here,
-always the same: words of Latin letters with and without a space before them, of other scripts, and scraps of code.
-Knows nothing of who reads it.
+The cost of a grammar's mask depends on the vocabulary. The built-in model's three thousand tokens are extended to
+151,643, always the same: words of Latin letters with and without a leading space, of other scripts, and bits of code.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def _word(draw: random.Random) -> str:
 
 
 def write(folder: Path) -> None:
-    """The built-in model's tokenizer with SIZE tokens, into a folder that is there."""
+    """Write the built-in model's tokenizer with SIZE tokens to an existing folder."""
     for name in ("tokenizer_config.json", "generation_config.json"):
         shutil.copy(demo.folder() / name, folder / name)
     content = json.loads((demo.folder() / "tokenizer.json").read_text("utf-8"))

@@ -1,7 +1,7 @@
 """parley: one LLM inference server that every client already speaks to.
 
-The public names: ``LLM`` for scripts and notebooks, the neutral model of ``parley.types``, the errors of
-``parley.errors``. Importing this imports nothing heavy; each name is loaded when it is first used.
+The public names are ``LLM`` for scripts and notebooks, the neutral model of ``parley.types``, and the errors of
+``parley.errors``. Importing parley imports nothing heavy; each name is loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m parley`` is the ``parley`` command."""
+"""Runs the ``parley`` command as ``python -m parley``."""
 
 import sys
 

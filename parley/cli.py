@@ -1,8 +1,8 @@
-"""The ``parley`` command: picks a command, reads its options, runs it, and turns its end into an exit code.
+"""The ``parley`` command: picks a command, reads its options, runs it, and turns the result into an exit code.
 
-0 is success, 1 a failure that the command explained, 2 a wrong way to call it. Every command is a module under
-``commands`` with a table ``OPTIONS``, a line ``USAGE`` and a function ``run``; it is imported when it is called and
-not before, so that ``parley --help`` answers at once. Knows nothing of HTTP, engines or models.
+0 is success, 1 a failure that the command explained, 2 a usage error. Every command is a module of this package with a
+table ``OPTIONS``, a text ``USAGE`` and a function ``run``. A command is imported only when it is called, so that
+``parley --help`` answers at once. This module knows nothing of HTTP, engines or models.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from parley.options import ConfigError, explain, nearest, resolve
 
 COMMANDS = {
     "serve": "answer requests for a model over HTTP",
-    "coordinator": "let several servers answer as one, prefill and decode apart",
+    "coordinator": "serve from several instances behind one port, prefill and decode apart",
     "chat": "talk to a model in the terminal",
-    "cluster": "run a coordinator and instances over the machines of a Ray cluster",
+    "cluster": "run a coordinator and instances on the machines of a Ray cluster",
     "bench": "measure a server's latency and throughput",
     "doctor": "check this machine, the installation and a model",
     "routes": "list the routes and the API each belongs to",
-    "watermark": "tell whether a text was generated with a watermark",
+    "watermark": "detect whether a text was generated with a watermark",
     "version": "print the version",
 }
 
@@ -41,15 +41,15 @@ commands:
 first steps:
   parley serve                        the built-in model on http://127.0.0.1:8000
   parley serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
-  parley chat                         talk to it, or to a server started for the purpose
+  parley chat                         talk to it; starts a server if none is running
 
-Every option of serve can also be a variable (PARLEY_PORT=9000) or a key of a TOML file (--config FILE);
-a flag wins over a variable, a variable over the file. `parley COMMAND --help` lists a command's options.
+Every option of serve can also be set by a variable (PARLEY_PORT=9000) or a key of a TOML file (--config FILE).
+Flags override variables, and variables override the file. `parley COMMAND --help` lists a command's options.
 """
 
 
 def about() -> str:
-    """The text of ``parley --help``."""
+    """Return the text of ``parley --help``."""
     return ABOUT.format(commands="\n".join(f"  {name:<{WIDE}} {line}" for name, line in COMMANDS.items()))
 
 
@@ -57,18 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
         code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
-        if sys.stdout is not None:  # it is None when the process was started without one
+        if sys.stdout is not None:  # None if the process was started without a standard output
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as in `parley routes | head`
+    except BrokenPipeError:  # the reader of our output has closed it, as in `parley routes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 def dispatch(words: list[str]) -> int:
-    """Run the command that the words name."""
+    """Run the command named by the first word."""
     name = words.pop(0) if words else "--help"
     if name in ("--help", "-h", "help"):
         if not words:
@@ -92,10 +92,12 @@ def dispatch(words: list[str]) -> int:
 
 
 def say(text: str) -> int:
+    """Write ``text`` to standard output. Return exit code 0."""
     sys.stdout.write(text)
     return 0
 
 
 def refuse(message: str, help: str) -> int:
+    """Write an error to standard error, with the command that shows help. Return exit code 2."""
     print(f"parley: {message}\nTry `{help}`.", file=sys.stderr)
     return 2

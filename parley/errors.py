@@ -1,35 +1,35 @@
-"""Everything that can go wrong with a request, as one tree; a dialect turns each into its API's own shape.
+"""All errors of a request, as one tree; each dialect turns them into its API's own form.
 
 ParleyError                      500
-├── BadRequest                   400  the request is wrong; ``field`` names the neutral field when one is to blame
-│   ├── Malformed                400  the body is not what the route reads (not JSON, not an object)
+├── BadRequest                   400  the request is wrong; ``field`` names the neutral field at fault, if there is one
+│   ├── Malformed                400  the body is not in the route's format (not JSON, not an object)
 │   ├── Missing                  400  a required field is absent
-│   ├── WrongType                400  a field has another JSON type than the API knows
-│   ├── Invalid                  400  a value outside its range or list
+│   ├── WrongType                400  a field has a JSON type that the API does not accept
+│   ├── Invalid                  400  a value is outside its range or list
 │   │   ├── NoTokens             400  the prompt is empty
-│   │   └── UnknownToken         400  the prompt has a token id that is not in the vocabulary
+│   │   └── UnknownToken         400  the prompt has a token id outside the vocabulary
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
-│   │   ├── Incapable            400  the model generates no text, or makes no vectors
-│   │   └── UnknownCoding        400  the body has a content coding that is not read here
-│   └── ContextLength            400  prompt plus requested output exceed the context
+│   │   ├── Incapable            400  the model does not generate text, or does not make embeddings
+│   │   └── UnknownCoding        400  the body has an unsupported content coding
+│   └── ContextLength            400  prompt and requested output exceed the context
 ├── Unauthorized                 401
 ├── Forbidden                    403
 ├── NotFound                     404  no such route or object
 │   └── UnknownModel             404
 ├── NotAllowed                   405
-├── Conflict                     409  something of that name is there already, or is at work
-├── TimedOut                     408
-├── InUse                        409  another open request has the label
-├── TooLarge                     413
+├── Conflict                     409  an object of that name already exists, or is busy
+├── TimedOut                     408  the body did not arrive in time
+├── InUse                        409  another open request has the same id
+├── TooLarge                     413  the body is too large
 ├── HeadersTooLarge              431
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
-│   └── Stopping                 503  it will not be ready any more
-├── Expired                  504/408  it took too long by the wish that ``limit`` names (408: the client's)
+│   └── Stopping                 503  it will not become ready again
+├── Expired                  504/408  the time limit named by ``limit`` has passed (408: the client's)
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
 
-Messages are sentences for a person. They name field, value and allowed range, and never hold a path, an address, a
+Messages are sentences for people. They name field, value and allowed range, and never contain a path, an address, a
 repr of an object, or more than a short excerpt of the input.
 """
 
@@ -42,13 +42,13 @@ Limit = Literal["client", "server", "token"]
 
 
 def excerpt(value: Any, limit: int = 60) -> str:
-    """The value as JSON-like text, cut to ``limit`` characters, so that an error never echoes a huge input."""
+    """Return the value as JSON-like text, cut to ``limit`` characters, so that an error never echoes a huge input."""
     text = repr(value) if not isinstance(value, bool | None) else {True: "true", False: "false", None: "null"}[value]
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 class ParleyError(Exception):
-    """Base of all. ``status`` is the HTTP status that most APIs use; a dialect may choose another."""
+    """Base class. ``status`` is the HTTP status that most APIs use; a dialect may choose another."""
 
     status = 500
     code: str | None = None
@@ -62,47 +62,60 @@ class ParleyError(Exception):
 
 
 class BadRequest(ParleyError):
+    """The request is wrong."""
+
     status = 400
 
 
 class Malformed(BadRequest):
-    pass
+    """The body is not in the route's format."""
 
 
 class Missing(BadRequest):
+    """A required field is absent."""
+
     code = "missing_required_parameter"
 
 
 class WrongType(BadRequest):
+    """A field has a JSON type that the API does not accept."""
+
     code = "invalid_type"
 
 
 class Invalid(BadRequest):
+    """A value is outside its range or list."""
+
     code = "invalid_value"
 
 
 class NoTokens(Invalid):
-    pass
+    """The prompt is empty."""
 
 
 class UnknownToken(Invalid):
-    pass
+    """The prompt has a token id outside the vocabulary."""
 
 
 class Unsupported(BadRequest):
+    """A feature, or a combination of fields, is understood but not available."""
+
     code = "unsupported_parameter"
 
 
 class Incapable(Unsupported):
+    """The model does not generate text, or does not make embeddings."""
+
     code = "unsupported_model"
 
 
 class UnknownCoding(Unsupported):
-    pass
+    """The body has an unsupported content coding."""
 
 
 class ContextLength(BadRequest):
-    """Lengths in tokens, as far as they are known: of the context, of the prompt, asked for behind it."""
+    """Prompt and requested output exceed the context. The attributes are lengths in tokens, as far as known:
+    ``limit`` (the context), ``prompt``, and ``requested`` (the output)."""
 
     code = "context_length_exceeded"
 
@@ -122,20 +135,26 @@ class ContextLength(BadRequest):
 
 
 class Unauthorized(ParleyError):
+    """The API key is missing or wrong."""
+
     status = 401
     code = "invalid_api_key"
 
 
 class Forbidden(ParleyError):
+    """The caller may not do this."""
+
     status = 403
 
 
 class NotFound(ParleyError):
+    """There is no such route or object."""
+
     status = 404
 
 
 class UnknownModel(NotFound):
-    """``name`` is what the client asked for, ``served`` what there is."""
+    """There is no model called ``name``, as the client asked; ``served`` lists the names that exist."""
 
     code = "model_not_found"
 
@@ -146,31 +165,45 @@ class UnknownModel(NotFound):
 
 
 class NotAllowed(ParleyError):
+    """The route does not support the method."""
+
     status = 405
     code = "method_not_allowed"
 
 
 class Conflict(ParleyError):
+    """An object of that name already exists, or is busy."""
+
     status = 409
 
 
 class TimedOut(ParleyError):
+    """The body did not arrive in time."""
+
     status = 408
 
 
 class InUse(ParleyError):
+    """Another open request has the same id."""
+
     status = 409
 
 
 class TooLarge(ParleyError):
+    """The body is too large."""
+
     status = 413
 
 
 class HeadersTooLarge(ParleyError):
+    """The headers are too large."""
+
     status = 431
 
 
 class Overloaded(ParleyError):
+    """The queue is full. ``retry_after``: seconds."""
+
     status = 429
     code = "rate_limit_exceeded"
 
@@ -180,6 +213,8 @@ class Overloaded(ParleyError):
 
 
 class NotReady(ParleyError):
+    """The server is loading, draining or restarting. ``retry_after``: seconds."""
+
     status = 503
 
     def __init__(self, message: str, *, retry_after: float = 1.0):
@@ -188,10 +223,12 @@ class NotReady(ParleyError):
 
 
 class Stopping(NotReady):
-    pass
+    """The server will not become ready again."""
 
 
 class Expired(ParleyError):
+    """A time limit has passed. ``limit`` names it: the client's, the server's, or the one between tokens."""
+
     status = 504
 
     def __init__(self, message: str, *, limit: Limit):
@@ -201,8 +238,10 @@ class Expired(ParleyError):
 
 
 class EngineError(ParleyError):
-    pass
+    """The engine failed this request."""
 
 
 class EngineDied(EngineError):
+    """The engine process has ended."""
+
     status = 503

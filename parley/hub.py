@@ -1,7 +1,7 @@
-"""Where a model lies: the built-in one, a local folder, the Hugging Face cache, or the hub itself.
+"""Find a model's folder: the built-in model, a local folder, the Hugging Face cache, or a download from the hub.
 
-Finds or fetches a folder and says what is missing from it; reads no weights. The API process uses it, in a worker
-thread, so nothing here imports torch; ``huggingface_hub`` is imported only for names that are not folders.
+Finds or downloads a folder and reports missing files; reads no weights. The API process uses it in a worker thread, so
+nothing here imports torch; ``huggingface_hub`` is imported only for names that are not folders.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ BUILT_IN = "parley-demo"
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
-Report = Callable[[str, float], None]  # what is being done, and how far it is, 0..1
+Report = Callable[[str, float], None]  # called with the stage and the progress, 0..1
 
 
 class ModelMissing(Exception):
-    """No usable model under that name. The message is one sentence with a hint."""
+    """There is no usable model of that name. The message is one sentence with a hint."""
 
 
 def served_name(model: str | None) -> str:
-    """The name a model gets in the API unless the user gives another: the hub name, or the folder's own."""
+    """Return the model's default name in the API: its hub name, or the last part of its folder."""
     if not model or model == BUILT_IN:
         return BUILT_IN
-    return Path(os.path.abspath(os.path.expanduser(model))).name if _is_path(model) else model  # a link has its own
+    return Path(os.path.abspath(os.path.expanduser(model))).name if _is_path(model) else model  # links keep their name
 
 
 def resolve(model: str | None, report: Report = lambda stage, fraction: None) -> Path:
-    """The folder of a model, downloaded if need be. Blocks; raises ModelMissing.
+    """Return the folder of a model; download it if necessary. Blocks. Raises ModelMissing.
 
     ``model`` is a folder, a hub name (``owner/name``, optionally ``@revision``), or None or "parley-demo" for the
     built-in one. A complete entry of the Hugging Face cache is used as it is, without asking the network.
     """
     folder = find(model)
     if folder is None:
-        assert model is not None  # only a hub name can be elsewhere
+        assert model is not None  # only a hub name can be missing here
         folder = _download(model, report)
     return checked(folder, model or BUILT_IN)
 
 
 def find(model: str | None) -> Path | None:
-    """Where a model lies on this machine, whole or not; None for a hub name that the cache does not have whole."""
+    """Return a model's folder on this machine, complete or not; None for a hub name without a complete cache entry."""
     if not model or model == BUILT_IN:
         from parley import demo
 
@@ -57,15 +57,15 @@ def find(model: str | None) -> Path | None:
 
 
 def checked(folder: Path, model: str) -> Path:
-    """The folder, if it holds what a model needs. Raises ModelMissing, naming the first thing that is absent."""
+    """Return the folder if it contains all files of a model. Raises ModelMissing, naming the first that is missing."""
     if lacking := missing(folder):
         raise ModelMissing(f"{model} cannot be served: {lacking}.")
     return folder
 
 
 def missing(folder: Path) -> str:
-    """What keeps a folder from being a model, as a clause; empty when nothing does."""
-    if not os.path.exists(folder):  # unlike Path.exists, never raises, whatever the name
+    """Return the reason why a folder is not a model, as a clause; empty if it is one."""
+    if not os.path.exists(folder):  # unlike Path.exists, it never raises for odd names
         return "there is no such folder"
     if not folder.is_dir():
         return "it is a file; name the folder that contains it"
@@ -85,14 +85,14 @@ def missing(folder: Path) -> str:
 
 
 def _is_path(model: str) -> bool:
-    """Whether a name means a folder: it looks like a path, or one of that name is here."""
+    """Whether a name refers to a folder: it looks like a path, or a file of that name exists."""
     return model.startswith((".", "/", "~")) or os.path.exists(model) or not NAME.fullmatch(model.partition("@")[0])
 
 
 def _wanted(model: str) -> tuple[str, dict[str, Any]]:
-    """A hub name, and what to ask the hub for: weights and text files of the top folder, in the revision if named."""
+    """Return a hub name and the arguments of the download: weights and text files of the top folder, the revision."""
     name, _, revision = model.partition("@")
-    # Other formats of the same weights live in sub-folders; 1_Pooling says how an encoder's vectors are made.
+    # Sub-folders hold other formats of the same weights; 1_Pooling describes how an encoder pools its vectors.
     return name, {"revision": revision or None, "allow_patterns": WANTED, "ignore_patterns": ["[!1]*/*"]}
 
 
@@ -124,26 +124,26 @@ def _download(model: str, report: Report) -> Path:
     try:
         return Path(snapshot_download(name, tqdm_class=_bar(report), **wanted))
     except GatedRepoError:
-        why = "the hub gives it only to those who accepted its terms; accept them there and set HF_TOKEN"
+        why = "it is open only to users who accepted its terms; accept them on the hub and set HF_TOKEN"
     except RepositoryNotFoundError:
         why = "the hub knows no such model (a private one needs HF_TOKEN)"
     except RevisionNotFoundError:
         why = "the hub has no such revision of it"
     except HFValidationError:
-        why = "it is neither a folder nor a name that the hub could have"
+        why = "it is neither a folder nor a valid name on the hub"
     except LocalEntryNotFoundError as error:
         state = "has a fault" if isinstance(error.__cause__, HfHubHTTPError) else "cannot be reached"
         why = f"it is neither a folder nor in the Hugging Face cache, and the hub {state}; copy it here or try again"
     except HfHubHTTPError as error:
         why = f"the hub answered with status {error.response.status_code}; try again later"
-    except Exception as error:  # of disk or network; the hub's library has those of its HTTP client come through
+    except Exception as error:  # disk or network; huggingface_hub passes on its HTTP client's errors
         what = getattr(error, "strerror", None) or type(error).__name__
         why = f"the download failed ({what}); check disk and network, and try again"
     raise ModelMissing(f"{model} cannot be served: {why}.")
 
 
 def _bar(report: Report) -> type:
-    """A class with tqdm's interface that reports the share of bytes instead of drawing."""
+    """Return a class with tqdm's interface that reports the downloaded share of bytes instead of drawing a bar."""
     from huggingface_hub.utils import tqdm
 
     lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""A model in a script or a notebook, without a server: ``LLM().generate("…")``, ``.chat``, ``.stream``, ``.embed``.
+"""Use a model in a script or notebook without a server: ``LLM().generate("…")``, ``.chat``, ``.stream``, ``.embed``.
 
-Options are read and answers made by what serves HTTP; only bytes and sockets are missing. An event loop in a thread of
-its own drives it all, so that the methods work from plain code, from notebooks (whose own loop is busy), and, in their
-``a…`` forms, from any other loop.
+The code that serves HTTP also reads the options and produces the answers here; only bytes and sockets are left out. An
+event loop in its own thread runs everything, so the methods work in plain code, in notebooks (whose own loop is busy)
+and, in their ``a…`` forms, from any other event loop.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from parley.types import Delta, Done, Event, Grammar, Reason, Request, Scored, S
 
 T = TypeVar("T")
 Input = str | list[int]  # text or token ids
-Turn = dict[str, Any]  # a message as the OpenAI API has it
+Turn = dict[str, Any]  # a message in the OpenAI API's format
 
-UNBOUNDED = 1 << 40  # a script waits for its own work; nobody else is kept out by it
+UNBOUNDED = 1 << 40  # queue limit: a script waits for its own work, so there are no other clients to protect
 
 
 @dataclasses.dataclass
 class Completion:
-    """One choice. ``text`` is the answer proper; ``tokens`` are filled when log-probabilities were asked for."""
+    """One choice. ``text``: the answer without reasoning and calls; ``tokens``: filled if logprobs were requested."""
 
     text: str = ""
     reasoning: str = ""
@@ -56,7 +56,7 @@ class Completion:
 
 @dataclasses.dataclass
 class Answer:
-    """The answer to one prompt: ``n`` completions, and the prompt's own tokens when they were asked for."""
+    """The answer to one prompt: ``n`` completions, and the prompt's own tokens if they were requested."""
 
     completions: list[Completion]
     usage: Usage
@@ -64,22 +64,22 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The text of the first completion."""
+        """Return the text of the first completion."""
         return self.completions[0].text
 
 
 class LLM:
-    """A model, loaded when the object is made. ``model``: a folder, a hub name, or None for the built-in one.
+    """A model, loaded by the constructor. ``model``: a folder, a hub name, or None for the built-in one.
 
-    ``settings`` are the fields of ``parley.types.Settings`` (``dtype="float32"``, ``kv_memory=1 << 30``, …);
-    ``adapters``: folders as PEFT writes them, by name; ``adapter="name"`` chooses one in every method.
-    ``in_process`` False runs the engine in a process of its own. Raises hub.ModelMissing or
-    engine.protocol.EngineFailed. Use it as a context manager or ``close`` it to give the memory back.
+    ``settings`` are the fields of ``parley.types.Settings`` (``dtype="float32"``, ``kv_memory=1 << 30``, …).
+    ``adapters``: folders of LoRA adapters in PEFT's format, by name; ``adapter="name"`` selects one in every method.
+    ``in_process=False`` runs the engine in a separate process. Raises hub.ModelMissing or engine.protocol.EngineFailed.
+    Use it as a context manager or call ``close`` to free the memory.
 
-    Options of the generating methods are the members of the OpenAI API's bodies with vLLM's extras, as the server
-    reads them: ``temperature``, ``top_p``, ``seed``, ``max_tokens``, ``stop``, ``n``, ``logprobs``, ``tools``, … Wrong
-    ones raise ``errors.BadRequest``. Two are its own: ``schema``, a JSON schema that the answer follows, and
-    ``grammar``, any other form of it: a ``parley.types.Grammar``, or text in llguidance's Lark.
+    The generating methods take the members of the OpenAI API's bodies with vLLM's additions, as the server reads them:
+    ``temperature``, ``top_p``, ``seed``, ``max_tokens``, ``stop``, ``n``, ``logprobs``, ``tools``, … Wrong options
+    raise ``errors.BadRequest``. Two options exist only here: ``schema``, a JSON schema for the answer, and ``grammar``,
+    any other grammar for it: a ``parley.types.Grammar``, or text in llguidance's Lark.
     """
 
     def __init__(
@@ -106,22 +106,25 @@ class LLM:
             raise
 
     def generate(self, prompt: Input | Sequence[Input], **options: Any) -> Any:
-        """Continue a prompt (gives an Answer) or several at once (a list of them). Token ids may stand for text."""
+        """Continue one prompt (returns an Answer) or several at once (returns a list); each is text or token ids."""
         return self._wait(self._generate(prompt, options))
 
     def chat(self, messages: Sequence[Turn], **options: Any) -> Answer:
-        """Answer a conversation. ``chat_template_kwargs={"enable_thinking": True}`` is for the chat template."""
+        """Answer a conversation. ``chat_template_kwargs={"enable_thinking": True}`` goes to the chat template."""
         return self._wait(self._answer(_request(messages, options)))
 
     def embed(self, texts: Sequence[Input], **options: Any) -> list[list[float]]:
-        """A vector for each text, or list of token ids. ``dimensions=256`` cuts them, ``prompt_name="query"`` puts one
-        of the model's own prompts before the texts, ``truncate_prompt_tokens=-1`` cuts texts that are too long."""
+        """Return an embedding for each text or list of token ids.
+
+        ``dimensions=256`` shortens the vectors, ``prompt_name="query"`` puts one of the model's own prompts before the
+        texts, ``truncate_prompt_tokens=-1`` truncates texts that are too long.
+        """
         return self._wait(self._embed(texts, options))
 
     def stream(self, prompt: Input | Sequence[Turn], **options: Any) -> Iterator[str]:
-        """Pieces of the first completion's text as they are made. ``prompt`` is text, token ids or a conversation.
+        """Yield pieces of the first completion's text as they are generated.
 
-        Leaving the loop early cancels the work.
+        ``prompt`` is text, token ids or a conversation. Leaving the loop early cancels the request.
         """
         pieces = self._pieces(_request(prompt, options))
         try:
@@ -132,19 +135,19 @@ class LLM:
                 self._wait(pieces.aclose())
 
     async def agenerate(self, prompt: Input | Sequence[Input], **options: Any) -> Any:
-        """As ``generate``."""
+        """Do the same as ``generate``, as a coroutine."""
         return await self._follow(self._generate(prompt, options))
 
     async def achat(self, messages: Sequence[Turn], **options: Any) -> Answer:
-        """As ``chat``."""
+        """Do the same as ``chat``, as a coroutine."""
         return await self._follow(self._answer(_request(messages, options)))
 
     async def aembed(self, texts: Sequence[Input], **options: Any) -> list[list[float]]:
-        """As ``embed``."""
+        """Do the same as ``embed``, as a coroutine."""
         return await self._follow(self._embed(texts, options))
 
     async def astream(self, prompt: Input | Sequence[Turn], **options: Any) -> AsyncIterator[str]:
-        """As ``stream``."""
+        """Do the same as ``stream``, as an async generator."""
         pieces = self._pieces(_request(prompt, options))
         try:
             while (piece := await self._follow(_next(pieces))) is not None:
@@ -154,7 +157,7 @@ class LLM:
                 await self._follow(pieces.aclose())
 
     def close(self) -> None:
-        """End the engine and free its memory. Work that is still running ends with an error."""
+        """Stop the engine and free its memory. Requests that are still running end with an error."""
         if self._closed:
             return
         if self._model is not None:
@@ -171,7 +174,7 @@ class LLM:
         self.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run in our loop, and block the calling thread. An interrupted caller leaves no work behind."""
+        """Run a coroutine in our event loop and block until it ends. An interrupted caller cancels it."""
         future = self._begin(work)
         try:
             return future.result()
@@ -180,7 +183,7 @@ class LLM:
             raise
 
     async def _follow(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run in our loop, awaited from another."""
+        """Run a coroutine in our event loop, awaited from another loop."""
         return await asyncio.wrap_future(self._begin(work))
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -189,7 +192,7 @@ class LLM:
             raise RuntimeError("This LLM was closed.")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    # From here on: in our loop.
+    # The methods below run in our event loop.
 
     async def _generate(self, prompt: Input | Sequence[Input], options: dict[str, Any]) -> Answer | list[Answer]:
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
@@ -244,7 +247,7 @@ async def _next(pieces: AsyncGenerator[str, None]) -> str | None:
 
 
 class _Members(dict[str, Any]):
-    """The options as a body's members. Remembers which names were asked for, so that others are told as wrong."""
+    """The options as members of a body. Records the names that were read; all others are reported as unknown."""
 
     def __init__(self, members: dict[str, Any]):
         super().__init__(members)
@@ -264,7 +267,7 @@ class _Members(dict[str, Any]):
 
 
 def _request(prompt: Any, options: dict[str, Any]) -> Request:
-    """A Request for text, token ids or a conversation. Raises BadRequest for a wrong option or value."""
+    """Build a Request for text, token ids or a conversation. Raises BadRequest for a wrong option or value."""
     grammar = _form(options)
     options = {name: value for name, value in options.items() if name not in ("schema", "grammar")}
     request = _body(prompt, options)
@@ -274,7 +277,7 @@ def _request(prompt: Any, options: dict[str, Any]) -> Request:
 
 
 def _form(options: dict[str, Any]) -> Grammar | None:
-    """What ``schema`` or ``grammar`` say of the answer. Raises Invalid, WrongType."""
+    """Return the grammar that ``schema`` or ``grammar`` asks for. Raises Invalid, WrongType."""
     schema, grammar = options.get("schema"), options.get("grammar")
     if schema is not None and grammar is not None:
         raise Invalid("schema and grammar cannot both be given.", field="grammar")
@@ -293,7 +296,7 @@ def _body(prompt: Any, options: dict[str, Any]) -> Request:
 
 
 def _read(reply: Callable[[Fields, Head], Reply], body: dict[str, Any], context: int = 0) -> Request:
-    """What a body asks for. Raises BadRequest for a wrong option or value."""
+    """Read a body with a dialect's reply class. Raises BadRequest for a wrong option or value."""
     members = _Members({"model": "", **body})
     adapter = members.pop("adapter", None)
     request = reply(Fields(members), Head(secrets.token_hex(8), int(time.time()), "", context)).request

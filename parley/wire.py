@@ -1,7 +1,7 @@
-"""Frames on a stream socket: a 4-byte big-endian length, then that many bytes of msgpack.
+"""Frames on a stream socket: a 4-byte big-endian length, then that number of bytes of MessagePack.
 
-A stream socket is used because its end is an event: when a process dies, the other side reads end-of-file at once,
-and no time-out is needed to tell a dead peer from a slow one.
+A stream socket is used because its end is an event: when a process dies, the other side reads end-of-file at once, and
+no time-out is needed to distinguish a dead peer from a slow one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 
 HEADER = struct.Struct(">I")
-MAX_FRAME = 1 << 30  # a length beyond this is a corrupt stream, not a message
+MAX_FRAME = 1 << 30  # bytes; a larger length means a corrupt stream, not a message
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class BrokenFrame(Exception):
-    """The stream does not hold frames of this protocol, or ended inside one."""
+    """The stream does not contain frames of this protocol, or ended inside one."""
 
 
 def frame(message: Any) -> bytes:
-    """The message as one frame. Raises BrokenFrame when it is larger than MAX_FRAME."""
+    """Encode a message as one frame. Raises BrokenFrame if it is larger than MAX_FRAME."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME:
         raise BrokenFrame(f"message of {len(body)} bytes exceeds the frame limit of {MAX_FRAME}")
@@ -32,7 +32,7 @@ def frame(message: Any) -> bytes:
 
 
 def length(header: bytes, limit: int = MAX_FRAME) -> int:
-    """Body length announced by a header. Raises BrokenFrame when it is beyond the limit."""
+    """Return the body length in a header. Raises BrokenFrame if it is above the limit."""
     (size,) = HEADER.unpack(header)
     if size > limit:
         raise BrokenFrame(f"frame of {size} bytes exceeds the limit of {limit}")
@@ -40,7 +40,7 @@ def length(header: bytes, limit: int = MAX_FRAME) -> int:
 
 
 def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:
-    """The next message of a blocking socket, or None at a clean end of file. Raises BrokenFrame, OSError."""
+    """Return the next message of a blocking socket, None at a clean end of file. Raises BrokenFrame, OSError."""
     header = _read(sock, HEADER.size)
     if not header:
         return None
@@ -65,9 +65,9 @@ def _read(sock: socket.socket, size: int) -> bytes:
 async def read(
     reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[Any], limit: int = MAX_FRAME
 ) -> Any | None:
-    """The next message of an asyncio stream, or None at a clean end of file. Raises BrokenFrame, OSError.
+    """Return the next message of an asyncio stream, None at a clean end of file. Raises BrokenFrame, OSError.
 
-    ``limit``: bytes that a message may have.
+    ``limit``: largest message, in bytes.
     """
     try:
         header = await reader.readexactly(HEADER.size)

@@ -1,1 +1,1 @@
-"""Several instances as one server: a coordinator chooses among them, a controller gives them roles. No torch."""
+"""One server made of several instances: a coordinator schedules requests, a controller assigns roles. No torch."""

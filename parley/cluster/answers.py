@@ -1,4 +1,4 @@
-"""What a prefill instance answers, read; and what has to be mended in the results of servers that are not parley's.
+"""Parses the answers of prefill instances, and repairs the results of servers other than parley.
 
 Pure: bytes in, values out.
 """
@@ -18,7 +18,7 @@ WHOLE = [(b"content-type", b"application/json")]
 
 
 class BadAnswer(Exception):
-    """It is not what a prefill instance answers."""
+    """The body is not a valid answer of a prefill instance."""
 
 
 class _Answer(msgspec.Struct, rename={"req_id": "reqId", "stream": "isStream", "last": "isLastResp"}):
@@ -38,8 +38,11 @@ class _Refused(msgspec.Struct):
 
 
 class First(msgspec.Struct, gc=False):
-    """P's answer. ``headers`` and ``status`` begin the client's answer; ``exact``: P is parley's, and ``record`` is
-    what stands behind ``output`` (msgpack in base64)."""
+    """The answer of the prefill instance (P).
+
+    ``status`` and ``headers`` start the client's answer. ``native``: P is a parley server; ``record`` then holds the
+    engine outputs that produced ``output`` (MessagePack in base64).
+    """
 
     stream: bool
     last: bool
@@ -55,7 +58,7 @@ _REFUSED = msgspec.json.Decoder(_Refused)
 
 
 def first(body: bytes) -> First:
-    """Raises BadAnswer."""
+    """Parse the body of P's answer. Raises BadPrefillAnswer."""
     try:
         said = _ANSWER.decode(body)
         if said.last is None and (said.stream or said.output is not None):
@@ -76,7 +79,7 @@ def first(body: bytes) -> First:
 
 
 def refused(answer: Response) -> bool:
-    """Does P say that D had no room?"""
+    """Whether P reports that the decode instance (D) had no room."""
     if answer.status != 503:
         return False
     try:
@@ -86,7 +89,7 @@ def refused(answer: Response) -> bool:
 
 
 def misplaced(answer: Response) -> bool:
-    """Does P say that it is none, or is becoming something else? Its status will say so, too."""
+    """Whether P reports that it is not a prefill instance, or that its role is changing. Its status will say so too."""
     if answer.status not in (400, 503):
         return False
     try:
@@ -101,7 +104,7 @@ class _Head(msgspec.Struct):
 
 
 def head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
-    """Status and headers of an answer in one piece. Raises BadAnswer."""
+    """Parse the status and headers of an answer in one piece. Raises BadPrefillAnswer."""
     try:
         said = msgspec.json.decode(payload, type=_Head)
         return said.status, _coded(said.headers)
@@ -110,12 +113,12 @@ def head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
 
 
 def _coded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Headers as they go out. Raises UnicodeError."""
+    """Encode headers for the wire, with names in lower case. Raises UnicodeError."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def opening(payload: bytes) -> bool:
-    """Is this the chunk that opens a chat's stream, and nothing but that?"""
+    """Whether this chunk only opens a chat stream (a role, and no content)."""
     if b'"role"' not in payload or not payload.startswith(b"data:") or payload.count(b"data:") > 1:
         return False
     try:
@@ -130,7 +133,7 @@ def opening(payload: bytes) -> bool:
 
 
 def closed(payload: bytes, path: str) -> bytes:
-    """The end of a stream, with the mark that OpenAI's end with and that may be missing."""
+    """Return the end of a stream, with the ``[DONE]`` mark of OpenAI's streams added if it is missing."""
     if not path.endswith("/completions") or payload.endswith(DONE):
         return payload
     return payload + DONE

@@ -1,6 +1,6 @@
-"""Calls over gRPC that are handed to one instance as they are, their messages as bytes; what that says goes back.
+"""Passes gRPC calls through to one instance unchanged, messages as bytes, and returns its answers.
 
-For servers of another make, whose calls nobody here can read. Needs the extra ``grpc``.
+Used for servers other than parley, whose calls this process cannot parse. Needs the extra ``grpc``.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from parley.cluster.table import Table
 from parley.instance.heads import OWN
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
-UNSAID = "No instance that is ready says where it answers gRPC: its key grpc in the coordinator's file."
-DROPPED = frozenset(("user-agent", "te", "content-type"))  # metadata that belongs to one connection
-ORDER = {"mixed": 0, "decode": 1, "flex": 2, "prefill": 3}  # who rather takes a whole request
+UNSAID = "No ready instance has a gRPC address. Set the key grpc of the instance in the coordinator's file."
+DROPPED = frozenset(("user-agent", "te", "content-type"))  # metadata of one connection only
+ORDER = {"mixed": 0, "decode": 1, "flex": 2, "prefill": 3}  # preference by role for running a whole request
 
 
 class Bypass:
-    """The channels to instances, and who gets the next call."""
+    """The gRPC channels to instances, and the choice of an instance for each call."""
 
     def __init__(self, table: Table):
         self._table = table
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._open: dict[int, int] = {}  # calls, by instance
+        self._open: dict[int, int] = {}  # open calls by instance id
 
     async def call(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        """One call, whatever its kind: a single message is a stream of one."""
+        """Pass one call of any kind through to an instance; a unary call is a stream of one message."""
         instance = min((each for each in self._table.usable() if each.grpc), key=self._rank, default=None)
         if instance is None:
             unsaid = bool(self._table.usable())
@@ -51,7 +51,7 @@ class Bypass:
             async for message in call:
                 await context.write(message)
         except grpc.aio.AioRpcError:
-            pass  # which is what is told below
+            pass  # the status is reported below
         finally:
             self._open[instance.id] -= 1
             if not call.done():
@@ -61,6 +61,7 @@ class Bypass:
         context.set_details(await call.details())
 
     async def close(self) -> None:
+        """Close all channels."""
         for channel in self._channels.values():
             await channel.close()
 

@@ -1,4 +1,4 @@
-"""The client's side of a request: its body in, and out to it an answer that was made elsewhere. Knows no instance."""
+"""The client side of a request: reads its body, and writes an answer computed elsewhere. Knows no instance."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from parley.instance.heads import LOST, ORDERS, OWN, SHORT
 from parley.server.cycle import CYCLE, Cycle
 from parley.server.respond import Exchange
 
-# Of one connection, not of the request; or said anew for the next one.
+# Headers of one connection rather than of the request, or set anew for the next connection.
 HOP = CONNECTION | {b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"host", b"origin"}
 HELD = HOP | ORDERS
-BACK = (HOP - {b"content-encoding"}) | {b"date", b"server", LOST, SHORT}  # of an answer
+BACK = (HOP - {b"content-encoding"}) | {b"date", b"server", LOST, SHORT}  # headers of an answer that are not passed on
 
 
 class Caller(Exchange):
-    """One client's request."""
+    """The request of one client."""
 
     @property
     def cycle(self) -> Cycle:
+        """The HTTP connection's request-response cycle."""
         return self.scope[CYCLE]
 
     @property
     def target(self) -> bytes:
-        """Path and query as the client wrote them."""
+        """Path and query string exactly as the client sent them."""
         path, query = self.scope["raw_path"], self.scope["query_string"]
         return path + b"?" + query if query else path
 
     def forwarded(self) -> list[tuple[bytes, bytes]]:
-        """The headers that go on to an instance."""
+        """Return the client's headers that are forwarded to an instance."""
         dropped = HELD
         if named := self.headers.get(b"connection"):
             dropped = dropped | {name.strip().lower() for name in named.split(b",")}
@@ -37,11 +38,11 @@ class Caller(Exchange):
 
     @property
     def label(self) -> bytes:
-        """The name that the client has for its request, as clients of MindIE may."""
+        """The request id that the client chose, as clients of MindIE may; empty if none."""
         return self.headers.get(b"req-id", b"")
 
     def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head of an answer; it is written with the first part."""
+        """Set the head of the answer; it is written together with the first part."""
         self.status = status
         self.separate()
         if self.options.cors:
@@ -49,7 +50,7 @@ class Caller(Exchange):
         self.cycle.begin(status, headers)
 
     def _shared(self) -> list[tuple[bytes, bytes]]:
-        """What tells a browser that a page of another origin may read the answer, if it may."""
+        """Return the CORS headers that let a browser page of another origin read the answer, if its origin may."""
         origin, origins = self.headers.get(b"origin", b""), self.options.cors
         if not origin or ("*" not in origins and origin.decode("latin-1") not in origins):
             return []
@@ -59,16 +60,16 @@ class Caller(Exchange):
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *shared]
 
     def finish(self, data: bytes = b"") -> None:
-        """The last part."""
+        """Write the last part of the answer."""
         self.cycle.part(data, last=True)
         self.complete = True
 
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """An answer in one piece."""
+        """Write an answer in one piece."""
         self.begin(status, [*returned(headers), (b"content-length", b"%d" % len(body))])
         self.finish(body)
 
 
 def returned(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers of an instance's answer that go on to the client."""
+    """Return the headers of an instance's answer that are passed on to the client."""
     return [header for header in headers if header[0] not in BACK]

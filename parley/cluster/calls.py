@@ -1,7 +1,7 @@
-"""A call over gRPC on its way through the front: each message is a request there, as those of all APIs are.
+"""Runs a gRPC call through the front: each message becomes one HTTP-like request, as for every other API.
 
-Here is what stands for a connection: one message in, its answer out, alone or as several in a stream whose client may
-read slowly. Knows no instances.
+This module stands in for the HTTP connection: one message in, its answer out, alone or among others in a stream that
+the client may read slowly. Knows no instances.
 """
 
 from __future__ import annotations
@@ -18,43 +18,49 @@ from parley.dialects.triton.rpc.frames import Failure, Reader
 from parley.server.cycle import CYCLE
 from parley.server.statuses import Refused, status
 
-HOLD = 64 << 10  # bytes that wait for a client that does not read, from which on who answers waits as well
+HOLD = 64 << 10  # bytes waiting for a slow client, above which senders have to wait too
 UNREAD = "The answers were not read in time."
-FATAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)  # to all requests of a stream
+FATAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)  # these end the whole stream
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Answers:
-    """What goes to the client of a stream, one after the other. ``write`` takes a message when it has been read as far
-    as that; ``patience``: seconds that this may take."""
+    """The queue of answers to the client of a stream, sent in order.
+
+    ``write`` returns when the client has read enough to accept the message; ``write_timeout``: seconds that this may
+    take.
+    """
 
     def __init__(self, write: Callable[[bytes], Awaitable[None]], patience: float):
         self._write, self._patience = write, patience
         self._queue: asyncio.Queue[bytes | Refused | None] = asyncio.Queue()
-        self._waiting = 0  # bytes
+        self._waiting = 0  # bytes in the queue
         self._room = asyncio.Event()
         self._room.set()
 
     @property
     def full(self) -> bool:
+        """Whether more than HOLD bytes wait to be read."""
         return self._waiting > HOLD
 
     def put(self, message: bytes) -> None:
+        """Queue a message; never waits."""
         self._queue.put_nowait(message)
         self._waiting += len(message)
         if self.full:
             self._room.clear()
 
     def end(self, refused: Refused | None = None) -> None:
-        """Nothing comes behind that: the stream ends, in this way if it is not well."""
+        """End the stream after the messages queued so far, with the error if there is one."""
         self._queue.put_nowait(refused)
 
     async def room(self) -> None:
+        """Wait until the queue is no longer full."""
         await self._room.wait()
 
     async def run(self) -> None:
-        """Write until the end. Raises Refused."""
+        """Write messages until the end of the stream. Raises Refused."""
         while isinstance(message := await self._queue.get(), bytes):
             try:
                 async with asyncio.timeout(self._patience):
@@ -69,8 +75,10 @@ class Answers:
 
 
 class Cycle:
-    """One request and its answer, with the face of a connection's (``server.cycle``). ``answers``: of the stream that
-    it is part of, if it is."""
+    """One request and its answer, with the interface of ``web.connection.Cycle``.
+
+    ``answers``: the queue of the stream that the request belongs to; None for a unary call.
+    """
 
     whole = True
 
@@ -86,7 +94,7 @@ class Cycle:
         self._watchers: set[Callable[[], None]] = set()
 
     async def run(self, front: ASGIApp, method: str, path: str, headers: Headers, body: bytes = b"") -> bytes:
-        """Have a request answered: the answer, as far as it is not among the stream's. Raises Refused."""
+        """Run a request and return its answer, except for the parts written to the stream. Raises Refused."""
         self._request = body
         scope = {
             "type": "http",
@@ -113,20 +121,24 @@ class Cycle:
     async def _receive(self) -> Message:
         return {"type": "http.request", "body": self._request, "more_body": False}
 
-    # -- what the front has of a connection
+    # -- the interface that the front expects of a connection
 
     @property
     def response_started(self) -> bool:
+        """Whether a status has been set."""
         return self.status != 0
 
     @property
     def blocked(self) -> bool:
+        """Whether the client reads too slowly to send more now."""
         return self._answers is not None and self._answers.full
 
     def begin(self, status: int, headers: Headers) -> None:
+        """Set status and headers of the answer."""
         self.status, self.headers = status, dict(headers)
 
     def part(self, data: bytes, *, last: bool = False) -> bool:
+        """Accept a part of the answer; False if the sender should wait."""
         if self._aborted:
             return True
         self._complete = last
@@ -141,6 +153,7 @@ class Cycle:
         return not self._answers.full
 
     async def send(self, message: Message) -> None:
+        """Accept an ASGI message, once the stream's queue has room."""
         if self._answers is not None:
             await self._answers.room()
         if message["type"] == "http.response.start":
@@ -149,20 +162,24 @@ class Cycle:
             self.part(message.get("body", b""), last=not message.get("more_body", False))
 
     def abort(self) -> None:
+        """Cancel the answer unless it is complete, and notify the watchers."""
         self._aborted = not self._complete
         for departed in tuple(self._watchers):
             departed()
 
     def watch(self, departed: Callable[[], None]) -> bool:
+        """Call ``departed`` when the request is aborted; False if it already is."""
         self._watchers.add(departed)
         return not self._aborted
 
     def unwatch(self, departed: Callable[[], None]) -> None:
+        """Undo ``watch``."""
         self._watchers.discard(departed)
 
 
 def _sentence(body: bytes) -> str:
-    """What an error says: in the API's form, in that of paths that are nobody's, or as MindIE's coordinators put it."""
+    """Extract the message of an error body: in the API's form, in that of unknown paths, or as MindIE coordinators
+    write it."""
     try:
         error = msgspec.json.decode(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

@@ -1,7 +1,7 @@
-"""Choosing instances for requests: who waits, in which order they are served, who is refused, and what each holds.
+"""The instance scheduler: queueing, ordering, refusal and accounting of requests.
 
-What a request holds of its instances is released exactly once, P's part at its first token and all of it at its end,
-whatever happens in between. Who is chosen is a policy's affair; HTTP is its caller's.
+The resources that a request holds on its instances are always released exactly once: those of prefill at its first
+token, all others at its end. A policy picks the instances; HTTP is left to the caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parley.cluster.trend import ewma
 
 
 class Refused(Exception):
-    """A request is not taken: an HTTP status, its documented text, and when to come back, in seconds, if that helps."""
+    """A request is refused: HTTP status, documented text and, if useful, the seconds before a retry."""
 
     def __init__(self, status: int, text: str, retry_after: float | None = None):
         super().__init__(text)
@@ -32,8 +32,11 @@ class Refused(Exception):
 
 
 class Chosen:
-    """The instances of one attempt at a request. It is told of ``first``, ``token`` and ``end`` as they happen; each
-    may be called at any time and any number of times. As a context it ends by itself."""
+    """The instances of one attempt at a request, and the resources it holds there.
+
+    The caller reports ``first``, ``token`` and ``close_placement`` as they happen; each may be called at any time and
+    repeatedly. As a context manager it closes itself.
+    """
 
     __slots__ = ("_began", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
                  "ok", "p", "separate", "tokens")  # fmt: skip
@@ -44,12 +47,12 @@ class Chosen:
         self.separate = pair.p is not pair.d
         self.length = wanted.length
         self.tokens = 0
-        self.ok: bool | None = None  # None until it has ended
+        self.ok: bool | None = None  # None until the attempt has ended
         choice.open += 1
         choice.tally.chosen(self.separate)
         self._choice = choice
         asked = sight.asked(self.p)
-        self._fresh = self.p.prefill.tokens + asked.tokens  # tokens to be computed until its first
+        self._fresh = self.p.prefill.tokens + asked.tokens  # tokens to compute before its first token
         self._charges: tuple[Charge, Charge] = (
             self.p.prefill.charge(asked, self.separate),
             self.d.decode.charge(sight.asked(self.d)),
@@ -66,7 +69,7 @@ class Chosen:
         self.end(kind is None)
 
     def first(self) -> None:
-        """P has answered with its first token."""
+        """Report that P has answered with the first token."""
         if self._first or self.ok is not None:
             return
         now = self._choice.table.clock()
@@ -78,18 +81,18 @@ class Chosen:
         self._choice.wake()
 
     def refused(self) -> None:
-        """D has not taken the request over from P."""
+        """Report that D refused to take the request over from P."""
         self.p.refused(self.d, self._choice.table.clock())
 
     def token(self, count: int = 1) -> None:
-        """More tokens have come."""
+        """Report ``count`` further tokens."""
         if not self._second:
             self._moved()
         self._last = self._choice.table.clock()
         self.tokens += count
 
     def _moved(self) -> None:
-        """D's first token has come."""
+        """Record D's first token."""
         self.first()
         self._second = self._choice.table.clock()
         if self.separate:
@@ -100,7 +103,7 @@ class Chosen:
             self._choice.tally.moved(gap)
 
     def end(self, ok: bool = True) -> None:
-        """It is over, well or not."""
+        """End the attempt, successfully or not, and release all it holds."""
         if self.ok is not None:
             return
         self.ok = ok
@@ -121,7 +124,7 @@ class Chosen:
 
 
 def policy(options: Options) -> Policy:
-    """The one that the configuration names."""
+    """Return the policy that the configuration names."""
     if options.algorithm_type == "cache_affinity":
         return CacheAffinity(options)
     if options.scheduler_type == "default_scheduler":
@@ -130,7 +133,7 @@ def policy(options: Options) -> Policy:
 
 
 class _Waiting:
-    """A request that nobody has room for, in the order of its coming."""
+    """A queued request; ``number`` is its order of arrival."""
 
     __slots__ = ("future", "number", "wanted")
 
@@ -146,7 +149,7 @@ ORDER: dict[int, Callable[[_Waiting], tuple[int, int]]] = {
 
 
 class Choice:
-    """Chooses for one cluster."""
+    """The scheduler of one cluster: places requests on instances, and queues those that find no room."""
 
     def __init__(self, table: Table, tally: Tally | None = None):
         self.table = table
@@ -154,25 +157,26 @@ class Choice:
         self.tally = tally or Tally(self.options.slo_ttft, self.options.slo_tpot)
         self._policy = policy(self.options)
         self._queue: list[_Waiting] = []
-        self.open = 0  # requests that were given to instances and have not ended
+        self.open = 0  # requests that are placed on instances and have not ended
         self._number = 0
         self._woken = False
         table.watchers.append(self._changed)
 
     @property
     def waiting(self) -> int:
+        """Number of queued requests."""
         return len(self._queue)
 
     @property
     def goodput(self) -> float:
-        """Of the requests that came and are over, refused ones among them, those that were good."""
+        """The share of finished requests, refused ones included, that met their objectives."""
         over = self.tally.requests - self.open - self.waiting
         return min(1.0, self.tally.good / over) if over > 0 else 0.0
 
     async def choose(self, wanted: Wanted) -> Chosen:
-        """Instances for a request, as soon as there is room. Raises Refused.
+        """Place a request on instances as soon as there is room. Raises RequestRefused.
 
-        Who is cancelled while waiting holds nothing. One that was chosen is to be told of its end.
+        A request cancelled while it waits holds nothing. The caller must end the placement that is returned.
         """
         self.tally.asked(wanted.attempt)
         usable = self.table.usable()
@@ -211,19 +215,19 @@ class Choice:
                 self._queue.remove(each)
 
     def possible(self) -> bool:
-        """Can requests be served at all?"""
+        """Whether the cluster can serve requests at all."""
         return self._possible(self.table.usable())
 
     def _possible(self, usable: Sequence[Instance]) -> bool:
         return self.table.complete(usable) or (self.options.fallback and any(each.extended for each in usable))
 
     def _try(self, wanted: Wanted, usable: Sequence[Instance]) -> Chosen | None:
-        """Raises Refused; None if there is no room now."""
+        """Place a request now; None if there is no room. Raises RequestRefused."""
         able, now = self._able(wanted, usable), self.table.clock()
         others = [each for each in able if each.id not in wanted.avoid] if wanted.avoid else able
         sight = Sight(wanted, others, now)
         pair = self._policy.pick(sight)
-        if pair is None and wanted.avoid:  # who failed it once is better than nobody
+        if pair is None and wanted.avoid:  # an instance that failed the request once is better than none
             sight = Sight(wanted, able, now)
             pair = self._policy.pick(sight)
         if pair is None:
@@ -235,9 +239,9 @@ class Choice:
         return Chosen(self, pair, sight)
 
     def _admit(self, wanted: Wanted, pair: Pair) -> None:
-        """Refuse what would be late because of others: its first token, or those behind it. Raises Refused.
+        """Refuse a request whose first or later tokens would be late because of others. Raises RequestRefused.
 
-        Who has got a part of its answer is never refused.
+        A request that has received a part of its answer is never refused.
         """
         deadlines = [each for each in (wanted.deadline, self.options.slo_ttft) if each is not None]
         if deadlines and pair.first is not None:
@@ -251,9 +255,9 @@ class Choice:
                 raise self._refused(429, words.TOO_MANY, after)
 
     def _able(self, wanted: Wanted, usable: Sequence[Instance]) -> Sequence[Instance]:
-        """Usable instances that have the model. Where nobody has it, any of them may say so to the client.
+        """Return the usable instances that have the model. If no instance has it, return all: any may report that.
 
-        An answer that has begun goes on with the same weights only, whatever their name.
+        An answer that has begun can only continue on the same weights; their name does not matter.
         """
         if wanted.layout:
             usable = [each for each in usable if each.layout in ("", wanted.layout)]
@@ -268,7 +272,7 @@ class Choice:
         self.wake()
 
     def wake(self) -> None:
-        """Something has become free, or somebody is there again: see who can go on, once in this round of the loop."""
+        """Retry queued requests, once per event-loop iteration: resources were freed, or an instance became usable."""
         if self._queue and not self._woken:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._serve)
@@ -276,7 +280,7 @@ class Choice:
     def _serve(self) -> None:
         self._woken = False
         usable = self.table.usable()
-        full: set[str] = set()  # models for which the first that waits finds no room: nobody overtakes it
+        full: set[str] = set()  # models whose first queued request finds no room: later ones may not overtake it
         for each in tuple(self._queue):
             if each.future.done() or each.wanted.model in full:
                 continue

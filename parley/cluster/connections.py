@@ -1,6 +1,6 @@
-"""The coordinator's connections to its instances: one HTTP client and one feed of results for each, by the table.
+"""The coordinator's connections: one HTTP client and one result stream per instance.
 
-They come and go with the table's instances. Knows nothing of clients' requests but their ids.
+They are opened and closed as instances enter and leave the table. Of client requests this module knows only the ids.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class Connections:
-    """``seat``: says where the coordinator is; what one that was there before left behind at instances is nobody's.
-    ``context``: for instances behind https. ``secret``: the header that shows an instance who speaks to it; never
-    part of what is said for a client, but of orders."""
+    """The HTTP clients and result streams of all instances.
+
+    ``coordinator_id``: the coordinator id, the same after a restart; instances drop the results that they kept for an
+    earlier coordinator with this id. ``context``: TLS towards instances. ``secret_headers``: the header that
+    authenticates the coordinator to an instance; it is sent with the coordinator's own commands, never with client
+    requests forwarded unchanged.
+    """
 
     def __init__(self, table: Table, options: Options, seat: str, context: ssl.SSLContext | None = None):
-        self.name = draw().hex()  # under which instances keep results for this coordinator
+        self.name = draw().hex()  # identifies this coordinator's results at instances
         self._seat = seat
         self._table = table
         self._context = context
@@ -42,12 +46,13 @@ class Connections:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Follow the table from now on."""
+        """Connect to the table's instances, and follow its changes from now on."""
         self._table.watchers.append(self._changed)
         for instance in self._table:
             self._settle(instance)
 
     async def stop(self) -> None:
+        """Close all connections."""
         self._table.watchers.remove(self._changed)
         tasks = [task for _, task in self._feeds.values()]
         for task in tasks:
@@ -57,14 +62,15 @@ class Connections:
             upstream.close()
 
     def upstream(self, instance: Instance) -> Upstream:
+        """Return the HTTP client of an instance."""
         return self._upstreams.get(instance.url) or self._made(instance.url)
 
     def heard(self, instance: Instance) -> float:
-        """When anything came of it last, by time.monotonic; 0 for never."""
+        """Return when the instance last sent anything, by time.monotonic; 0 for never."""
         return self.upstream(instance).heard
 
     async def ask(self, url: str, method: str = "GET", body: bytes = b"", timeout: float = 5.0) -> tuple[int, bytes]:
-        """Status and body of any answer of an instance. Raises Unanswered."""
+        """Return status and body of an instance's answer; an error status is no exception. Raises Unanswered."""
         split = urlsplit(url)
         root = f"{split.scheme}://{split.netloc}"
         upstream = self._upstreams.get(root) or self._made(root)
@@ -82,20 +88,20 @@ class Connections:
         return made
 
     def feed(self, instance: Instance) -> Feed | None:
-        """Where its results come from, if they can."""
+        """Return the result stream of an instance; None if it has none."""
         found = self._feeds.get(instance.id)
         return found[0] if found is not None else None
 
-    # -- commands, of which nobody waits for the end
+    # -- commands whose completion is not awaited
 
     def halt(self, instance: Instance, id: str, model: str = "") -> None:
-        """End a request there, if it is running."""
+        """Abort a request on an instance, if it runs there."""
         names = [model] if model and model in instance.models else sorted(instance.models) or [model or "model"]
         for name in names:
             self._later(self._post(instance, b"/v2/models/%b/stopInfer" % quote(name, safe="").encode(), {"id": id}))
 
     async def flow(self, instance: Instance, id: str, pause: bool) -> None:
-        """Have it hold a request's results back, or no longer."""
+        """Pause or resume the results of a request on an instance."""
         await self._post(instance, b"/v1/dresult/flow", {"client": self.name, "id": id, "pause": pause})
 
     async def _post(self, instance: Instance, target: bytes, body: dict[str, Any]) -> None:
@@ -109,7 +115,7 @@ class Connections:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # -- the table's news
+    # -- changes of the table
 
     def _changed(self, instance: Instance, news: News) -> None:
         if news == "left":
@@ -123,7 +129,7 @@ class Connections:
         self._settle(instance)
 
     def _settle(self, instance: Instance) -> None:
-        """Have a feed of it, if it has results."""
+        """Open or close the result stream of an instance, by its role."""
         wanted = instance.extended or instance.role in ("decode", "flex")
         if wanted and instance.id not in self._feeds:
             feed = Feed(
@@ -142,7 +148,7 @@ class Connections:
             self._attached(instance, True)
 
     def _attached(self, instance: Instance, connected: bool, why: str = "") -> None:
-        """One that only prefills is of use without results as well."""
+        """Tell the table whether results can be received; an instance that only prefills is usable without."""
         self._table.attach(instance, connected or instance.role == "prefill", why)
 
     def _drop(self, instance: Instance) -> None:

@@ -1,8 +1,9 @@
-"""Gives instances their roles: the first one to those that have none, others when prefill and decode drift apart; and
-flex instances the share that keeps the two level.
+"""Assigns roles to instances: to those without one, and anew when prefill and decode loads drift apart. Flex instances
+get the prefill share that keeps the loads level.
 
-How many instances there are, and where, is not decided here (``place``). A role changes in the documented order: no new
-work, the running requests end, the role is given to it and to its peers, it is ready, work again. One at a time.
+The number and location of instances are decided elsewhere (``cluster.ray_client``). A role changes in the documented
+order: send no new work, let running requests end, send the role to the instance and its peers, wait until it is ready,
+send work again. One role changes at a time.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from parley.cluster.table import Table
 
 log = logging.getLogger("parley.cluster")
 
-TICK = 1.0  # seconds between two looks at what is to be done
-DEAD = 15.0  # seconds without an answer after which an instance's role may be given to another
-SWITCH = 60.0  # seconds that taking a role may need
-HOLD = 30.0  # seconds for which another share must have been wanted, and in which work is forgotten
+TICK = 1.0  # seconds between two control steps
+DEAD = 15.0  # seconds without an answer until an instance's role may go to another
+SWITCH = 60.0  # seconds that an instance may take to change its role
+HOLD = 30.0  # seconds that another share must have been better; also the time constant of the load average
 NOBODY = "none", "unknown", ""
 
 
 class Controller:
-    """``changes``: how many roles were given."""
+    """Runs the control loop. ``roles_changed``: the number of roles assigned so far."""
 
     def __init__(self, table: Table, choice: Choice, ask: Ask):
         self.table, self._choice, self._ask = table, choice, ask
@@ -44,10 +45,11 @@ class Controller:
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Start the control loop."""
         self._loop = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Leave everything as it is."""
+        """Stop the control loop, leaving all roles as they are."""
         left = [task for task in (self._loop, self._changing) if task is not None]
         for task in left:
             task.cancel()
@@ -58,11 +60,11 @@ class Controller:
             try:
                 self.step()
             except Exception:
-                log.exception("A look at the instances failed.")
+                log.exception("The controller's check of the instances failed.")
             await asyncio.sleep(TICK)
 
     def step(self) -> None:
-        """Look at everything once, and begin what is to be done."""
+        """Observe the load once, and start a change if one is due."""
         now = self.table.clock()
         own, flex = self._work("prefill", "decode"), self._work("flex")
         own = Work(own.prefill + self._waiting(), own.decode)
@@ -79,8 +81,8 @@ class Controller:
     # -- roles
 
     def _work(self, *roles: str) -> Work:
-        """What those with these roles have to do, in instances: prefills that come, by what they take, and how full
-        those are that decode."""
+        """Return the load of instances with these roles, in instances: prefill by the time its requests take, decode by
+        how full the instances are."""
         options = self.table.options
         prefill = decode = 0.0
         for each in self.table.usable():
@@ -95,12 +97,12 @@ class Controller:
         return Work(prefill, decode)
 
     def _waiting(self) -> float:
-        """Requests that nobody has room for want an instance as well."""
+        """Return the load of queued requests, in instances."""
         slots = [each.slots for each in self.table.usable()] or [1]
         return self._choice.waiting * len(slots) / sum(slots)
 
     def _needed(self, now: float) -> tuple[Instance, str] | None:
-        """Who is to get which role, if anybody."""
+        """Return the instance that needs another role, and the role; None if roles can stay."""
         options = self.table.options
         roleless = [each for each in self.table if each.seen and not each.lost and each.role in NOBODY]
         ps, ds = self._of("prefill"), self._of("decode")
@@ -126,7 +128,7 @@ class Controller:
         return (_least(ds), "prefill") if step > 0 else (_least(ps), "decode") if step < 0 else None
 
     def _uneven(self, now: float) -> tuple[Instance, int] | None:
-        """Which flex instance is to have which share, if any another one."""
+        """Return the flex instance that needs another prefill share, and the share in percent; None if none does."""
         flex = self._of("flex")
         if not flex or not self.table.options.auto_ratio:
             return None
@@ -136,13 +138,13 @@ class Controller:
         return (flex[found[0]], found[1]) if found else None
 
     async def _divide(self, instance: Instance, share: int) -> None:
-        """Give a flex instance another share; nothing has to end for it."""
+        """Send a flex instance another share; running requests are not affected."""
         if await self._give(instance, "flex", self._others(instance), share):
             log.info("Instance %d has %d %% for prefill.", instance.id, share)
             instance.p_percentage = share
 
     def _others(self, instance: Instance) -> list[Instance]:
-        """Those of its group that only prefill or only decode."""
+        """Return the usable instances of the same group that only prefill or only decode."""
         roles = ("prefill", "decode")
         return [
             each
@@ -154,11 +156,11 @@ class Controller:
         return [each for each in self.table.usable() if each.role == role]
 
     def _absent(self) -> bool:
-        """Is somebody not there who may come back?"""
+        """Whether an instance with a role is lost, and may come back."""
         return any(each.role in ("prefill", "decode") and each.lost for each in self.table)
 
     def _gone(self, role: str, now: float) -> bool:
-        """Have all that had the role been away for long?"""
+        """Whether all instances of the role have been silent for more than ABSENT_SECONDS."""
         return all(now - each.answered > DEAD for each in self.table if each.role == role)
 
     def _rarer(self, p: int, d: int) -> str:
@@ -167,9 +169,9 @@ class Controller:
         return "prefill" if p * d_rate <= d * p_rate else "decode"
 
     async def _change(self, instance: Instance, role: str) -> None:
-        """Give an instance a role, in the documented order."""
+        """Change an instance's role, in the documented order."""
         options, before = self.table.options, instance.role
-        log.info("Instance %d is to change from %s to %s.", instance.id, before, role)
+        log.info("Changing instance %d from %s to %s.", instance.id, before, role)
         self.table.change(instance, True)
         try:
             await self._until(lambda: idle(instance), options.tasks_end_wait_seconds)
@@ -195,14 +197,14 @@ class Controller:
         return True
 
     async def _give(self, instance: Instance, role: str, peers: list[Instance], share: int | None = None) -> bool:
-        """POST a role, and the share that it has as flex. Was it taken?"""
+        """Send a role (and, for flex, the prefill share) to an instance; True if it accepted."""
         try:
             percent = instance.p_percentage if share is None else share
             local: dict[str, Any] = {**named(instance), "p_percentage": percent}
             body = msgspec.json.encode({"local": local, "peers": [named(peer) for peer in peers]})
             status, said = await self._ask(f"{instance.management}/v1/role/{quote(role)}", "POST", body)
         except (Unanswered, ValueError) as error:
-            log.warning("Instance %d could not be given the role %s: %s", instance.id, role, error)
+            log.warning("Cannot give instance %d the role %s: %s", instance.id, role, error)
             return False
         if status != 200:
             log.warning("Instance %d refused the role %s: %s", instance.id, role, said[:200].decode("utf-8", "replace"))
@@ -210,12 +212,12 @@ class Controller:
 
 
 def _least(instances: list[Instance]) -> Instance:
-    """The one that is soonest done with what it has."""
+    """Return the instance with the fewest running requests."""
     return min(instances, key=lambda each: (each.tasks, each.id))
 
 
 def named(instance: Instance) -> dict[str, Any]:
-    """An instance as a role's body names it. Raises ValueError when it is known by a name and not by an address."""
+    """Describe an instance for the body of a role request. Raises ValueError if it has a host name and no address."""
     host, _, port = instance.peer.partition(";")
     host = host.strip("[]") or urlsplit(instance.url).hostname or ""
     if host == "localhost":

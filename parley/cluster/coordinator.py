@@ -1,4 +1,4 @@
-"""The coordinator's process: its ports, what it holds together, and its end. Nothing of a request is here."""
+"""The coordinator process: its ports, its components, and its shutdown. Handles no requests itself."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("parley.cluster")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-DRAIN = 30.0  # seconds that open requests have after the first signal
-GRACE = 1.0  # seconds to tell those an error that did not end
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one after each start of the kernel
-LOOK = 0.05  # seconds between two looks whether they have ended
+DRAIN = 30.0  # seconds that open requests have to finish after the first signal
+GRACE = 1.0  # seconds to send an error to the requests that did not finish
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # differs after each boot of the kernel
+LOOK = 0.05  # seconds between two checks whether requests are still open
 
 
 class Port(NamedTuple):
-    """Where it listens, and what answers there."""
+    """A listening socket and the application that answers on it."""
 
     name: str
     host: str
@@ -60,7 +60,7 @@ class Port(NamedTuple):
 
 
 class Coordinator:
-    """One process: ``run`` is its life."""
+    """The coordinator process, from construction through ``run_until_stopped`` to its exit code."""
 
     def __init__(self, options: Options, sockets: dict[str, tuple[str, socket.socket]], access_log: bool = True):
         self.options = options
@@ -74,8 +74,8 @@ class Coordinator:
         self.management = Management(self.table, self.choice, self.connections.ask, hosts.get("management", host))
         self.metrics = Metrics(self.table, self.choice, self.connections.ask, hosts.get("metrics", host))
         status = Status(self.table, self.choice, self.management, hosts.get("status", host))
-        most = options.max_requests if options.strict else 2 * options.max_requests  # rather an answer than none
-        room = Room.greatest(2)  # a client's connection, and that to an instance
+        most = options.max_requests if options.strict else 2 * options.max_requests  # room to answer refused requests
+        room = Room.greatest(2)  # descriptors per request: the client's connection and one to an instance
         served = replace(port_options(options, host), access_log=access_log, connections=most, room=room)
         self.front = Front(
             self.choice,
@@ -101,7 +101,7 @@ class Coordinator:
         self._rpc: rpc.Port | None = None
 
     async def run(self, *, signals: bool = True) -> int:
-        """Until a signal, or ``stop``: its exit code."""
+        """Serve until a signal or ``request_stop``; return the exit code."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS if signals else ():
             loop.add_signal_handler(number, self._signalled, number)
@@ -135,15 +135,15 @@ class Coordinator:
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
 
     def stop(self) -> None:
-        """End, as after a signal; the second time at once."""
+        """Shut down as after a signal; called a second time, at once."""
         (self._force if self._stop.is_set() else self._stop).set()
 
     async def _listen(self) -> list[str]:
-        """Listen for gRPC as well, if that is wanted: what is said of it. Raises OSError."""
+        """Open the gRPC port if it is configured; return the banner lines for it. Raises OSError."""
         if self.options.grpc_port is None:
             return []
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
-        from parley.cluster import rpc  # needs packages that nothing else needs
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages on standard error do not follow our log format
+        from parley.cluster import rpc  # imports packages of the extra "grpc"
 
         self._rpc = rpc.Port(self.table, self.front, self.options)
         return [f"  {'gRPC':<10} {await self._rpc.start(self.options.host, self.options.grpc_port)}"]
@@ -153,7 +153,7 @@ class Coordinator:
         await asyncio.gather(*(server.serve(sockets=[port.sock]) for server, port in pairs))
 
     async def _drain(self) -> None:
-        """Let open requests end for a while, then with an error, and take no more."""
+        """Take no more requests; let open ones finish for DRAIN_SECONDS, then end them with an error."""
         self.front.stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN):
@@ -174,17 +174,17 @@ class Coordinator:
         lines = [
             f"  {port.name:<10} {banner.address(port.host, port.sock.getsockname()[1], secure)}" for port in self._ports
         ]
-        if self.options.tls.clients is not None:  # those who may are known
+        if self.options.tls.clients is not None:  # clients are authenticated
             return lines
         public = [(port.name, port.host) for port in self._ports if not is_loopback(port.host)]
         changing = [] if self.options.secret else [place for place in public if place[0] == "management"]
         telling = [place for place in public if place[0] in ("management", "metrics", "status")]
         if changing:
-            told = "may change which instances there are, and end them; a secret would keep others out"
+            told = "may add and remove instances, and shut them down; set a secret to keep others out"
             lines.append(banner.warning(changing, told))
         if telling:
             told = (
-                "may see which instances there are and what they do; certificates ([tls] clients) would keep others out"
+                "may see the instances and their activity; set client certificates ([tls] clients) to keep others out"
             )
             lines.append(banner.warning(telling, told))
         return lines
@@ -194,7 +194,7 @@ class Coordinator:
 
 
 def run(options: Options, log_format: str = "text", access_log: bool = True) -> int:
-    """Coordinate until a signal: the exit code."""
+    """Run a coordinator until a signal; return the exit code."""
     keep_standard_streams()
     logs.set_up("json" if log_format == "json" else "text")
     with contextlib.ExitStack() as stack:
@@ -218,7 +218,7 @@ def run(options: Options, log_format: str = "text", access_log: bool = True) -> 
 
 
 def ports(options: Options) -> Sequence[tuple[str, str, int]]:
-    """Names, addresses and numbers of the ports that are wanted."""
+    """Return name, host and port number of each configured port."""
     others = (
         ("management", options.management_host, options.management_port),
         ("metrics", options.metrics_host, options.metrics_port),
@@ -229,10 +229,10 @@ def ports(options: Options) -> Sequence[tuple[str, str, int]]:
 
 
 def seat(host: str, sock: socket.socket) -> str:
-    """What a coordinator that is started again has in common with the one before: where it is.
+    """Return the coordinator id: the same when a coordinator is started again in the same place.
 
-    Names of hosts may be equal, but not the ids of their kernels' runs. What is left are containers of one host that
-    were given one name: instances see to it that they do not disturb each other (``Results.serve``).
+    Host names may collide, but the kernel's boot ids do not. Two containers of one host with the same name still
+    share an id; instances make sure that they do not disturb each other (``Results.serve``).
     """
     kernel = BOOT.read_text().strip() if BOOT.exists() else ""
     place = f"{kernel} {socket.gethostname()} {host} {sock.getsockname()[1]}"
@@ -240,7 +240,7 @@ def seat(host: str, sock: socket.socket) -> str:
 
 
 def port_options(options: Options, host: str) -> ServerOptions:
-    """How the coordinator's keys read for a port."""
+    """Convert the coordinator's options to the server options of a port."""
     return ServerOptions(
         host=host,
         cors=options.cors_origin,
@@ -253,7 +253,7 @@ def port_options(options: Options, host: str) -> ServerOptions:
 
 
 def front_tls(given: Tls) -> ssl.SSLContext | None:
-    """What clients' connections are encrypted with, if they are. Raises BadTls."""
+    """Return the TLS context for clients' connections; None for plain HTTP. Raises BadTls."""
     if given.certificate is None or given.key is None:
         return None
     clients = (Path(given.clients),) if given.clients else ()
@@ -261,7 +261,7 @@ def front_tls(given: Tls) -> ssl.SSLContext | None:
 
 
 def towards(given: Tls) -> ssl.SSLContext | None:
-    """What connections to instances behind https are encrypted with; None: as usual. Raises BadTls."""
+    """Return the TLS context for https connections to instances; None for the default. Raises BadTls."""
     if given.ca is None:
         return None
     with tls.using(Path(given.ca)):

@@ -1,8 +1,8 @@
-"""Many instances' pages of metrics as one: the same series added up, whatever they are.
+"""Merges the metrics pages of several instances into one page, adding up equal series.
 
-Counters, histograms and gauges are sums. Shares are not: those of a cache are means weighted by its size, and hit rates
-are made anew from the numbers behind them. What only informs says 1. Knows Prometheus' text format, and of names only
-what makes such a share.
+Counters, histograms and gauges are summed. Ratios are not: cache ratios are averaged, weighted by cache size, and hit
+rates are recomputed from their counters. Series that only carry labels (``_info``) get the value 1. Knows Prometheus'
+text format, and only the names needed to recognise such ratios.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 SERIES = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
-SHARES = ("_perc", "_usage", "_rate", "_ratio", "_fraction", "start_progress")  # ends of names of means
-RATES = {  # hit rates by the series that they are made of
+SHARES = ("_perc", "_usage", "_rate", "_ratio", "_fraction", "start_progress")  # name suffixes of averaged gauges
+RATES = {  # hit rate -> the counters (hits, lookups) that it is computed from
     "npu_prefix_cache_hit_rate": ("npu_radix_match_hit_num", "all_radix_match_num"),
 }
 
 
 def gather(pages: Sequence[tuple[str, float]]) -> str:
-    """``pages``: each with its weight. Series stand in the order in which they first came, below their head."""
+    """Merge ``pages``, each with its weight. Series keep the order of first appearance, below their HELP and TYPE."""
     heads: dict[str, list[str]] = {}
     order: dict[str, dict[str, list[tuple[float, float]]]] = {}  # head -> series -> values and weights
     kinds: dict[str, str] = {}

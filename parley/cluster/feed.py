@@ -1,8 +1,8 @@
-"""The one long connection over which an instance's results come, for all requests that it decodes.
+"""The result stream: one long connection that carries the results of all requests an instance decodes.
 
-Who waits for results says under which id. When the connection breaks it is made again; an instance of parley's own
-goes on where it broke, with any other the frames in between are lost, and so are its requests. Knows frames, and not
-what they mean.
+Callers register the request id they wait for. A broken connection is opened again; a parley instance then continues
+after the last frame received, while other servers lose the frames in between, and their requests fail. Knows frames,
+not their meaning.
 """
 
 from __future__ import annotations
@@ -17,28 +17,33 @@ from typing import Protocol
 from parley.cluster.upstream import Broken, Connection, Headers, Unreachable, Upstream
 from parley.instance.frames import BadFrame, Frame, Reader
 
-SILENCE = 12.0  # seconds without a byte, heartbeats included, after which a connection is held to be dead
-BACK = 2.0  # seconds that a new request waits for a broken connection
-RESUME = 15.0  # seconds in which a broken connection must be back
-PLAIN = 0.1  # seconds after which an instance that has not said that it is parley is taken to be another
-PAUSE = 0.005  # seconds after which a payload that may have a NUL of its own is taken to have none
+SILENCE = 12.0  # seconds without a byte (heartbeats included) until a connection counts as dead
+BACK = 2.0  # seconds that a new request waits for a broken connection to recover
+RESUME = 15.0  # seconds until a broken connection can no longer be resumed
+PLAIN = 0.1  # seconds without an epoch frame until the instance counts as a server other than parley
+PAUSE = 0.005  # seconds until a payload that may be cut at a NUL byte counts as complete
 AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
-ALARM = 5  # attempts in a row that failed, after which somebody should know
-STRANGERS = 4096  # ids whose frames nobody wants that are remembered
+ALARM = 5  # failed attempts in a row until an alarm is raised
+STRANGERS = 4096  # ids of orphaned requests that are remembered
 
 
 class Receiver(Protocol):
-    """Who waits for the frames of a request."""
+    """Receives the frames of one request."""
 
-    def take(self, frame: Frame) -> None: ...
+    def take(self, frame: Frame) -> None:
+        """Handle the next frame of the request."""
 
     def lost(self, reason: str) -> None:
-        """No more frames will come."""
+        """The result stream failed: no more frames will come."""
 
 
 class Feed:
-    """``client``: the coordinator's name; ``seat``: where it is. ``attached`` is told whether results can be received,
-    and, once that has lasted, why not; ``stray`` of the id of a request that sends results and that nobody knows."""
+    """The result stream of one instance.
+
+    ``coordinator_name``, ``coordinator_id``: identify this coordinator. ``on_attached`` is called with whether results
+    can be received and, once a failure lasts, the reason. ``on_orphan`` is called with the id of an orphaned request:
+    one that sends results without a receiver.
+    """
 
     def __init__(
         self,
@@ -49,26 +54,26 @@ class Feed:
         stray: Callable[[str], None] = lambda id: None,
         headers: Headers = (),
     ):
-        self.exact = False  # it is parley's: frames are counted, and can be sent again
+        self.exact = False  # the instance is parley: frames are counted and can be sent again
         self.connected = False
-        self.replaced = False  # another coordinator has taken the place that a plain instance has for one
+        self.replaced = False  # another coordinator took over the stream; servers other than parley have only one
         self.bytes = 0
         self._upstream, self._client, self._seat, self._headers = upstream, client, seat, headers
         self._attached, self._stray = attached, stray
         self._receivers: dict[bytes, Receiver] = {}
-        self._up = asyncio.Event()  # as ``connected``
+        self._up = asyncio.Event()  # set while ``connected``
         self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
-        self._number = 0  # frames of this epoch that were read over earlier connections
+        self._number = 0  # frames of this epoch received over earlier connections
         self._heard = 0.0
         self._accepted = False
         self._reader = Reader()
         self._connection: Connection | None = None
-        self._ended: asyncio.Future[str] | None = None  # why the connection did
+        self._ended: asyncio.Future[str] | None = None  # the reason why the connection ended
         self._flushing: asyncio.TimerHandle | None = None
 
     async def ready(self) -> bool:
-        """Can results come? If not, wait a moment for the connection to be back."""
+        """Return whether results can be received; wait up to RECONNECT_WAIT seconds for a broken connection."""
         if not self.connected:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BACK):
@@ -76,15 +81,15 @@ class Feed:
         return self.connected
 
     def open(self, id: str, receiver: Receiver) -> None:
-        """Have ``receiver`` get the frames of a request."""
+        """Register ``receiver`` for the frames of a request."""
         self._receivers[id.encode()] = receiver
 
     def close(self, id: str) -> None:
-        """Nobody waits for them any more."""
+        """Unregister the receiver of a request."""
         self._receivers.pop(id.encode(), None)
 
     async def run(self) -> None:
-        """Keep the connection up until cancelled."""
+        """Keep the connection open until cancelled."""
         failures, since = 0, 0.0
         try:
             while not self.replaced:
@@ -95,7 +100,7 @@ class Feed:
                 except Unreachable as error:
                     reason = str(error)
                     if error.refused:
-                        since = 0.0  # it is not there, and another in its place would know nothing
+                        since = 0.0  # nothing listens there, and a successor of the process could not resume
                 failures += 1
                 if self._receivers and (not self.exact or time.monotonic() - since > RESUME):
                     self.fail(reason)
@@ -107,13 +112,13 @@ class Feed:
             self.fail("The instance is not used any more.")
 
     def fail(self, reason: str) -> None:
-        """All requests are lost here."""
+        """Fail all requests that wait for results on this stream."""
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
             receiver.lost(reason)
 
     async def _live(self) -> str:
-        """One connection, from its beginning to its end: why that came. Raises Unreachable."""
+        """Run one connection from beginning to end; return why it ended. Raises InstanceUnreachable."""
         loop = asyncio.get_running_loop()
         target = b"/dresult?client=%b&seat=%b" % (self._client.encode(), self._seat.encode())
         self._number += self._reader.number
@@ -130,7 +135,7 @@ class Feed:
                 self._connect()
                 await asyncio.wait((self._ended,), timeout=SILENCE / 4)
                 if not self._ended.done() and loop.time() - self._heard > SILENCE:
-                    return "Nothing was heard of it."
+                    return "Nothing was received for too long."
             return self._ended.result()
         finally:
             self._drop()
@@ -145,22 +150,24 @@ class Feed:
             self._flushing.cancel()
             self._flushing = None
 
-    # -- the answer, as it comes
+    # -- the HTTP response, as it arrives
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Accept the stream if its status is 200."""
         if status != 200:
             self._end(f"It refused to send results, with status {status}.")
             return
         self._accepted = True
 
     def _connect(self) -> None:
-        """Results can be received, if the instance has said that it sends them."""
+        """Report the stream as connected, if the instance has accepted the request for it."""
         if self._accepted and not self.connected:
             self.connected = True
             self._up.set()
             self._attached(True, "")
 
     def data(self, data: bytes) -> None:
+        """Parse received bytes and hand the frames to their receivers."""
         self._heard = asyncio.get_running_loop().time()
         self.bytes += len(data)
         if self._flushing is not None:
@@ -170,7 +177,7 @@ class Feed:
             frames = self._reader.feed(data)
         except BadFrame as error:
             self.fail(str(error))
-            self._epoch = b"unreadable"  # which it never was: the instance begins another
+            self._epoch = b"unreadable"  # no valid epoch: the instance will start a new one
             self._end(str(error))
             return
         self._give(frames)
@@ -178,6 +185,7 @@ class Feed:
             self._flushing = asyncio.get_running_loop().call_later(PAUSE, self._flush)
 
     def end(self, error: Broken | None) -> None:
+        """The HTTP response ended."""
         self._end("The connection for results ended.")
 
     def _end(self, reason: str) -> None:
@@ -203,16 +211,16 @@ class Feed:
                 self._end("Another coordinator has taken the results of this instance.")
 
     def _begin(self, epoch: bytes) -> None:
-        """An exact stream: the same epoch as before goes on where it broke."""
+        """Start or resume a stream with frame counting; the same epoch as before continues after the last frame."""
         self.exact = True
         if epoch != self._epoch:
             if self._epoch:
-                self.fail("It was restarted, or has forgotten what it had sent.")
+                self.fail("It was restarted, or no longer has the results that it sent.")
             self._epoch, self._number = epoch, 0
         self._connect()
 
     def _unknown(self, frame: Frame) -> None:
-        """A request goes on that nobody waits for."""
+        """Report an orphaned request, once per id."""
         if frame.kind == "data" and frame.id not in self._strangers:
             self._strangers[frame.id] = None
             if len(self._strangers) > STRANGERS:

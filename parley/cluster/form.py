@@ -15,7 +15,7 @@ LEAST = "UINT32"  # the type of tokens
 
 
 def wrong(path: str, body: bytes) -> str:
-    """The documented text; empty if nothing is. ``path``: as the route has it."""
+    """Return the documented text of the first error in a body; empty if there is none. ``path``: the route's path."""
     if path.startswith(SERVICE):
         return ""
     try:
@@ -32,7 +32,7 @@ def wrong(path: str, body: bytes) -> str:
 
 
 def _input(path: str, said: dict[str, Any]) -> bool:
-    """Is there exactly one prompt of a type that the interface has?"""
+    """Whether there is exactly one prompt, of a type that the interface accepts."""
     if path.endswith("/infer") and path.startswith("/v2/"):
         tensors = said.get("inputs")
         return isinstance(tensors, list) and any(

@@ -1,7 +1,8 @@
-"""The inference port: every API's paths, and who answers there: this process, one instance, all of them, or P and D.
+"""The inference port: matches the paths of all APIs, and has each request answered by this process, by one instance, by
+all of them, or by a prefill and a decode instance.
 
-What a single server refuses before it reads a body is refused here in the same words. Reads nothing of a body but what
-choosing needs.
+Errors that a single server reports before it reads a body are reported here in the same words. Of a body, only the
+parts needed for scheduling are read.
 """
 
 from __future__ import annotations
@@ -39,16 +40,19 @@ from parley.server.surfaces import Surface
 
 log = logging.getLogger("parley.cluster")
 
-LARGE = 1 << 18  # bytes of a body that is looked at beside the event loop
+LARGE = 1 << 18  # bytes of a body above which it is parsed in a thread
 ENDING = "The server is shutting down. This answer could not be finished."
-EVERYBODY: frozenset[Kind] = frozenset({"adapter", "reset"})  # what all instances are to do
-GUARDED: frozenset[Kind] = frozenset({"metrics", "load"})  # told of all instances, to those whom one lets in
+EVERYBODY: frozenset[Kind] = frozenset({"adapter", "reset"})  # commands for all instances
+GUARDED: frozenset[Kind] = frozenset({"metrics", "load"})  # answered here, for clients that an instance lets in
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "health", "metrics", "load"})
 
 
 class Front:
-    """An ASGI application. ``page`` makes that of the metrics; ``options`` are those of the port; ``memory``: bytes of
-    bodies that are held at most; ``strict``: everybody is told errors as documented."""
+    """The ASGI application of the inference port.
+
+    ``metrics_page`` renders the metrics; ``options``: those of the port; ``memory_limit``: for the bodies held at a
+    time, in bytes; ``strict``: report errors to all clients in the documented form.
+    """
 
     def __init__(
         self,
@@ -61,17 +65,17 @@ class Front:
         strict: bool = False,
     ):
         self.open = 0
-        self.stopping = False  # no more are taken
-        self.held = 0  # bytes of bodies
+        self.stopping = False  # True: new requests are refused
+        self.held = 0  # bytes of bodies in memory
         self._passages: set[Passage] = set()
-        self._labels: set[bytes] = set()  # names that clients have given to open requests
+        self._labels: set[bytes] = set()  # request ids chosen by clients, of open requests
         self._choice, self._connections, self._page = choice, connections, page
         self._options, self._memory, self._strict = options, memory, strict
         self._paths = Paths(surfaces)
         self._gate = Gate(options.host, options.hosts, options.cors, Keys(()))
 
     def end(self) -> None:
-        """Requests that are open get an error now."""
+        """End all open requests with an error."""
         for passage in self._passages:
             passage.end(Stopping(ENDING, retry_after=5))
 
@@ -87,7 +91,7 @@ class Front:
         taken = 0
 
         async def counted() -> Message:
-            """What comes of the body, as far as there is memory for it. Raises ParleyError."""
+            """Receive the next message of the body, within the memory limit. Raises ParleyError."""
             nonlocal taken
             message = await receive()
             if size := len(message.get("body", b"")):
@@ -104,7 +108,7 @@ class Front:
                 raise scope[REFUSED]
             self._gate.check(caller.headers)
             most = self._choice.options.max_requests
-            if self._strict and scope.get(NUMBER, 1) > most:  # a call over gRPC has a stream of its own
+            if self._strict and scope.get(NUMBER, 1) > most:  # a gRPC call has its own limit of streams
                 await self._close(caller, 429, words.OVERUSED.format(most))
                 return
             if path is None:
@@ -149,15 +153,15 @@ class Front:
             caller.abort()
 
     async def _close(self, caller: Caller, status: int, text: str) -> None:
-        """Refuse in the documented words, and take no more from this connection. Raises ClientGone."""
+        """Refuse with the documented text and close the connection. Raises ClientGone."""
         await caller.answer(words.plain(text), status, words.TEXT, ((b"connection", b"close"),))
 
-    # -- who answers
+    # -- routing
 
     async def _answer(self, path: Path, caller: Caller) -> None:
-        """Raises ParleyError, ClientGone."""
+        """Answer a request. Raises ParleyError, ClientGone."""
         body, kind = None, path.kind
-        if kind is None:  # which of two APIs is meant
+        if kind is None:  # the path belongs to two APIs
             body = await caller.body()
             route, caller.dialect = path.pick(body)
             kind = route.kind
@@ -189,7 +193,7 @@ class Front:
             raise words.refusal(408, words.LATE_TOKENS) from None
 
     async def _own(self, kind: Kind, path: Path, caller: Caller) -> bool:
-        """Answer what is asked of the coordinator itself. False if it is not."""
+        """Answer a request that concerns the coordinator itself; False if it does not."""
         write, ready = path.route.write, self._ready
         if kind in GUARDED and (usable := self._choice.table.usable()):
             refused = await relay.refusal(self._connections, caller, self._by_load(usable)[0])
@@ -225,14 +229,14 @@ class Front:
         return True
 
     def _usable(self) -> list[Instance]:
-        """Raises ParleyError if there is none."""
+        """Return the usable instances. Raises ParleyError if there is none."""
         usable = self._choice.table.usable()
         if not usable:
             raise words.refusal(503, words.NOT_READY)
         return usable
 
     async def _holding(self, path: Path, caller: Caller, body: bytes, usable: list[Instance]) -> list[Instance]:
-        """Those that have the model that is named, or all if none has."""
+        """Return the instances that have the requested model, or all if none has it."""
         model = caller.path.get("model", "") or (await self._look(body)).model
         return [each for each in usable if model in each.models] or usable
 
@@ -243,15 +247,15 @@ class Front:
     def _ready(self) -> bool:
         return not self.stopping and self._choice.possible()
 
-    # -- generating
+    # -- generation
 
     async def _generate(self, path: Path, caller: Caller, body: bytes | None) -> None:
-        """Raises ParleyError as long as nothing was sent, ClientGone."""
+        """Run a generating request. Raises ParleyError before anything was sent, and ClientGone."""
         said = caller.headers.get(b"content-length", b"")
         announced = int(said) if said.isdigit() else 0
-        full = self.held + announced > self._memory and announced <= self._options.body_limit  # else it never fits
+        full = self.held + announced > self._memory and announced <= self._options.body_limit  # else 413, not 429
         many = self.open > self._choice.options.max_requests
-        # Said first if several things are wrong; if nothing else is, who chooses says it.
+        # "Not ready" takes precedence over other errors. If it is the only one, the scheduler reports it.
         if (full or many or self.stopping or self._strict) and not self._ready:
             raise words.refusal(503, words.NOT_READY)
         if full or many:
@@ -278,7 +282,7 @@ class Front:
             finally:
                 self._passages.discard(passage)
         except ParleyError:
-            caller.dialect = path.pick(body)[1]  # now it has to be known
+            caller.dialect = path.pick(body)[1]  # needed to word the error
             raise
         finally:
             self.held -= inflated
@@ -295,9 +299,9 @@ class Front:
         return Wanted(seen.length, seen.marks, caller.patience(), model, turns)
 
     def _closing(self, path: Path, caller: Caller, body: bytes, error: ParleyError) -> bytes:
-        """The last bytes of a stream that ends by an error; none if there is no way to say it."""
+        """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""
         route, dialect = path.pick(body)
-        framed = route.path.startswith(SERVICE)  # then plain text would be no part of it
+        framed = route.path.startswith(SERVICE)  # plain text would break the framing
         if (self._strict or dialect.name.startswith("mindie")) and not framed:
             return error.message.encode()
         assert route.read is not None
@@ -310,5 +314,5 @@ class Front:
 
 
 def application(front: Front, options: ServerOptions) -> ASGIApp:
-    """The front with CORS around it, if pages of any origin may call it."""
+    """Wrap the front in CORS handling, if pages of other origins may call it."""
     return crossed(front, options.cors)

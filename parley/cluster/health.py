@@ -1,6 +1,6 @@
-"""Looking after instances: each is asked for its status once a heartbeat, and the table is told what it said or that it
-said nothing. An instance that is stopped without its connections being closed is noticed in the same way; one that is
-late because it has much to do is not taken for it, as long as it sends anything else."""
+"""Health checks: each instance is asked for its status once per heartbeat, and the table records the answer or its
+absence. This also detects an instance that stopped without closing its connections. An instance that is late because it
+is busy is not taken for lost as long as it sends anything else."""
 
 from __future__ import annotations
 
@@ -20,33 +20,40 @@ REASONS = {401: "it has API keys or another secret; give both sides the same sec
 
 
 class Unanswered(Exception):
-    """No answer came, or none that is HTTP."""
+    """No answer came, or none that is valid HTTP."""
 
 
 class Ask(Protocol):
+    """Sends an HTTP request to an instance."""
+
     async def __call__(
         self, url: str, method: str = "GET", body: bytes = b"", timeout: float = 5.0
     ) -> tuple[int, bytes]:
-        """Status and body of an answer. Raises Unanswered."""
+        """Return status and body of the answer. Raises Unanswered."""
 
 
 class Health:
-    """One task for each instance that is to be asked. ``heard``: when anything came of it last, by time.monotonic."""
+    """Runs one task per instance that is checked.
+
+    ``last_heard``: when an instance last sent anything, by time.monotonic.
+    """
 
     def __init__(self, table: Table, ask: Ask, heard: Callable[[Instance], float] = lambda instance: 0.0):
         self._table, self._ask, self._heard = table, ask, heard
         self._tasks: dict[int, tuple[Instance, asyncio.Task[None]]] = {}
-        self._wrong: dict[int, str] = {}  # what is wrong with instances, as it was said last; empty if nothing
-        self._lack = ""  # of all together
+        self._wrong: dict[int, str] = {}  # the problem last logged for each instance; empty: none
+        self._lack = ""  # the problem last logged for the cluster as a whole
         self._running = False
 
     def start(self) -> None:
+        """Check the table's instances, and follow its changes from now on."""
         self._running = True
         self._table.watchers.append(self._changed)
         for instance in self._table:
             self._changed(instance, "joined")
 
     async def close(self) -> None:
+        """Stop all checks."""
         self._running = False
         if self._changed in self._table.watchers:
             self._table.watchers.remove(self._changed)
@@ -57,7 +64,7 @@ class Health:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def look(self, instance: Instance) -> bool:
-        """Ask once. Did it answer?"""
+        """Check an instance once; True if it answered with a status."""
         period = max(self._table.options.heartbeat, 0.5)
         wrong, began = "", time.monotonic()
         try:
@@ -79,7 +86,7 @@ class Health:
         return False
 
     def _say(self, instance: Instance, wrong: str) -> None:
-        """Log what is wrong with it when that is news."""
+        """Log the problem of an instance when it changes."""
         if self._wrong.get(instance.id) == wrong:
             return
         self._wrong[instance.id] = wrong
@@ -89,7 +96,7 @@ class Health:
             log.info("Instance %d at %s answers; its role is %s.", instance.id, instance.url, instance.role)
 
     def _complain(self) -> None:
-        """Log why instances that are ready are of no use, when that is news."""
+        """Log why ready instances cannot serve requests, when the reason changes."""
         before, self._lack = self._lack, self._table.lack() if len(self._table.usable()) == len(self._table) else ""
         if self._lack and self._lack != before:
             log.warning("No requests are taken: %s", self._lack)

@@ -1,7 +1,7 @@
-"""One instance of a cluster: what it is, what it last said of itself, whether requests may go to it, and which of its
-cached prefixes are known.
+"""One instance of a cluster: its properties, its last status, whether it may receive requests, and which prefixes it
+has cached.
 
-Who changes it is the table and what reads reports; here is only what follows from what is known.
+The table and the status parser change it; this module only derives facts from its fields.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from parley.cluster.load import Side
 from parley.instance.prefix import REPORTED, Mark
 
 State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
-REFUSALS = 3  # in a row, after which nothing is handed over for a while
-APART = 0.5, 30.0  # seconds of it: at first, at most
-FRESH = 10.0  # seconds in which what was sent to an instance must show in its report
+REFUSALS = 3  # refusals in a row until handovers between two instances pause
+APART = 0.5, 30.0  # seconds of that pause: the first, and the longest
+FRESH = 10.0  # seconds until a prompt sent to an instance must appear in its report
 
 
 @dataclass(eq=False)
 class Instance:
-    """One server. ``slots``, ``blocks``: what it has in all; ``avail_…``: of that free, as it says itself.
+    """One server of the cluster.
 
-    ``management``: where it is asked for its status, ``metrics`` where for its metrics; ``grpc``: where it answers
-    that, if it does. ``extended``: it is parley, and runs any request whole as well. ``attached``: its results can be
-    received; who receives them says so. ``peers``: the only ones that it is linked with, if it tells. ``meant``: the
-    role that it had first, whoever named it. ``found``: its origin. ``asked``: not of those whose load a controller's
-    list tells, which are as that says.
+    ``slots``, ``blocks``: its totals; ``avail_…``: the free part, as it reports itself. ``management``, ``metrics``:
+    base URLs of its status and metrics; ``grpc``: its gRPC address, if any. ``native``: it is parley, and can also
+    run any request whole. ``attached``: its results can be received, as reported by the result stream. ``peers``: the
+    only instances it is linked with, if it reports them. ``first_role``: the first role assigned to it. ``origin``: the
+    source of the entry. ``polled``: its status is polled; False for an entry of a controller's list that includes its
+    load.
     """
 
     id: int
@@ -39,30 +40,30 @@ class Instance:
     peer: str = ""
     grpc: str = ""
     found: Literal["file", "list"] = "file"
-    asked: bool = True  # how it does; of others the list tells
+    asked: bool = True  # poll its status; otherwise a controller's list reports it
     slots: int = 200
     blocks: int = 1024
     block_size: int = 16
-    longest: int = 0  # tokens of a context, 0 if it does not tell
+    longest: int = 0  # context length in tokens; 0 if not reported
     p_percentage: int = 50
     models: frozenset[str] = frozenset()
     layout: str = ""
     epoch: str = ""
     peers: frozenset[int] = frozenset()
     extended: bool = False
-    peer_given: bool = False  # by the configuration: what it tells does not count
+    peer_given: bool = False  # the configuration sets ``peer``; reported values are ignored
     attached: bool = True
-    offline: bool = False  # out of service
-    switching: bool = False  # its role, as it says
-    changing: bool = False  # the same, as who changes it says
-    loaded: bool = True  # it takes requests, as it says: it is neither loading nor about to end
-    seen: bool = False  # it has answered at all
-    misses: int = 0  # looks without an answer, in a row
-    answered: float = 0.0  # when it last did
+    offline: bool = False  # taken out of service
+    switching: bool = False  # its role is changing, as it reports itself
+    changing: bool = False  # its role is changing, as the controller set it
+    loaded: bool = True  # it accepts requests, as it reports: it is neither loading nor shutting down
+    seen: bool = False  # it has answered at least once
+    misses: int = 0  # status checks without an answer, in a row
+    answered: float = 0.0  # time of its last answer
     lost: bool = False
     faulty_until: float = 0.0
-    fault: str = ""  # why it was called faulty last
-    proofs: int = 0  # answers in a row since then
+    fault: str = ""  # reason of its last fault
+    proofs: int = 0  # answers in a row since its last fault
     avail_slots: int | None = None
     avail_blocks: int | None = None
     waiting: int = 0
@@ -71,7 +72,7 @@ class Instance:
     reserved: int = 0
     prefill_rate: float = 0.0  # tokens per second
     decode_rate: float = 0.0
-    transfers: dict[str, float] = field(default_factory=dict)  # what it counts of them
+    transfers: dict[str, float] = field(default_factory=dict)  # its own counters of KV transfers
     hashes: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -80,16 +81,17 @@ class Instance:
         self.metrics = (self.metrics or self.management).rstrip("/")
         self.meant = self.role
         self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
-        self.tasks = 0  # requests that are here
-        self.refusals: dict[int, tuple[int, float]] = {}  # of others to take over from it: in a row, and until when
-        self.sent: dict[int, float] = {}  # hashes that were sent here and when, oldest first
+        self.tasks = 0  # requests placed on it
+        self.refusals: dict[int, tuple[int, float]] = {}  # by id of the refusing instance: count in a row, pause until
+        self.sent: dict[int, float] = {}  # prefix hashes sent to it, with the time, oldest first
 
     @property
     def used(self) -> int:
-        """Blocks that are in use, as it says."""
+        """Number of KV blocks in use, as it reports."""
         return 0 if self.avail_blocks is None else max(0, self.blocks - self.avail_blocks)
 
     def state(self, now: float) -> State:
+        """Return its state at the time ``now``."""
         if self.lost:
             return "lost"
         if now < self.faulty_until:
@@ -102,11 +104,11 @@ class Instance:
         return "ready" if known and not self.switching and not self.changing else "switching"
 
     def usable(self, now: float) -> bool:
-        """May new requests go to it?"""
+        """Whether new requests may be sent to it."""
         return self.attached and self.state(now) == "ready"
 
     def linked(self, other: Instance) -> bool:
-        """Can the one prefill for the other?"""
+        """Whether one of the two can prefill for the other."""
         if other is self:
             return True
         if self.group != other.group or (self.layout and other.layout and self.layout != other.layout):
@@ -115,17 +117,20 @@ class Instance:
         return not told or other.id in self.peers or self.id in other.peers
 
     def refused(self, other: Instance, now: float) -> None:
-        """The other did not take a request over from it. After some in a row they are left apart, longer each time."""
+        """Record that ``other`` refused a handover from it.
+
+        After MAX_REFUSALS in a row handovers pause, ever longer.
+        """
         count = self.refusals.get(other.id, (0, 0.0))[0] + 1
         pause = min(APART[1], APART[0] * 2 ** min(count - REFUSALS, 16)) if count >= REFUSALS else 0.0
         self.refusals[other.id] = count, now + pause
 
     def apart(self, other: Instance, now: float) -> bool:
-        """Are requests better not handed over to the other now, for it has been refusing them?"""
+        """Whether handovers to ``other`` are paused because it has been refusing them."""
         return bool(self.refusals) and now < self.refusals.get(other.id, (0, 0.0))[1]
 
     def cached(self, marks: Iterable[Mark], now: float) -> int:
-        """How many of a prompt's first tokens it has computed lately: what it told, or was sent since."""
+        """Return how many leading tokens of a prompt are in its prefix cache, by its report and by recent requests."""
         best = 0
         for mark in marks:
             sent = self.sent.get(mark.hash)
@@ -136,7 +141,7 @@ class Instance:
         return best
 
     def note(self, marks: Iterable[Mark], now: float) -> None:
-        """A prompt is being sent here."""
+        """Record that a prompt with these prefix hashes is being sent to it."""
         for mark in marks:
             self.sent.pop(mark.hash, None)
             self.sent[mark.hash] = now

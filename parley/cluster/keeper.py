@@ -1,8 +1,8 @@
-"""What a cluster on Ray consists of: an actor that makes the other actors, takes them away, and knows where they are.
+"""The Ray supervisor actor: starts and stops the other actors of a cluster, and knows where they run.
 
-Each second the *keeper* sees that there are as many processes (``process``) as are wanted, and tells the coordinator
-which instances there are (`POST /v1/instances/refresh`). Actors are found by name, ``CLUSTER/GROUP-NUMBER`` in the
-namespace ``parley``; so a keeper that was itself started again finds everything. Knows nothing of requests.
+Once per second it compares the running processes (``cluster.ray_process``) with the wanted number, and sends the
+coordinator the list of instances (`POST /v1/instances/refresh`). Actors are found by name, ``CLUSTER/GROUP-NUMBER`` in
+the namespace ``parley``, so a restarted supervisor finds all of them. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from parley.cluster.process import DRAIN, Process
 
 NAMESPACE = "parley"
 KEEPER = "keeper"
-HOST, PORT = "127.0.0.1", 8000  # of the coordinator, for clients
+HOST, PORT = "127.0.0.1", 8000  # default address of the coordinator, for clients
 COORDINATOR = "coordinator"
-PERIOD = 1.0  # seconds between two looks
-BATCH = 16  # actors that are made in one look, so that it stays short
-PATIENCE = DRAIN + 15  # seconds in which a process that is to end has ended
-CODES = {"mixed": "U", "prefill": "P", "decode": "D", "flex": "F"}  # of roles, in the refresh interface
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the world knows no nodes
+PERIOD = 1.0  # seconds between two rounds of supervision
+BATCH = 16  # actors of a group started in one round, to keep the round short
+PATIENCE = DRAIN + 15  # seconds until a stopped process must have ended
+CODES = {"mixed": "U", "prefill": "P", "decode": "D", "flex": "F"}  # codes of the roles in the refresh interface
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # proxies do not reach the cluster's nodes
 
 log = logging.getLogger("parley.cluster")
 
 
 class Seen(NamedTuple):
-    """A process of the cluster, as the keeper saw it last. ``pid`` 0: it is not placed, or not started again yet."""
+    """A process of the cluster at the last observation. ``pid`` 0: it is not placed, or not restarted yet."""
 
     name: str
     group: str
@@ -48,13 +48,13 @@ class Seen(NamedTuple):
     pid: int = 0
 
     def url(self, port: str) -> str:
-        """Where it answers on one of its ports, by the port's option."""
+        """Return the base URL of one of its ports, by the port's option name."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.ports[port]}"
 
 
 class Leaving(NamedTuple):
-    """An actor whose process is to end: what is there when it has ended, and when that is no longer waited for."""
+    """An actor whose process is stopping: the result that arrives when it has ended, and the time limit for that."""
 
     actor: Any
     stopped: Any
@@ -62,7 +62,7 @@ class Leaving(NamedTuple):
 
 
 class Keeper:
-    """What the cluster consists of. ``wanted``: how many instances of each group."""
+    """The supervisor actor. ``scale``, ``look``, ``address``, ``ready`` and ``end`` are called through Ray."""
 
     def __init__(self, plan: Plan, secret: str):
         self._plan = plan
@@ -72,15 +72,15 @@ class Keeper:
         self._seen: dict[str, Seen] = {}
         self._actors: dict[str, Any] = {}
         self._leaving: dict[str, Leaving] = {}
-        self._asked: dict[str, Any] = {}  # where each is, as far as that was not answered
-        self._born: set[str] = set()  # those that have had a process
+        self._asked: dict[str, Any] = {}  # pending calls for the location of a process
+        self._born: set[str] = set()  # names of actors whose process has been started
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._find()
         threading.Thread(target=self._keep, daemon=True).start()
 
     def scale(self, wanted: dict[str, int]) -> str:
-        """Have so many instances of these groups. A sentence if that is not possible."""
+        """Set the wanted number of instances per group. Return an error message, empty on success."""
         if unknown := wanted.keys() - self._groups.keys():
             return f"There is no group {min(unknown)}. Known: {', '.join(self._groups)}."
         with self._lock:
@@ -88,12 +88,12 @@ class Keeper:
         return ""
 
     def look(self) -> tuple[list[Seen], dict[str, int]]:
-        """Every process, and how many of each group are wanted."""
+        """Return every process, and the wanted number of instances per group."""
         with self._lock:
             return sorted(self._seen.values(), key=lambda seen: _number(seen.name)), dict(self._wanted)
 
     def address(self) -> str:
-        """Where clients find the coordinator."""
+        """Return the URL of the coordinator, for clients."""
         options = {"host": HOST, "predict_port": PORT, **self._plan.coordinator}
         shown = {"0.0.0.0": self._seen[COORDINATOR].host, "::": self._seen[COORDINATOR].host}
         host = shown.get(options["host"], options["host"])
@@ -101,7 +101,7 @@ class Keeper:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def end(self) -> None:
-        """Stop every process, the coordinator first."""
+        """Stop every process, the coordinator first, and wait until all have ended."""
         self._over.set()
         with self._lock:
             self._remove([COORDINATOR] if COORDINATOR in self._actors else [])
@@ -110,7 +110,7 @@ class Keeper:
             self._reap(PATIENCE)
 
     def _find(self) -> None:
-        """The actors of an earlier keeper."""
+        """Take over the actors of an earlier supervisor."""
         prefix = f"{self._plan.name}/"
         for each in ray.util.list_named_actors(all_namespaces=True):
             name = each["name"].removeprefix(prefix)
@@ -118,7 +118,7 @@ class Keeper:
                 continue
             self._actors[name] = ray.get_actor(each["name"], NAMESPACE)
             self._born.add(name)
-        for group in self._groups.values():  # of what was scaled, what there is counts
+        for group in self._groups.values():  # after scaling, the existing number counts
             there = sum(_group(name) == group.name for name in self._actors)
             self._wanted[group.name] = there or group.count
 
@@ -133,10 +133,10 @@ class Keeper:
                 self._observe()
                 self._tell()
             except Exception:
-                log.exception("the keeper failed to look after the cluster")
+                log.exception("The supervision of the cluster failed.")
 
     def _adjust(self) -> None:
-        """Make actors that are missing, some at a time, and remove the newest of those that are too many."""
+        """Start missing actors, START_BATCH at a time, and remove the newest of surplus ones."""
         if COORDINATOR not in self._actors:
             options = {"host": HOST, "predict_port": PORT, **self._plan.coordinator, "secret": self._secret}
             ports = ["predict_port", "management_port", "metrics_port", "status_port"]
@@ -175,14 +175,14 @@ class Keeper:
         self._seen[name] = Seen(name, _group(name), role, str(needs))
 
     def _remove(self, names: list[str]) -> None:
-        """Let these end, with what they have begun; until then they are in the list, for that is to be heard of."""
+        """Stop actors gracefully. They stay in the list of processes until they have ended."""
         until = time.monotonic() + PATIENCE
         for name in names:
             actor = self._actors.pop(name)
             self._leaving[name] = Leaving(actor, actor.stop.remote(), until if name in self._born else 0.0)
 
     def _reap(self, patience: float = 0.0) -> None:
-        """Have done with those that have ended, or have had the time for it; wait for them so many seconds."""
+        """Remove actors that have ended or exceeded their time limit, after waiting up to ``patience`` seconds."""
         refs = {each.stopped: name for name, each in self._leaving.items() if each.until}
         ended = ray.wait(list(refs), num_returns=len(refs), timeout=patience)[0] if refs else []
         over = {refs[ref] for ref in ended} | {
@@ -195,8 +195,8 @@ class Keeper:
             self._born.discard(name)
 
     def _observe(self) -> None:
-        """Where each actor's process is; of one that Ray is starting, or starting again, nobody knows. It answers when
-        it has started, and is not asked once more before."""
+        """Update the location of each actor's process. An actor that Ray is (re)starting answers once it runs; until
+        then its location is empty, and it is not asked again."""
         with self._lock:
             for name, actor in self._actors.items():
                 if name not in self._asked:
@@ -217,13 +217,13 @@ class Keeper:
                 self._seen[name] = seen._replace(host=host, ports=ports, node=node, pid=pid)
 
     def _unseen(self, name: str) -> Seen:
-        """An actor of an earlier keeper."""
+        """Describe an actor of an earlier supervisor, before it is observed."""
         group = self._groups.get(_group(name))
         role, needs = (group.role, group.needs) if group else ("", self._plan.needs)
         return Seen(name, _group(name), role, str(needs))
 
     def _tell(self) -> None:
-        """Give the coordinator the list of instances that are placed, whether or not they are ready."""
+        """Send the coordinator the list of all placed instances, ready or not."""
         seen = dict(self._seen)
         coordinator = seen.pop(COORDINATOR, None)
         if coordinator is None or not coordinator.pid:
@@ -233,10 +233,10 @@ class Keeper:
         url = coordinator.url("management_port") + "/v1/instances/refresh"
         headers = {"content-type": "application/json", "parley-secret": self._secret}
         listed = urllib.request.Request(url, msgspec.json.encode(body), headers)
-        _answers(listed)  # or it is starting, or gone; the next list comes in a second
+        _answers(listed)  # if the coordinator is starting or gone, the next list follows in a second
 
     def ready(self) -> bool:
-        """Does the coordinator take requests?"""
+        """Whether the coordinator accepts requests."""
         coordinator = self._seen.get(COORDINATOR)
         if coordinator is None or not coordinator.pid:
             return False
@@ -244,7 +244,7 @@ class Keeper:
 
 
 def _answers(asked: str | urllib.request.Request) -> bool:
-    """Ask the coordinator: does it say that all is well?"""
+    """Send a request to the coordinator; True if it succeeds."""
     try:
         DIRECT.open(asked, timeout=PERIOD).close()
     except (OSError, HTTPException):
@@ -253,7 +253,7 @@ def _answers(asked: str | urllib.request.Request) -> bool:
 
 
 def _item(seen: Seen) -> dict[str, Any]:
-    """An instance as the refresh interface has it. What it can do, the coordinator asks it itself."""
+    """Describe an instance for the refresh interface. Its capabilities are polled by the coordinator itself."""
     return {
         "id": _number(seen.name),
         "ip": seen.host,
@@ -268,5 +268,5 @@ def _group(name: str) -> str:
 
 
 def _number(name: str) -> int:
-    """Of an instance, counted over all groups; 0: it is none."""
+    """Return an instance's number, unique over all groups; 0 for the coordinator."""
     return int(name.rpartition("-")[2]) if name != COORDINATOR else 0

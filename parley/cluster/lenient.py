@@ -1,4 +1,4 @@
-"""What others say in JSON, taken as it may come: whatever is not of the type that it should be counts as not said."""
+"""Tolerant reading of other servers' JSON: values of an unexpected type are treated as absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST = sys.float_info.max
 
 
 def members(body: bytes) -> dict[str, Any] | None:
-    """The object in a body, None if it is none."""
+    """Parse a body as a JSON object; None if it is none."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -20,10 +20,10 @@ def members(body: bytes) -> dict[str, Any] | None:
 
 
 def amount(value: Any) -> TypeGuard[int | float]:
-    """Is it a number from 0 on that a double holds? JSON's may have hundreds of digits."""
+    """Whether it is a number of at least 0 that fits a double. JSON numbers may have hundreds of digits."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 def count(value: Any) -> TypeGuard[int]:
-    """Is it a whole number from 0 on, of 64 bits?"""
+    """Whether it is a whole number of at least 0 that fits 64 bits, unsigned."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64

@@ -1,7 +1,7 @@
-"""What requests ask of an instance while they are there, and how that becomes one number. Knows no request.
+"""The resources that requests use on an instance, and the load formulas. Knows no requests.
 
-A *side* is what an instance has for one of the two jobs: prefill or decode. A mixed instance has both in full, a flex
-instance a share of itself for each; that makes it the two virtual instances of the documented scheme.
+A *side* is the capacity of an instance for one of two jobs: prefill or decode. A mixed instance has both in full, a
+flex instance a share of itself for each; these are the two virtual instances of the documented scheme.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from parley.cluster.trend import Trend
 
 
 class Demand(NamedTuple):
-    """Of one request: ``tokens`` are those that have to be computed, ``length`` those that it has."""
+    """The resources that one request needs: ``tokens`` is the part of ``length`` that must be computed."""
 
     slots: int
     blocks: int
@@ -23,7 +23,7 @@ class Demand(NamedTuple):
 
 
 class Owner(Protocol):
-    """What sides ask of the instance that they are of."""
+    """The attributes of an instance that its sides use."""
 
     role: str
     p_percentage: int
@@ -33,31 +33,32 @@ class Owner(Protocol):
     prefill_rate: float
 
     @property
-    def used(self) -> int: ...
+    def used(self) -> int:
+        """Number of KV blocks in use."""
 
 
 class Side:
-    """One job of one instance: the sum of demands that it has now, and how fast it was."""
+    """One job of one instance: the sum of its current demands, and its measured speed."""
 
     def __init__(self, instance: Owner, job: str):
         self.instance = instance
-        self.job = job  # prefill or decode
+        self.job = job  # "prefill" or "decode"
         self.slots = self.blocks = self.tokens = 0
         self.lengths: list[int] = []  # ascending
-        self.pace = Trend(flat=job == "decode")  # to a first token over tokens ahead of it; decode: of a hand-over
-        self.cadence = 0.0  # decode: seconds of a token
-        self.rhythm = Trend(flat=True)  # decode: the same over the requests that are here
-        self.stay = 0.0  # decode: seconds that a request is here
-        self._asked = self._since = 0.0  # tokens that came since then
+        self.pace = Trend(flat=job == "decode")  # prefill: seconds to a first token by tokens; decode: of a handover
+        self.cadence = 0.0  # decode: mean seconds per token
+        self.rhythm = Trend(flat=True)  # decode: seconds per token by number of requests
+        self.stay = 0.0  # decode: mean seconds that a request stays
+        self._asked = self._since = 0.0  # tokens demanded since the last ``busy_share``
 
     @property
     def tasks(self) -> int:
-        """Requests that are on this side."""
+        """Number of requests on this side."""
         return len(self.lengths)
 
     @property
     def share(self) -> float:
-        """Which part of the instance this side has, 0 to 1."""
+        """The part of the instance that this side has, from 0 to 1."""
         role = self.instance.role
         if role == "mixed" or role == self.job:
             return 1.0
@@ -67,10 +68,10 @@ class Side:
         return part if self.job == "prefill" else 1.0 - part
 
     def busy(self, now: float) -> float:
-        """Work that came since this was asked last, as a share of that time: above 1 it is more than can be done.
+        """Return the work that arrived since the last call, as a share of that time; above 1 it is too much.
 
-        What a request takes is judged by its tokens and the measured pace, a flex instance's by the rate that it tells:
-        its pace is that of a part of it. All shares are of the whole instance.
+        The time of a request is estimated from its tokens and the measured pace, or from the reported rate for a flex
+        instance, whose measured pace is that of a part. Shares refer to the whole instance.
         """
         asked, self._asked = self._asked, 0.0
         seconds, self._since = now - self._since, now
@@ -79,7 +80,7 @@ class Side:
         return asked * each / seconds if seconds > 0 else 0.0
 
     def room(self, demand: Demand, rate: float) -> bool:
-        """Would the demand fit besides what is here, with resources over-committed by ``rate``?"""
+        """Whether the demand fits in addition to the current ones, with resources over-committed by ``rate``."""
         most = self.share * rate
         return (
             self.slots + demand.slots <= self.instance.slots * most
@@ -87,7 +88,7 @@ class Side:
         )
 
     def charge(self, demand: Demand, task: bool = True) -> Charge:
-        """Take a demand. ``task``: it counts as one; of a request that has both sides here only one does."""
+        """Add a demand. ``task``: count it as a task; of a request that uses both sides here only one does."""
         self.slots += demand.slots
         self.blocks += demand.blocks
         self.tokens += demand.tokens
@@ -98,7 +99,7 @@ class Side:
 
 
 class Charge:
-    """A demand that a side has taken, until it is released: once, however often that is asked."""
+    """A demand added to a side, until it is released. Releasing it again has no effect."""
 
     __slots__ = ("_task", "demand", "side")
 
@@ -108,6 +109,7 @@ class Charge:
         self._task = task
 
     def release(self) -> None:
+        """Subtract the demand from its side."""
         side, self.side = self.side, None
         if side is None:
             return
@@ -119,16 +121,16 @@ class Charge:
 
 
 def prefill_load(side: Side, demand: Demand, values: Sequence[float]) -> float:
-    """P's load with the demand: slots and blocks of what is not prefilled yet, and tokens, by two weights."""
+    """Return P's load including the demand: slots and blocks not prefilled yet, and tokens, by two weights."""
     work = side.slots + demand.slots + side.blocks + demand.blocks
     return (values[0] * work + values[1] * (side.tokens + demand.tokens)) / max(side.share, 1e-9)
 
 
 def decode_load(side: Side, demand: Demand, coefficient: Sequence[float]) -> float:
-    """D's load with the demand: a·tokenSum + m·maxSlots + r·blocks used + b·slots + c·blocks.
+    """Return D's load including the demand: a·tokenSum + m·maxSlots + r·blocks used + b·slots + c·blocks.
 
-    ``coefficient`` is (a, per sequence, unit, n, k, m, r, b, c). maxSlots counts the requests as long as the longest,
-    which is one more if the new one is that itself.
+    ``coefficient`` is (a, per sequence, unit, n, k, m, r, b, c). maxSlots is the number of requests as long as the
+    longest, plus one if the new request is the longest itself.
     """
     a, fixed, unit, cores, halved, m, r, b, c = coefficient
     longest = side.lengths[-1] if side.lengths else 0
@@ -146,11 +148,11 @@ def decode_load(side: Side, demand: Demand, coefficient: Sequence[float]) -> flo
 
 
 def token_sum(lengths: Sequence[int], cores: int, halved: int, fixed: float) -> float:
-    """How long an attention kernel takes for sequences of these lengths, in tokens.
+    """Estimate how long an attention kernel takes for sequences of these lengths, in tokens.
 
-    The longest ``cores`` are computed side by side, then the next; a round takes what its longest does. In the last
-    round, where cores are idle, up to ``halved`` of the longest are split in two, as far as there are cores for it.
-    ``fixed``: what a sequence takes beside its tokens.
+    The longest ``cores`` sequences are computed in parallel, then the next ones; a round takes as long as its longest.
+    In the last round, where cores are idle, up to ``halved`` of the longest are split in two, as far as cores allow.
+    ``fixed``: overhead per sequence, in tokens.
     """
     ordered = sorted(lengths, reverse=True)
     whole = len(ordered) - len(ordered) % cores

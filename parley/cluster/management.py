@@ -1,7 +1,7 @@
-"""The management port: a controller's list of instances, taking some out of service and back, their tasks, alarms.
+"""The management port: the controller's list of instances, taking instances in and out of service, tasks, and alarms.
 
-Paths, bodies and statuses are the documented ones to the byte; what is ours beside them is said at each route. Knows
-the table and what is chosen, and says nothing to instances but that one is to end.
+Paths, bodies and statuses are exactly the documented ones; parley's additions are marked at each route. Knows the table
+and the scheduler. Its only command to an instance is the shutdown.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ OK = Reply()
 BAD = Reply(400)
 NOT_YET = Reply(503)
 FAILED = Reply(500)
-ALARMS = 100  # that are kept
-WELL = {"message": "", "status": "0"}  # as a controller says it, which is here, too
+ALARMS = 100  # alarms kept
+WELL = {"message": "", "status": "0"}  # the body that controllers send as well
 
 
 class Management:
-    """``app`` is what answers. ``master``: requests are taken here, and not by a standby."""
+    """The routes of the management port, served by ``app``. ``master``: this coordinator takes the requests, rather
+    than a standby."""
 
     def __init__(self, table: Table, choice: Choice, ask: Ask, host: str = "127.0.0.1"):
         self.table, self.choice, self._ask = table, choice, ask
@@ -57,7 +58,7 @@ class Management:
                 ("POST", "/v1/terminate-service"): self.terminate,
                 ("GET", "/v1/startup"): lambda _: Reply.json(WELL),
                 ("GET", "/v1/health"): lambda _: Reply.json(WELL),
-                ("GET", "/v1/alarms"): lambda _: Reply.json({"alarms": list(self.alarms)}),  # ours: to read them
+                ("GET", "/v1/alarms"): lambda _: Reply.json({"alarms": list(self.alarms)}),  # parley's addition
             },
             host,
             "" if table.options.tls.clients else table.options.secret or "",
@@ -65,11 +66,11 @@ class Management:
 
     @property
     def begun(self) -> bool:
-        """Was anything ever said of instances?"""
+        """Whether any instances were ever announced, by configuration or by a list."""
         return self.table.listed or any(each.found != "list" for each in self.table)
 
     def refresh(self, asked: Asked) -> Reply:
-        """The whole list: those that are not in it go, the others are as it says."""
+        """Replace the list of instances: those missing from it leave, the others are added or updated."""
         said = asked.members()
         ids, items = (said.get("ids"), said.get("instances")) if said is not None else (None, None)
         if not isinstance(ids, list) or not isinstance(items, list) or len(ids) > MOST or len(items) > MOST:
@@ -88,17 +89,17 @@ class Management:
         return OK
 
     def _take(self, item: dict[str, Any]) -> None:
-        """One of the list. What fails its checks is skipped, and what was known of it stays."""
+        """Add or update one instance of the list. One that fails validation is skipped and left as it was."""
         made = listed(item)
         if made is None:
-            log.warning("Instance %d of the list is skipped: it is not as it should be.", item["id"])
+            log.warning("Instance %d of the list is skipped: its entry is not valid.", item["id"])
             return
         before = self.table.get(made.id)
         if before is not None and before.found != "list":
             return
         if before is None or before.url != made.url:
             if len(self.table) >= self.table.options.max_res_num and before is None:
-                log.warning("Instance %d is skipped: there are max_res_num already.", made.id)
+                log.warning("Instance %d is skipped: there are max_res_num instances already.", made.id)
                 return
             before = self.table.add(made)
         elif before.asked:
@@ -111,6 +112,7 @@ class Management:
             self.table.heard(before)
 
     def info(self, asked: Asked) -> Reply:
+        """Return allocated resources per instance, and request counts."""
         if not self.begun:
             return NOT_YET
         tally = self.choice.tally
@@ -130,7 +132,7 @@ class Management:
         )
 
     def serve(self, asked: Asked, *, offline: bool) -> Reply:
-        """Give some no more requests, or give them some again."""
+        """Take instances out of service, or back into it."""
         if not self.begun:
             return NOT_YET
         said = asked.members()
@@ -144,7 +146,7 @@ class Management:
         return OK
 
     def tasks(self, asked: Asked) -> Reply:
-        """Running requests by id, -1 for one that is not known."""
+        """Return the number of running requests per instance id; -1 for an unknown id."""
         counts = []
         for name, value in asked.query:
             if name == "id":
@@ -154,7 +156,10 @@ class Management:
         return Reply.json({"tasks": counts})
 
     def query(self, asked: Asked) -> Reply:
-        """May the role of one of two be changed, for nothing runs there any more? 0: that of P, 1: that of D."""
+        """Return whether an instance has no running requests left, so that its role can change.
+
+        ``role_change_type`` 0 asks for P, 1 for D.
+        """
         said = asked.members() or {}
         p_id, d_id, kind = said.get("p_id"), said.get("d_id"), said.get("role_change_type")
         if not count(p_id) or not count(d_id) or not count(kind) or kind not in (0, 1):
@@ -165,6 +170,7 @@ class Management:
         return Reply.json({"is_end": idle(p if kind == 0 else d)})
 
     def backup(self, asked: Asked) -> Reply:
+        """Set whether this coordinator is the master."""
         if not self.begun:
             return NOT_YET
         said = asked.members() or {}
@@ -175,7 +181,7 @@ class Management:
         return Reply.json({"update_successfully": True})
 
     def alarm(self, asked: Asked) -> Reply:
-        """Somebody else's: an object whatever is in it, with what it lacks of id, level, source, time and detail."""
+        """Store another program's alarm: any object; missing id, level, source, time and detail are filled in."""
         said = asked.members()
         if said is None or len(asked.body) > 64 << 10:
             return BAD
@@ -183,7 +189,7 @@ class Management:
         return OK
 
     async def terminate(self, asked: Asked) -> Reply:
-        """End the server at an address, at once: MindIE's coordinators want that of one whose results cannot be had."""
+        """Shut down the server at an address at once, as MindIE coordinators ask for one whose results are lost."""
         said = asked.members() or {}
         ip, port = said.get("ip"), said.get("port")
         if not isinstance(ip, str) or not isinstance(port, str):
@@ -195,11 +201,11 @@ class Management:
             status, _ = await self._ask(f"{instance.management}/stopService?mode=Force")
         except Unanswered:
             status = 0
-        log.warning("Instance %d was told to end (status %d).", instance.id, status)
+        log.warning("Instance %d was ordered to shut down (status %d).", instance.id, status)
         return Reply.json(WELL) if status == 200 else FAILED
 
     def _changed(self, instance: Instance, news: News) -> None:
-        """Its own alarms."""
+        """Raise an alarm about an instance."""
         if news in ("lost", "faulty", "restarted"):
             details = {"lost": "does not answer", "faulty": "is not chosen for now", "restarted": "was restarted"}
             reason = f": {instance.fault.rstrip('.')}" if news == "faulty" and instance.fault else ""
@@ -215,18 +221,18 @@ class Management:
 
 
 def idle(instance: Instance) -> bool:
-    """Does nothing of a request's remain there, neither here nor, as far as it says, pages that others still read?"""
+    """Whether the instance has no requests and, as far as it reports, no pinned pages that others still read."""
     return instance.tasks == 0 and instance.pinned == 0
 
 
 def _place(instance: Instance) -> tuple[str, str]:
-    """Address and port where it serves."""
+    """Return address and port of the instance."""
     url = urlsplit(instance.url)
     return url.hostname or "", str(url.port or {"http": 80, "https": 443}[url.scheme])
 
 
 def listed(item: dict[str, Any]) -> Instance | None:
-    """An instance of a controller's list, None if it fails the checks of one."""
+    """Parse an entry of a controller's list; None if it fails validation."""
     static = item["static_info"]
     try:
         host, port = _address(item.get("ip")), _port(item.get("port"))
@@ -260,7 +266,7 @@ def listed(item: dict[str, Any]) -> Instance | None:
 
 
 def _report(instance: Instance, said: Any) -> None:
-    """What the list tells of an instance's load."""
+    """Update an instance from the load in a controller's list."""
     if not isinstance(said, dict):
         return
     for name, key in (("avail_slots", "avail_slots_num"), ("avail_blocks", "avail_block_num"),
@@ -278,7 +284,7 @@ def _all(*values: Any) -> bool:
 
 
 def _address(text: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Raises ValueError."""
+    """Parse an IP address. Raises ValueError."""
     address = ipaddress.ip_address(text if isinstance(text, str) else "")
     if address.is_unspecified:
         raise ValueError("no host has this address")
@@ -286,7 +292,7 @@ def _address(text: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def _port(text: Any) -> int:
-    """Raises ValueError."""
+    """Parse a port number. Raises ValueError."""
     number = int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 6 else 0
     if not 1 <= number <= 65_535:
         raise ValueError("not a port")

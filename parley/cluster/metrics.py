@@ -1,6 +1,6 @@
-"""The metrics port: what all instances count, added up, and what the coordinator counts itself, in Prometheus' format.
+"""The metrics port: the sums of all instances' metrics and the coordinator's own, in Prometheus text format.
 
-Names of its own series are here and in docs/coordinator.md; they begin with ``parley:cluster_``.
+The names of its own series, listed here and in docs/coordinator.md, begin with ``parley:cluster_``.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ from parley.cluster.table import Table
 from parley.server.series import Group, header, labels, scalar
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-FRESH = 3.0  # seconds in which what instances told is told again
+FRESH = 3.0  # seconds that the merged pages of instances stay cached
 
 Read = Callable[[Instance], float]
 EACH: tuple[tuple[str, str, str, Read], ...] = (
-    ("gauge", "instance_tasks", "Requests that are there.", lambda each: each.tasks),
-    ("gauge", "instance_prefill_tokens", "Tokens sent there that are still to be prefilled.",
+    ("gauge", "instance_tasks", "Requests on the instance.", lambda each: each.tasks),
+    ("gauge", "instance_prefill_tokens", "Tokens sent to the instance and not prefilled yet.",
      lambda each: each.prefill.tokens),
-    ("gauge", "instance_slots_used", "Slots that its requests take.",
+    ("gauge", "instance_slots_used", "Slots used by its requests.",
      lambda each: each.prefill.slots + each.decode.slots),
-    ("gauge", "instance_blocks_used", "KV blocks in use, as it says.", lambda each: each.used),
-    ("gauge", "instance_blocks_total", "KV blocks that it has.", lambda each: each.blocks),
-    ("gauge", "instance_waiting", "Requests that wait there, as it says.", lambda each: each.waiting),
-    ("gauge", "instance_running", "Requests that run there, as it says.", lambda each: each.running),
-    ("gauge", "pinned_blocks", "KV blocks kept for others to fetch, as it says.", lambda each: each.pinned),
-    ("gauge", "reserved_blocks", "KV blocks kept for what others give, as it says.", lambda each: each.reserved),
-    ("gauge", "instance_prefill_rate", "Prompt tokens per second, as it says.", lambda each: each.prefill_rate),
-    ("gauge", "instance_decode_rate", "Tokens per second, as it says.", lambda each: each.decode_rate),
-    ("counter", "transfers_total", "Hand-overs of KV pages, as it says.",
+    ("gauge", "instance_blocks_used", "KV blocks in use, as it reports.", lambda each: each.used),
+    ("gauge", "instance_blocks_total", "KV blocks of the instance.", lambda each: each.blocks),
+    ("gauge", "instance_waiting", "Waiting requests, as it reports.", lambda each: each.waiting),
+    ("gauge", "instance_running", "Running requests, as it reports.", lambda each: each.running),
+    ("gauge", "pinned_blocks", "KV blocks kept for others to fetch, as it reports.", lambda each: each.pinned),
+    ("gauge", "reserved_blocks", "KV blocks reserved for handovers, as it reports.", lambda each: each.reserved),
+    ("gauge", "instance_prefill_rate", "Prompt tokens per second, as it reports.", lambda each: each.prefill_rate),
+    ("gauge", "instance_decode_rate", "Tokens per second, as it reports.", lambda each: each.decode_rate),
+    ("counter", "transfers_total", "Handovers of KV pages, as it reports.",
      lambda each: each.transfers.get("count", 0)),
-    ("counter", "transfer_bytes_total", "Bytes of KV pages that it handed over, as it says.",
+    ("counter", "transfer_bytes_total", "Bytes of KV pages that it handed over, as it reports.",
      lambda each: each.transfers.get("bytes", 0)),
-    ("counter", "instance_transfer_seconds_total", "Seconds that its hand-overs took, as it says.",
+    ("counter", "instance_transfer_seconds_total", "Seconds that its handovers took, as it reports.",
      lambda each: each.transfers.get("seconds", 0)),
 )  # fmt: skip
 
 
 class Metrics:
+    """The metrics port, served by ``app``."""
+
     def __init__(self, table: Table, choice: Choice, ask: Ask, host: str = "127.0.0.1"):
         self._table, self._choice, self._ask = table, choice, ask
         self._gathered, self._when = "", float("-inf")
@@ -52,10 +54,11 @@ class Metrics:
         self.app = Plane({("GET", "/metrics"): self.page}, host)
 
     async def page(self, asked: Asked) -> Reply:
+        """Return the whole metrics page."""
         return Reply(200, (await self._sums() + self.own()).encode(), CONTENT_TYPE)
 
     async def _sums(self) -> str:
-        """Of the instances that answer; who asks meanwhile waits for the same."""
+        """Return the merged pages of the instances that answer; concurrent callers share one scrape."""
         async with self._one:
             if self._table.clock() - self._when >= FRESH:
                 pages = await asyncio.gather(*map(self._scrape, self._table.usable()))
@@ -70,26 +73,26 @@ class Metrics:
         return (body.decode("utf-8", "replace"), float(instance.blocks)) if status == 200 else None
 
     def own(self) -> str:
-        """The coordinator's own series."""
+        """Render the coordinator's own series."""
         tally, now = self._choice.tally, self._table.clock()
         parts = [
-            _plain("gauge", "ready", "1 while requests are taken.", float(self._choice.possible())),
-            _plain("counter", "requests_total", "Requests that came to be given to instances.", tally.requests),
-            _plain("counter", "retries_total", "Attempts beyond the first.", tally.retries),
-            _plain("gauge", "requests_open", "Requests that instances have.", self._choice.open),
-            _plain("gauge", "requests_waiting", "Requests that nobody has room for.", self._choice.waiting),
+            _plain("gauge", "ready", "1 while requests are accepted.", float(self._choice.possible())),
+            _plain("counter", "requests_total", "Requests received for scheduling.", tally.requests),
+            _plain("counter", "retries_total", "Attempts after the first.", tally.retries),
+            _plain("gauge", "requests_open", "Requests on instances.", self._choice.open),
+            _plain("gauge", "requests_waiting", "Requests that wait for an instance.", self._choice.waiting),
             _by("counter", "requests_ended_total", "Attempts that ended.", "how", tally.ended.counts.items()),
             _by("counter", "requests_refused_total", "Requests refused.", "status", tally.refusals.counts.items()),
-            _by("counter", "choices_total", "Choices by where a request runs.", "how", tally.choices.counts.items()),
+            _by("counter", "choices_total", "Placements by where a request runs.", "how", tally.choices.counts.items()),
             _plain("counter", "requests_good_total", "Requests that met slo_ttft and slo_tpot.", tally.good),
             _plain(
-                "gauge", "goodput_ratio", "Of the requests that are over, those that met both.", self._choice.goodput
+                "gauge", "goodput_ratio", "Share of finished requests that met both objectives.", self._choice.goodput
             ),
             _plain("counter", "output_tokens_total", "Tokens of requests that ended well.", tally.output_tokens),
         ]
         for name, help, each in (
-            ("ttft_seconds", "From the choice to the first token.", tally.ttft),
-            ("tpot_seconds", "Seconds per token behind the second, one value for each request.", tally.tpot),
+            ("ttft_seconds", "From the placement to the first token.", tally.ttft),
+            ("tpot_seconds", "Seconds per token after the second, one value per request.", tally.tpot),
             ("transfer_seconds", "From P's last token to D's first.", tally.transfer),
         ):
             parts += [header("histogram", f"parley:cluster_{name}", help)]

@@ -1,4 +1,4 @@
-"""A stream on its way to a client, at the client's pace: what it has not read waits, and so does who sends.
+"""The backpressure buffer: sends a stream at the client's pace, and pauses the sender while the client does not read.
 
 Knows one client and no instance.
 """
@@ -11,30 +11,32 @@ from typing import Any
 
 from parley.cluster.caller import Caller
 
-HOLD = 32 << 10  # bytes that wait for a client that does not read, from which who sends is to wait as well
-QUEUE = 1 << 20  # bytes of them at which the client is given up, for it goes on all the same
+HOLD = 32 << 10  # buffered bytes above which the sender is paused
+QUEUE = 1 << 20  # buffered bytes above which the client is dropped, because the sender has not paused
 
 
 class Outflow:
-    """The body of an answer that has begun. ``hold(True)`` has who sends it now wait, ``hold(False)`` go on; None where
-    nobody can be told."""
+    """The body of an answer that has begun.
+
+    ``pause_sender(True)`` pauses the current sender, ``pause_sender(False)`` resumes it; None if it cannot be paused.
+    """
 
     def __init__(self, caller: Caller):
         self.hold: Callable[[bool], Coroutine[Any, Any, None]] | None = None
         self._caller, self._cycle = caller, caller.cycle
-        self._queue: list[bytes] | None = None  # None: all was sent
+        self._queue: list[bytes] | None = None  # None: everything was sent
         self._queued = 0
-        self._over = False  # what is queued ends the answer
+        self._over = False  # the buffer contains the end of the answer
         self._draining: asyncio.Task[None] | None = None
-        self._held: Callable[[bool], Coroutine[Any, Any, None]] | None = None  # who was told to wait
+        self._held: Callable[[bool], Coroutine[Any, Any, None]] | None = None  # of the sender paused
         self._telling: asyncio.Task[None] | None = None
 
     def put(self, data: bytes) -> None:
-        """Send a part, now or when the client has read those before it."""
+        """Send a part now, or once the client has read the parts before it."""
         if self._queue is not None:
             self._queue.append(data)
             self._queued += len(data)
-            if self._queued > QUEUE:  # who sends was asked to wait, and does not; or cannot
+            if self._queued > QUEUE:  # the sender was asked to pause and did not, or cannot
                 self._caller.abort()
             elif self._queued > HOLD and self.hold is not None and self._held is not self.hold:
                 self._held = self.hold
@@ -52,7 +54,7 @@ class Outflow:
             self._caller.finish(data)
 
     async def settle(self) -> None:
-        """Wait until a slow client has read the rest of an answer that is complete, or stop sending it."""
+        """Wait until a slow client has read the rest of a complete answer; stop sending an incomplete one."""
         if self._draining is None:
             return
         if not self._over:
@@ -60,7 +62,7 @@ class Outflow:
         await asyncio.gather(self._draining, return_exceptions=True)
 
     async def _drain(self) -> None:
-        """Send what is queued as the client reads; then have more come again."""
+        """Send the buffer as the client reads it, then resume the sender."""
         assert self._queue is not None
         while True:
             data, over = b"".join(self._queue), self._over
@@ -76,6 +78,6 @@ class Outflow:
                 break
             if self._telling is not None:
                 await self._telling
-            if held is self.hold:  # it still is who sends
+            if held is self.hold:  # the sender has not changed
                 await held(False)
         self._queue = self._draining = None

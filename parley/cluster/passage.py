@@ -1,10 +1,10 @@
-"""One generating request on its way through the cluster: instances are chosen and asked, again if they fail.
+"""Runs one generating request on the cluster: schedules it, sends it to instances, and retries if they fail.
 
-    choose -> ask P -> its answer and D's results are spliced -> end
+    schedule -> ask P -> merge P's answer with D's results -> end
 
-An attempt that fails is followed by another, which is given what the client has got: so the answer goes on where it
-broke, with the text that it would have had. Knows the wire between coordinator and instances, and no API; how one
-answer is made of theirs is in ``splice``.
+A failed attempt is followed by another, which receives the outputs that the client already has. The answer therefore
+continues where it broke, with the text that it would have had. Knows the wire format between coordinator and instances,
+and no API; the two parts of an answer are combined in ``stream_merge``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from parley.errors import ParleyError
 from parley.instance.heads import LOST, SHORT
 from parley.server.chance import draw
 
-PAUSE, LONGEST = 0.05, 2.0  # seconds until the same instance is tried again: doubled each time
-RECOMPUTE = 1.0  # seconds until a recompute that was refused is tried again
+PAUSE, LONGEST = 0.05, 2.0  # seconds before the same instance is tried again: doubled each time, and at most
+RECOMPUTE = 1.0  # seconds before a refused recompute is tried again
 
 
 class Failed(Exception):
-    """An attempt did not succeed, because of an instance. ``answer``: what P said instead; ``final``: no other will do
-    better, or not those of ``alike`` (ids). ``status`` and ``text``: what the client is told if there is no other."""
+    """An attempt failed because of an instance.
+
+    ``answer``: P's answer, if there is one; ``final``: no other instance would do better; ``equally_unfit``: ids of
+    instances that would not do better either. ``status`` and ``text``: the client's error if no other attempt is made.
+    """
 
     def __init__(
         self,
@@ -55,8 +58,11 @@ class Failed(Exception):
 
 
 class Passage:
-    """``body`` is the client's; ``wanted`` what is to be known of it for choosing; ``closing`` makes the last bytes of
-    a stream that an error ends, none if the API has no way to say it."""
+    """One request of a client, with all its attempts.
+
+    ``body``: as the client sent it; ``scheduling_request``: its requirements; ``error_ending`` returns the last bytes
+    of a stream that ends with an error, none if the API has no form for it.
+    """
 
     def __init__(
         self,
@@ -80,20 +86,20 @@ class Passage:
             self._headers.append((b"parley-label", caller.label))
         self._created = b"%d" % time.time()
         self._avoid: frozenset[int] = frozenset()
-        self._told: Response | None = None  # what the last P said that took no request
-        self._timer: asyncio.Timeout  # first until P answers, then until all is over
+        self._told: Response | None = None  # the answer of the last P that refused the request
+        self._timer: asyncio.Timeout  # expires for the first token until P answers, then for the whole request
         self._due = 0.0
-        self._ended: ParleyError | None = None  # from outside
-        self._soon = inf  # when the first token is due: known once P was asked
+        self._ended: ParleyError | None = None  # set by ``fail_request``
+        self._soon = inf  # when the first token is due; finite once P was asked
         self._recomputes = 0
         self._splice = Splice(caller)
-        self._layout = ""  # of those that computed what the client has got
-        # of this attempt
+        self._layout = ""  # KV layout of the instances that computed the part the client has
+        # of the current attempt
         self._id = ""
-        self._busy: Sequence[Instance] = ()  # where the request may be running
+        self._busy: Sequence[Instance] = ()  # instances where the request may be running
 
     async def run(self) -> None:
-        """Answer the client. Raises ParleyError as long as nothing was sent."""
+        """Answer the client. Raises ParleyError only before anything was sent."""
         try:
             self._due = asyncio.get_running_loop().time() + self.options.infer_timeout
             try:
@@ -113,13 +119,13 @@ class Passage:
             await self._splice.settle()
 
     def end(self, error: ParleyError) -> None:
-        """Go on no further: the client gets this error."""
+        """Stop the request; the client receives this error."""
         self._ended = error
-        with contextlib.suppress(RuntimeError):  # it has ended, and the client reads the rest
+        with contextlib.suppress(RuntimeError):  # all attempts are over, and the client reads the rest
             self._timer.reschedule(0.0)
 
     def _break(self, error: ParleyError) -> None:
-        """End a stream that has begun."""
+        """End a stream that has begun with an error."""
         last = self._closing(error)
         if last:
             self._splice.finish(last)
@@ -129,10 +135,10 @@ class Passage:
     # -- attempts
 
     async def _once(self) -> bool:
-        """One attempt: is the request answered? Raises ParleyError when there is to be no other."""
+        """Run one attempt; True if the request is answered. Raises ParleyError when no other attempt may follow."""
         chosen = await self._choose()
         try:
-            if self.attempts and not self._avoid.isdisjoint((chosen.p.id, chosen.d.id)):  # there is no other
+            if self.attempts and not self._avoid.isdisjoint((chosen.p.id, chosen.d.id)):  # no others are left
                 if self._told is not None and not self._splice.sent and chosen.p.id in self._avoid:
                     self.caller.whole(*self._told)
                     return True
@@ -153,7 +159,7 @@ class Passage:
             chosen.end(False)
 
     async def _failed(self, failure: Failed) -> bool:
-        """Prepare for another attempt; or give what P answered. Raises ParleyError."""
+        """Prepare for another attempt (False), or send the client P's answer (True). Raises ParleyError."""
         self.attempts += 1
         splice = self._splice
         if failure.instance is not None:
@@ -172,7 +178,7 @@ class Passage:
         return True
 
     async def _choose(self) -> Chosen:
-        """Instances for an attempt. Raises ParleyError."""
+        """Schedule an attempt. Raises ParleyError."""
         wanted, again = self._wanted, self.attempts + self._recomputes
         if again:
             self._wait_for_first()
@@ -185,30 +191,30 @@ class Passage:
             raise words.refusal(refused.status, refused.text, refused.retry_after) from None
 
     def _wait_for_first(self) -> None:
-        """Time runs out when the first token is due, unless the client has got it."""
+        """Let the request time out when its first token is due, unless the client has it."""
         self._wait_until(self._due if self._splice.sent else min(self._due, self._soon))
 
     def _wait_until(self, due: float) -> None:
-        if self._ended is None and due != self._timer.when():  # mostly it is the same, and a timer is dear
+        if self._ended is None and due != self._timer.when():  # mostly it is unchanged, and rescheduling is expensive
             self._timer.reschedule(due)
 
     def _spent(self) -> float:
-        """Seconds since the client asked: its limits are for all attempts together."""
+        """Return the seconds since the client's request arrived; its time limits cover all attempts together."""
         return time.perf_counter() - self.caller.arrived
 
     async def _whole(self, instance: Instance) -> None:
-        """One attempt at a server that takes no orders: a client's request as it is. Raises Failed, ParleyError."""
+        """Send the request unchanged to a server that takes no prefill commands. Raises AttemptFailed, ParleyError."""
         if self._splice.sent:
             raise Failed(500, words.D_FAILED, instance, final=True)
         await relay.one(self._connections, self.caller, [instance], b"".join(self._body))
 
     async def _attempt(self, chosen: Chosen) -> None:
-        """Raises Failed, Recompute."""
+        """Run one attempt on a prefill and a decode instance. Raises AttemptFailed, RecomputeRequested."""
         feed, splice = self._connections.feed(chosen.d), self._splice
-        if not self._recomputes:  # which keep the id
+        if not self._recomputes:  # a recompute keeps the id
             self._id = str(int.from_bytes(draw()[:8]))
         if not splice.sent:
-            self._layout = chosen.d.layout or chosen.p.layout  # now: who comes back there may have another
+            self._layout = chosen.d.layout or chosen.p.layout  # read it now: a restarted instance may have another
         splice.anew(chosen.token)
         if feed is None or not await feed.ready():
             raise Failed(500, words.D_FAILED, chosen.d)
@@ -235,13 +241,14 @@ class Passage:
             self._halt()
 
     def _halt(self) -> None:
-        """Stop it wherever it may be running."""
+        """Abort the request on all instances where it may be running."""
         for instance in self._busy:
             self._connections.halt(instance, self._id, self._wanted.model)
         self._busy = ()
 
     async def _ask(self, chosen: Chosen) -> First | None:
-        """P's answer; None if D has given all of one in one piece before. Raises Failed, Cut, Recompute."""
+        """Return P's answer; None if D has already sent a complete one. Raises AttemptFailed, ResultsCut,
+        RecomputeRequested."""
         p, d, splice = chosen.p, chosen.d, self._splice
         given = splice.given()
         headers = [
@@ -273,7 +280,7 @@ class Passage:
             self._choice.table.fault(p, words.NO_CONNECTION)
             raise Failed(500, words.NO_CONNECTION, p) from None
         except Broken as broken:
-            if splice.done.done():  # P was not waited for: D is lost, or has answered
+            if splice.done.done():  # the request to P was dropped: D is lost, or has answered
                 await splice.done
                 return None
             text = words.P_FAILED if broken.left else words.UNASKED if broken.unsent else words.UNREAD
@@ -294,13 +301,13 @@ class Passage:
 
 
 def _refused(chosen: Chosen, answer: Response, usable: Sequence[Instance]) -> Failed:
-    """P answered with an error: one of its own or D's state, after which another may do better, or the client's."""
+    """Classify P's error: one of P or D, so that other instances may do better, or one of the client."""
     marks = {name for name, _ in answer.headers}
     if answers.refused(answer):
         chosen.refused()
         return Failed(429, words.TOO_MANY, chosen.d)
     if LOST in marks:
-        chosen.p.loaded = False  # until its status says that there is another engine
+        chosen.p.loaded = False  # until its status reports a new engine
         return Failed(answer.status, words.P_FAILED, chosen.p)
     if answers.misplaced(answer):
         return Failed(503, words.P_FAILED, chosen.p)
@@ -312,7 +319,7 @@ def _refused(chosen: Chosen, answer: Response, usable: Sequence[Instance]) -> Fa
 
 
 def _target(p: Instance, d: Instance, connections: Connections) -> list[tuple[bytes, bytes]]:
-    """Where P finds D."""
+    """Return the headers that tell P where D is."""
     if p is d and p.extended:
         return [(b"d-target", b"self")]
     target = d.peer or connections.upstream(d).host

@@ -1,5 +1,5 @@
-"""Which paths there are and whose they are, from the same tables as a single server's. Reads no body but to tell APIs
-apart that share a path, and only when one has to be told."""
+"""The paths of all APIs, from the same tables as a single server's. Reads a body only to distinguish APIs that share a
+path, and only when the answer depends on it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from parley.dialects.dialect import Dialect, Kind, Route
 from parley.errors import NotAllowed, NotFound, excerpt
 from parley.server.surfaces import Surface, members, table, wording
 
-WITHIN: frozenset[Kind] = frozenset({"dresult", "flow", "role", "status"})  # of an instance, for its coordinators only
+WITHIN: frozenset[Kind] = frozenset({"dresult", "flow", "role", "status"})  # for an instance's coordinators only
 
 
 class Path:
-    """A method and path, and the routes of APIs that have it; the first answers unless another claims a body."""
+    """A method and path with the routes of all its APIs; the first route answers unless another claims the body."""
 
     def __init__(self, answering: Sequence[tuple[Route, Surface]]):
         self._answering = answering
         self._default = next((each for each in answering if not each[0].yields), answering[0])
         self.route, self.dialect = self._default[0], self._default[1].dialect
         kinds = {route.kind for route, _ in answering}
-        self.kind: Kind | None = self.route.kind if len(kinds) == 1 else None  # None: the body tells
+        self.kind: Kind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
         self.shares = any(route.shares for route, _ in answering)
 
     def pick(self, body: bytes) -> tuple[Route, Dialect]:
-        """Whose a body is."""
+        """Return the route and API that a body belongs to."""
         if len(self._answering) == 1:
             return self.route, self.dialect
         names = members(body)
@@ -37,7 +37,7 @@ class Path:
 
 
 class Paths:
-    """All of some surfaces, but for what is between a coordinator and its instances."""
+    """All paths of some surfaces, except those between a coordinator and its instances."""
 
     def __init__(self, surfaces: Sequence[Surface]):
         self._surfaces = surfaces
@@ -54,7 +54,7 @@ class Paths:
                     self._plain.setdefault((each, path), found)
 
     def find(self, method: str, path: str) -> tuple[Path, Mapping[str, str]]:
-        """What is there, and the parts of the path that its routes name. Raises NotFound, NotAllowed."""
+        """Match a path; also return its named segments. Raises NotFound, NotAllowed."""
         found = self._plain.get((method, path))
         if found is not None:
             return found, {}
@@ -73,7 +73,7 @@ class Paths:
         raise error
 
     def wording(self, path: str) -> Dialect:
-        """The API that words what is wrong with a path."""
+        """Return the API whose error format applies to an unknown path."""
         for (_, known), found in self._plain.items():
             if known == path:
                 return found.dialect

@@ -1,7 +1,7 @@
-"""Clusters on Ray from outside: what any terminal that reaches the Ray cluster can ask of them.
+"""The Ray client: controls clusters on Ray from any terminal that reaches the Ray cluster.
 
-Ray finds a node for each process (``process``) and starts those again that are lost; what a cluster consists of is its
-keeper's to know (``keeper``), which is found by the cluster's name.
+Ray finds a node for each process (``cluster.ray_process``) and restarts lost ones. The processes of a cluster are
+managed by its supervisor actor (``cluster.ray_actor``), which is found by the cluster's name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from parley.cluster.plan import Plan
 
 
 def connect(address: str = "", *, begin: bool = False) -> bool:
-    """Connect to the Ray cluster at the address, or the one of this machine. With ``begin`` one is started if there is
-    none, and lives as long as this process: then True. Raises ConnectionError."""
+    """Connect to the Ray cluster at the address, or the one of this machine.
+
+    With ``start_missing`` one is started if there is none, and lives as long as this process. Return True if one was
+    started. Raises ConnectionError.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"namespace": NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": begin}
     try:
@@ -33,7 +36,7 @@ def connect(address: str = "", *, begin: bool = False) -> bool:
 
 
 def up(plan: Plan) -> Any:
-    """A keeper for the plan, which begins with it. Of a cluster's name there can only be one."""
+    """Create the supervisor actor for a plan, and return it. A cluster's name can be used only once."""
     name = f"{plan.name}/{KEEPER}"
     keeper = ray.remote(Keeper).options(
         name=name, namespace=NAMESPACE, lifetime="detached", max_restarts=-1, num_cpus=0, max_concurrency=4
@@ -42,7 +45,7 @@ def up(plan: Plan) -> Any:
 
 
 def find(name: str) -> Any:
-    """The keeper of a cluster that is there; of the only one if ``name`` is empty. Raises LookupError."""
+    """Return the supervisor of a running cluster; of the only one if ``name`` is empty. Raises LookupError."""
     there = names()
     if not name and len(there) == 1:
         (name,) = there
@@ -53,46 +56,46 @@ def find(name: str) -> Any:
 
 
 def names() -> list[str]:
-    """The clusters that there are."""
+    """Return the names of all running clusters."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     keepers = (each["name"] for each in actors if each["namespace"] == NAMESPACE)
     return sorted(name.removesuffix(f"/{KEEPER}") for name in keepers if name.endswith(f"/{KEEPER}"))
 
 
 def down(keeper: Any) -> None:
-    """End a cluster: its processes may finish what they have begun."""
+    """Shut a cluster down gracefully: its processes finish the requests they have begun."""
     ray.get(keeper.end.remote())
     ray.kill(keeper, no_restart=True)
 
 
 def look(keeper: Any) -> tuple[list[Seen], dict[str, int]]:
-    """Every process of a cluster, and how many of each group are wanted."""
+    """Return every process of a cluster, and the wanted number of instances per group."""
     return ray.get(keeper.look.remote())
 
 
 def ready(keeper: Any) -> bool:
-    """Does its coordinator take requests?"""
+    """Whether its coordinator accepts requests."""
     return ray.get(keeper.ready.remote())
 
 
 def address(keeper: Any) -> str:
-    """Where clients find it."""
+    """Return the URL of its coordinator, for clients."""
     return ray.get(keeper.address.remote())
 
 
 def page(keeper: Any) -> str:
-    """Where its coordinator's live page is."""
+    """Return the URL of its coordinator's live page."""
     (coordinator,) = (each for each in look(keeper)[0] if each.name == COORDINATOR)
     return coordinator.url("status_port")
 
 
 def scale(keeper: Any, group: str, count: int) -> str:
-    """Have so many instances of a group. A sentence if that is not possible."""
+    """Set the wanted number of instances of a group. Return an error message, empty on success."""
     return ray.get(keeper.scale.remote({group: count}))
 
 
 def has() -> str:
-    """What all nodes together have, in words."""
+    """Describe the resources of all nodes together, in words."""
     named = {"CPU": "cpus", "GPU": "gpus", "memory": "memory"}
     amounts = ray.cluster_resources()
     return ", ".join(

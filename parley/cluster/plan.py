@@ -1,4 +1,4 @@
-"""What a cluster is to consist of: a TOML file that names kinds of instances, how many, and what each of them needs.
+"""The cluster plan: a TOML file that lists groups of instances, their number, and the resources of each.
 
     name = "local"
 
@@ -8,10 +8,10 @@
     [[instances]]
     role = "prefill"
     count = 2
-    cpus = 1                 # what the machine sets aside for each; also gpus, memory, resources
-    model = "./my-model"     # from here on options of `parley serve`
+    cpus = 1                 # reserved for each instance; also gpus, memory, resources
+    model = "./my-model"     # this and all further keys: options of `parley serve`
 
-The file knows nothing of Ray, and does not judge the options of the programs that it starts: they do.
+The parser knows nothing of Ray, and leaves the validation of program options to the programs.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from parley.options import ConfigError, nearest, read_toml
 
 ROLES = ("mixed", "prefill", "decode", "flex")
 KEYS = ("name", "address", "coordinator", "instances")
-OURS = ("host", "port", "config", "peer-port", "cluster-secret", "cluster-secret-file")  # the placement's to say
-REFUSED = {  # keys of the coordinator's own file, and why not
-    "secret": "for one is drawn for the cluster",
-    "secret_file": "for one is drawn for the cluster",
-    "tls": "for what is said within the cluster is not encrypted; have a proxy before it do that",
+OURS = ("host", "port", "config", "peer-port", "cluster-secret", "cluster-secret-file")  # set at placement
+REFUSED = {  # keys of the coordinator's own file that a plan cannot set, and why
+    "secret": "because a secret is generated for the cluster",
+    "secret_file": "because a secret is generated for the cluster",
+    "tls": "because traffic within the cluster is not encrypted; put a proxy with TLS in front of it",
 }
-MOST = 1000  # instances of a kind
+MOST = 1000  # instances of a group
 NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What one process takes of a machine: cores, accelerators, bytes, and whatever else its nodes declare."""
+    """The resources that one process reserves: cores, accelerators, bytes, and custom resources that nodes declare."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -54,7 +54,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Group:
-    """Instances that are alike: ``count`` of them at first, started with the same ``options`` of ``parley serve``."""
+    """Identical instances: initially ``count`` of them, started with the same ``options`` of ``parley serve``."""
 
     name: str
     role: str
@@ -65,17 +65,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole cluster. ``address``: of the Ray cluster; empty: one that runs here, or else one of its own."""
+    """A whole cluster. ``address``: of the Ray cluster; empty: one running on this machine, or else a new one."""
 
     name: str
     address: str
     coordinator: Mapping[str, Any]
-    needs: Needs  # of the coordinator
+    needs: Needs  # resources of the coordinator
     groups: tuple[Group, ...]
 
 
 def read(path: str) -> Plan:
-    """The plan in a file. Raises ConfigError."""
+    """Read a plan file. Raises ConfigError."""
     content = read_toml(path)
     base = Path(path).parent
     for key in content:
@@ -107,7 +107,7 @@ def read(path: str) -> Plan:
 
 
 def written(table: Mapping[str, Any]) -> str:
-    """A table as TOML."""
+    """Format a table as TOML."""
     return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items())
 
 
@@ -125,13 +125,13 @@ def _group(table: dict[str, Any], where: str, base: Path) -> Group:
         if key in table or key.replace("-", "_") in table:
             raise ConfigError(f"{where}: {key} is chosen where the instance is placed and cannot be set.")
     model = table.get("model")
-    if isinstance(model, str) and model.startswith("."):  # beside the file, wherever the command was called
+    if isinstance(model, str) and model.startswith("."):  # relative to the plan file
         table["model"] = str((base / model).resolve())
     return Group(name, role, count, needs, table)
 
 
 def _needs(table: dict[str, Any], where: str, cpus: float) -> Needs:
-    """What of a table says what a process needs; it is taken out. Raises ConfigError."""
+    """Remove the resource keys from a table and parse them. Raises ConfigError."""
 
     def amount(key: str, usual: float) -> float:
         value = table.pop(key, usual)

@@ -1,6 +1,6 @@
-"""A port of a coordinator that is not for inference: some routes, short bodies, answers in one piece.
+"""The admin ports of a coordinator: a few routes, short bodies, answers in one piece.
 
-What it has no route for is answered as documented for all ports, 400 and a closed connection. Knows no route itself.
+Unknown paths are answered as documented for all ports, with 400 and a closed connection. Defines no routes itself.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger("parley.cluster")
 
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
-LIMIT = 64 << 20  # bytes of a body; 4096 instances with their hashes are some 20 MB
+LIMIT = 64 << 20  # bytes of a body; 4,096 instances with their prefix hashes take about 20 MB
 PATIENCE = 60.0  # seconds for a body to arrive
 UNKNOWN = b"Invalid request\r\n"
 
 
 @dataclass(frozen=True)
 class Reply:
-    """``type`` is left out if empty."""
+    """An answer of an admin port. An empty ``content_type`` sends no Content-Type."""
 
     status: int = 200
     body: bytes = b""
@@ -42,17 +42,18 @@ class Reply:
 
     @classmethod
     def json(cls, value: Any, status: int = 200) -> Reply:
+        """Encode a value as a JSON answer."""
         return cls(status, msgspec.json.encode(value), JSON)
 
 
 class Asked:
-    """What a route is given: the path's rest behind its star, if it has one, the query's pairs, and the body."""
+    """A request to a route: the path segment matched by the star, if any, the query's pairs, and the body."""
 
     def __init__(self, rest: str, query: Sequence[tuple[str, str]], body: bytes):
         self.rest, self.query, self.body = rest, query, body
 
     def members(self) -> dict[str, Any] | None:
-        """The body as a JSON object, None if it is none."""
+        """Parse the body as a JSON object; None if it is none."""
         return lenient.members(self.body)
 
 
@@ -60,8 +61,11 @@ Route = Callable[[Asked], Reply | Awaitable[Reply]]
 
 
 class Plane:
-    """An ASGI application. ``routes``: by method and path; a star in a path stands for one part of it. ``secret``: what
-    whoever changes something has to show as parley-secret; empty if nothing."""
+    """The ASGI application of one admin port.
+
+    ``routes``: by method and path; a star in a path matches one segment. ``secret``: required as parley-secret for
+    every method but GET; empty: not required.
+    """
 
     def __init__(self, routes: Mapping[tuple[str, str], Route], host: str = "127.0.0.1", secret: str = ""):
         self._secret = secret

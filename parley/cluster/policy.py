@@ -1,7 +1,8 @@
-"""Who computes a request: given what it asks for and the instances there are, a pair to prefill and decode, or none.
+"""Scheduling policies: pick the instances that prefill and decode a request, from its requirements and their state.
 
-Here are what all policies share and those that follow the documented schemes to the letter; ours is in ``predicted``.
-They neither wait nor count: that is done by who asks them. Formulas are in ``load``.
+This module has the parts that all policies share, and the policies that follow the documented schemes exactly; parley's
+own policy is in ``predicted_ttft``. Policies neither queue nor count, which is left to the scheduler. The load formulas
+are in ``load``.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from parley.instance.prefix import Mark, Turns
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request asks for. ``length``: of its prompt, in tokens; ``marks``: of its beginnings, shortest first;
-    ``deadline``: seconds from now in which its first token is wanted; ``model``: by any name that instances tell, empty
-    for whichever.
+    """The scheduling requirements of a request.
 
-    ``avoid``: instances, by id, that failed it; ``attempt``: how often it was tried before; ``layout``: of those that
-    computed what its client has got, empty for nobody, or where that is not told.
+    ``length``: of its prompt, in tokens; ``marks``: hashes of the prompt's prefixes, shortest first; ``deadline``:
+    seconds from now until the first token is due; ``model``: by any name that instances report, empty for any model.
+
+    ``avoid``: ids of instances that failed it; ``attempt``: number of earlier attempts; ``layout``: KV layout of the
+    instances that computed the part the client has, empty if there is no such part or the layout is not reported.
     """
 
     length: int
@@ -38,8 +40,11 @@ class Wanted:
 
 
 class Pair(NamedTuple):
-    """``first``: seconds to the first token as foreseen, None if there is nothing to foresee it by; ``wait``: of those,
-    spent behind others."""
+    """The instances for prefill and decode.
+
+    ``predicted_ttft``: predicted seconds to the first token, None without measurements; ``queue_seconds``: the part of
+    them spent waiting for other requests.
+    """
 
     p: Instance
     d: Instance
@@ -48,12 +53,14 @@ class Pair(NamedTuple):
 
 
 class Policy(Protocol):
+    """Picks instances for requests."""
+
     def pick(self, sight: Sight) -> Pair | None:
-        """Among usable instances; None if none has room."""
+        """Pick among the usable instances; None if none has room."""
 
 
 class Sight:
-    """The instances as one request finds them: what it asks of each and what of it is cached there, looked up once."""
+    """The instances as one request sees them; its demand and cache hits on each instance are computed once."""
 
     def __init__(self, wanted: Wanted, usable: Sequence[Instance], now: float):
         self.wanted, self.usable = wanted, usable
@@ -61,11 +68,11 @@ class Sight:
         self._asked: dict[int, Demand] = {}
 
     def cached(self, instance: Instance) -> int:
-        """Tokens of its prompt."""
+        """Return the number of prompt tokens cached on the instance."""
         return self.wanted.length - self.asked(instance).tokens
 
     def asked(self, instance: Instance) -> Demand:
-        """1 slot and ⌈length / block size⌉ blocks, and the tokens that are not cached."""
+        """Return the demand: 1 slot, ⌈length / block size⌉ blocks, and the tokens that are not cached."""
         asked = self._asked.get(instance.id)
         if asked is None:
             length = self.wanted.length
@@ -76,19 +83,19 @@ class Sight:
 
 
 class Base:
-    """What policies have in common: who comes into question."""
+    """Selects the candidate instances, in the way common to all policies."""
 
     def __init__(self, options: Options):
         self.options = options
 
     def room(self, instance: Instance, side: Side, sight: Sight) -> bool:
-        """May the request go to this side of the instance, as far as limits are concerned?"""
+        """Whether the limits allow the request on this side of the instance."""
         if instance.tasks >= self.options.single_node_max_requests:
             return False
         return self.options.select_type == 1 or side.room(sight.asked(instance), self.options.res_limit_rate)
 
     def decodes(self, sight: Sight) -> list[Instance]:
-        """Those that could go on with what another prefilled."""
+        """Return the instances that can decode after another one prefilled."""
         return [
             each
             for each in sight.usable
@@ -96,7 +103,7 @@ class Base:
         ]
 
     def prefills(self, sight: Sight, ds: Sequence[Instance]) -> list[Instance]:
-        """Those that could prefill it and have somebody to go on: one of ``ds``, or themselves where they are mixed."""
+        """Return the instances that can prefill and have a decoder: one of ``ds``, or themselves if mixed."""
         return [
             each
             for each in sight.usable
@@ -107,9 +114,10 @@ class Base:
 
 
 class LoadBalance(Base):
-    """The least loaded P, then the least loaded D that it is linked with; of equals the lower id."""
+    """Picks the least loaded P, then the least loaded D linked with it; the lower id wins ties."""
 
     def pick(self, sight: Sight) -> Pair | None:
+        """Pick by load; None if there is no room."""
         values, coefficient = self.options.load_cost_values, self.options.load_cost_coefficient
         ds = self.decodes(sight)
         ps = self.prefills(sight, ds)
@@ -121,18 +129,19 @@ class LoadBalance(Base):
 
 
 def followers(p: Instance, ds: Sequence[Instance]) -> list[Instance]:
-    """Of ``ds``, those that can go on with what ``p`` prefilled. A mixed instance goes on itself."""
+    """Return the instances of ``ds`` that can decode after ``p``. A mixed instance decodes itself."""
     return [p] if p.role == "mixed" else [d for d in ds if p.linked(d)]
 
 
 class Turn(Base):
-    """Each in its turn, P and D apart."""
+    """Round-robin, separately for P and D."""
 
     def __init__(self, options: Options):
         super().__init__(options)
-        self._p = self._d = -1  # whose turn it was, by id
+        self._p = self._d = -1  # ids of the last picks
 
     def pick(self, sight: Sight) -> Pair | None:
+        """Pick the next instances; None if there is no room."""
         ds = self.decodes(sight)
         ps = self.prefills(sight, ds)
         if not ps:
@@ -144,12 +153,12 @@ class Turn(Base):
 
 
 def _next(instances: Iterable[Instance], last: int) -> Instance:
-    """The one behind the last in the order of ids, in a circle."""
+    """Return the instance with the next higher id after ``last``, wrapping around."""
     return min(instances, key=lambda each: (each.id <= last, each.id))
 
 
 class CacheAffinity(Base):
-    """Of mixed instances, the one that answered a conversation's last turn, else each in its turn."""
+    """Picks the mixed instance that answered the previous turn of the conversation, or else round-robin."""
 
     def __init__(self, options: Options):
         super().__init__(options)
@@ -157,6 +166,7 @@ class CacheAffinity(Base):
         self._held: OrderedDict[int, int] = OrderedDict()  # history -> instance
 
     def pick(self, sight: Sight) -> Pair | None:
+        """Pick by conversation; None if there is no room."""
         mixed = Sight(sight.wanted, [each for each in sight.usable if each.role == "mixed"], sight.now)
         turns = sight.wanted.turns
         if turns is None:

@@ -1,7 +1,8 @@
-"""The policy that foresees: the first token soonest, by cached prefix, queue and measured speed; then the emptiest D.
+"""The predictive policy: pick the P with the earliest first token, by prefix cache, queue and measured speed, then the
+emptiest D.
 
-A prompt of which little has to be computed stays on one D, if that holds its streams up for less than a hand-over
-takes. Nothing is a constant here: without measurements nothing is foreseen, and every request is separated.
+A prompt with few tokens to compute stays on one D if that delays D's streams for less time than a handover takes. No
+threshold is a constant: without measurements nothing is predicted, and every request is separated.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from parley.cluster.instance import Instance
 from parley.cluster.load import prefill_load
 from parley.cluster.policy import Base, Pair, Sight, followers
 
-TRIAL = 32  # of so many short prompts one is handed over all the same, or what that takes would not be known any more
+TRIAL = 32  # one of this number of short prompts is handed over anyway, so that handovers stay measured
 
 
 class Predicted(Base):
+    """Picks instances by predicted time to first token."""
+
     def __init__(self, options: Options):
         super().__init__(options)
-        self._short = 0  # prompts that were
+        self._short = 0  # number of short prompts so far
 
     def pick(self, sight: Sight) -> Pair | None:
+        """Pick by prediction; None if there is no room."""
         mode = self.options.separate
         ds = self.decodes(sight)
         pair = self._pair(sight, ds)
@@ -41,7 +45,7 @@ class Predicted(Base):
         return pair if self._short % TRIAL == 0 else self._alone(sight, short) or pair
 
     def _pair(self, sight: Sight, ds: Sequence[Instance]) -> Pair | None:
-        """Where the first token comes soonest, and who has the most room behind it."""
+        """Return the P with the earliest first token, and the D with the most room."""
         best: tuple[float, float, float, int] | None = None
         for each in self.prefills(sight, ds):
             first, wait = foresee(sight, each)
@@ -62,7 +66,7 @@ class Predicted(Base):
         return Pair(p, d, *told)
 
     def _alone(self, sight: Sight, instances: Sequence[Instance]) -> Pair | None:
-        """One of these for all of it."""
+        """Return one of these instances for the whole request; None if none has room."""
         pairs = [
             (fullness(sight, each), Pair(each, each, *foresee(sight, each)))
             for each in instances
@@ -72,10 +76,10 @@ class Predicted(Base):
 
 
 def _short(sight: Sight, d: Instance, pair: Pair) -> bool:
-    """Does the prompt cost D less than handing it over would?
+    """Whether prefilling the prompt on D costs less than a handover to it.
 
-    On D it stands in the way of each stream there, and of one more that may come; where it is apart it waits for P and
-    is moved. Without measurements of both nothing is called short.
+    On D it delays each stream there, and one more that may arrive; when separated it waits for P and is transferred.
+    Unless both are measured, nothing counts as short.
     """
     trend = d.prefill.pace if d.prefill.pace.seen else pair.p.prefill.pace
     computed = trend.predict(sight.asked(d).tokens)
@@ -87,9 +91,9 @@ def _short(sight: Sight, d: Instance, pair: Pair) -> bool:
 
 
 def foresee(sight: Sight, instance: Instance) -> tuple[float | None, float]:
-    """Seconds to the first token there, and how many of them behind others; None if nobody measured anything yet.
+    """Predict the seconds to the first token on an instance, and the part spent waiting; None without measurements.
 
-    One that is new is judged by what it says of its speed, or else as if it were like one of the others.
+    A new instance is judged by its reported speed, or else by the measurements of another one.
     """
     side, own = instance.prefill, max(1, sight.asked(instance).tokens)
     trend, rate = side.pace, instance.prefill_rate
@@ -104,10 +108,10 @@ def foresee(sight: Sight, instance: Instance) -> tuple[float | None, float]:
 
 
 def crowded(pair: Pair, slo: float) -> tuple[bool, float]:
-    """Would D's tokens take longer than ``slo`` seconds each with this request, by the requests that will be there when
-    its prefill ends? And in how many seconds one of them has probably ended.
+    """Predict whether D's tokens would take longer than ``slo`` seconds each with this request, and when that may end.
 
-    Of those that are there now a part has left by then, as long as requests stay on average.
+    Counts the requests that will be on D when the request's prefill ends: part of the present ones have left by then,
+    given the mean time that requests stay. The second value is the expected number of seconds until one of them ends.
     """
     side = pair.d.decode
     left = min(1.0, (pair.first or 0.0) / side.stay) if side.stay else 0.0
@@ -117,8 +121,10 @@ def crowded(pair: Pair, slo: float) -> tuple[bool, float]:
 
 
 def fullness(sight: Sight, instance: Instance) -> float:
-    """The fuller of slots and blocks with the request there, 0 when empty, 1 when full; by what is known here and what
-    it says itself, whichever is more."""
+    """Return the higher utilisation of slots and blocks with the request on the instance: 0 is empty, 1 full.
+
+    The coordinator's count or the instance's report is used, whichever is higher.
+    """
     side = instance.decode if instance.decode.share else instance.prefill
     asked, share = sight.asked(instance), side.share
     used = instance.slots - instance.avail_slots if instance.avail_slots is not None else 0

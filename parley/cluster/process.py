@@ -1,7 +1,7 @@
-"""One process of parley where Ray placed it: the child of an actor, which lives and dies with it.
+"""One parley process on a node that Ray chose: the child of an actor, and tied to its lifetime.
 
-An actor whose child has ended ends itself, and Ray starts it again, elsewhere if its node is gone; so there is neither
-placement nor restarting in here. Knows nothing of what the process does.
+An actor whose child has ended exits itself, and Ray restarts it, on another node if its node is gone. This module
+therefore has no placement or restart logic. Knows nothing of the process's work.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ import ray
 
 from parley.cluster.plan import written
 
-PAUSE = 5.0  # seconds before one that ended at once is started again
-DRAIN = 60.0  # seconds that it gets to end by itself
+PAUSE = 5.0  # seconds before a process that ended immediately is restarted
+DRAIN = 60.0  # seconds that a process has to end by itself
 PR_SET_PDEATHSIG = 1
 
 
 class Process:
-    """One process of parley on the node that Ray chose. ``words``: its command; ``options``: its file.
+    """One parley process on the node of this actor. ``command``: its command; ``options``: the content of its file.
 
-    ``hosts`` and ``ports`` are options that get the node's address and free ports of it, unless the file says which.
+    ``hosts`` and ``ports`` name options that default to the node's address and to free ports of the node.
     """
 
     def __init__(self, words: list[str], options: Mapping[str, Any], hosts: list[str], ports: list[str], secret: str):
@@ -53,12 +53,12 @@ class Process:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def where(self) -> tuple[str, dict[str, int], str, int]:
-        """Address, ports by option, id of the node, process id."""
+        """Return the address, ports by option name, node id, and process id."""
         node = ray.get_runtime_context().get_node_id()
         return self._host, self._ports, node, self._child.pid
 
     def stop(self) -> None:
-        """Let it end, with what it has begun; then there is nothing left to watch."""
+        """Let the process finish its requests and end; it is killed if it does not."""
         self._ended.set()
         for number, patience in ((signal.SIGTERM, DRAIN), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             self._child.send_signal(number)
@@ -71,9 +71,9 @@ class Process:
         self._config.unlink(missing_ok=True)
         if self._ended.is_set():
             return
-        print(f"parley: a process of the cluster ended with {code}; it is started again", file=sys.stderr, flush=True)
+        print(f"parley: a process of the cluster ended with {code}; restarting it", file=sys.stderr, flush=True)
         if time.monotonic() - self._since < PAUSE:
-            time.sleep(PAUSE)  # what is wrong with it may be wrong for good
+            time.sleep(PAUSE)  # the cause may be permanent
         os._exit(1)
 
 
@@ -84,5 +84,5 @@ def _free_port(host: str) -> int:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to end this process when the actor is gone, however it went."""
+    """Ask the kernel to terminate this process when the actor is gone, for any reason."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,9 +1,9 @@
-"""How many instances should prefill and how many decode: by the work that there was for each, and without haste.
+"""Decides how many instances should prefill and how many decode, from the measured load, without oscillation.
 
-Work is counted in instances: 1.5 of prefill would keep one instance busy and another half of the time. Which split of
-the instances leaves the busier kind least busy is the better one; it has to be clearly better, and to stay so, before a
-role changes, and then one does. A flex instance is a part of each kind; its share moves sooner, in small steps, until
-both kinds are as busy. Knows numbers only.
+Load is counted in instances: 1.5 of prefill would keep one instance busy and another half of the time. The better split
+is the one whose busier role has the lowest utilisation; it must be clearly better, for some time, before one instance
+changes its role. A flex instance is part of both roles; its share changes sooner, in small steps, until the roles are
+equally busy. Knows numbers only.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-BETTER = 0.8  # of the present split's utilisation, at most, or else nothing is changed for it
-BUSY = 0.3  # utilisation below which no split is worth a change
-STEP = 5  # percent of an instance, by which a share moves
-SLACK = 1.05  # times as busy as the other kind must one be after the step, or else there is none
+BETTER = 0.8  # a split must reduce the present utilisation to at most this part of it
+BUSY = 0.3  # utilisation below which nothing is changed
+STEP = 5  # percent of an instance, per change of a share
+SLACK = 1.05  # the busier role must still be this many times as busy as the other after a step
 MEMORY = 60.0  # seconds
 
 
 class Work(NamedTuple):
-    """Instances' worth of it."""
+    """The load of the two roles, in instances."""
 
     prefill: float
     decode: float
 
     def utilisation(self, p: float, d: float) -> float:
-        """Of the busier kind, where there are so many of each."""
+        """Return the utilisation of the busier role, with ``p`` and ``d`` instances."""
         return max(self.prefill / p if p else float(self.prefill > 0), self.decode / d if d else float(self.decode > 0))
 
 
 def split(instances: int, work: Work) -> int:
-    """How many of these should prefill, at least one and not all; of equal splits the one nearer to halves."""
+    """Return how many of the instances should prefill: at least one, not all, and of equal splits the most even."""
     return min(
         range(1, instances),
         key=lambda p: (round(work.utilisation(p, instances - p), 9), abs(2 * p - instances), p),
@@ -38,27 +38,30 @@ def split(instances: int, work: Work) -> int:
 
 
 def shared(instances: int, p_rate: int, d_rate: int) -> int:
-    """How many should prefill where the ratio is given."""
+    """Return how many of the instances should prefill, by a fixed ratio."""
     return max(1, min(instances - 1, round(instances * p_rate / (p_rate + d_rate))))
 
 
 class Balance:
-    """Work as it was lately, and a wish that must last, ``period`` seconds. ``memory``: seconds in which a measurement
-    loses two thirds of its weight."""
+    """The recent load, and a proposed change that must persist for ``period`` seconds.
+
+    ``memory``: seconds until a measurement has lost two thirds of its weight.
+    """
 
     def __init__(self, period: float, memory: float = MEMORY):
         self._period, self._memory = period, memory
         self._work: Work | None = None
         self._when = 0.0
-        self._since: float | None = None  # when a change in this direction was first wanted
+        self._since: float | None = None  # time of the first proposal of the present step
         self._step = 0
 
     @property
     def work(self) -> Work:
+        """The smoothed load; 0 before any observation."""
         return self._work or Work(0.0, 0.0)
 
     def observe(self, now: float, work: Work) -> None:
-        """The work that there is at this moment."""
+        """Record the present load."""
         if self._work is None:
             self._work = work
         else:
@@ -68,7 +71,7 @@ class Balance:
         self._when = now
 
     def _lasting(self, now: float, step: int) -> int:
-        """The step, if it has been wanted for the whole period; then that begins anew."""
+        """Return the step once it has been proposed for the whole period, which then restarts; 0 before that."""
         if step != self._step or not step:
             self._step, self._since = step, now
             return 0
@@ -80,10 +83,10 @@ class Balance:
 
 
 class Ratio(Balance):
-    """How many have which role."""
+    """Decides how many instances have each role."""
 
     def change(self, now: float, p: int, d: int) -> int:
-        """What to do with so many of each: 1 to have one more prefill, -1 to have one more decode, 0 to wait."""
+        """Return 1 to give one more instance to prefill, -1 to give one more to decode, 0 to change nothing."""
         return self._lasting(now, self._wanted(p, d))
 
     def _wanted(self, p: int, d: int) -> int:
@@ -97,14 +100,17 @@ class Ratio(Balance):
 
 
 class Shares(Balance):
-    """What flex instances, which do both, have for prefill. A step that would make the other kind the busier one is
-    not made, so of constant work there is no way back."""
+    """Decides the prefill shares of flex instances, which have both roles.
+
+    No step is taken that would make the other role the busier one, so a constant load causes no oscillation.
+    """
 
     def change(self, now: float, shares: Sequence[int], p: float, d: float) -> tuple[int, int] | None:
-        """Which of those with these ``shares``, in percent, is to have which one, if any another; ``p`` and ``d`` are
-        how many instances there are for each kind, parts of flex ones among them.
+        """Return the index of the flex instance to change and its new share; None to change nothing.
 
-        One moves at a time, who has the least of what is wanted. What is all of one kind stays so.
+        ``shares``: prefill percentages of the flex instances; ``p``, ``d``: instances per role, including the parts of
+        flex ones. One share changes at a time: that of the instance with least of the busier role. Shares of 0 and 100
+        never change.
         """
         step = self._wanted(p, d)
         able = [
@@ -127,6 +133,6 @@ class Shares(Balance):
 
 
 def moved(share: int, step: int) -> int:
-    """The share a step further, within what leaves both kinds something; it never goes the other way."""
+    """Return the share after a step, leaving at least SHARE_STEP for either role; never moved against the step."""
     further = min(100 - STEP, max(STEP, share + step))
     return further if (further - share) * step > 0 else share

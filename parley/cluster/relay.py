@@ -1,4 +1,4 @@
-"""Requests that do not generate: handed to one instance as they are, or to all. Knows no API."""
+"""Forwards requests that do not generate: unchanged, to one instance or to all. Knows no API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parley.cluster.upstream import Broken, Connection, Response, Unreachable
 
 
 class Pipe:
-    """An answer on its way from an instance to the client, at the client's pace."""
+    """Streams an answer from an instance to the client, at the client's pace."""
 
     def __init__(self, caller: Caller, connection: Connection):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -24,6 +24,7 @@ class Pipe:
         self._over = False
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Start the client's answer."""
         kept = returned(headers)
         length = dict(headers).get(b"content-length")
         if length is not None:
@@ -31,11 +32,13 @@ class Pipe:
         self._caller.begin(status, kept)
 
     def data(self, data: bytes) -> None:
+        """Pass a part on; pause the instance's connection while the client does not read."""
         if not self._caller.part(data) and self._waiting is None:
             self._connection.pause(True)
             self._waiting = asyncio.get_running_loop().create_task(self._wait())
 
     def end(self, error: Broken | None) -> None:
+        """Complete the answer, or report the error through ``done``."""
         if self.done.done():
             return
         if error is not None:
@@ -57,8 +60,10 @@ class Pipe:
 
 
 async def refusal(connections: Connections, caller: Caller, instance: Instance) -> Response | None:
-    """What an instance answers to a client that it does not let in, None if it does: keys are its own to know. Raises
-    ParleyError."""
+    """Return an instance's refusal (401 or 403) of the client; None if the client is let in.
+
+    API keys are known to instances only. Raises ParleyError.
+    """
     try:
         answer = await connections.upstream(instance).ask(b"GET", caller.target, caller.forwarded())
     except (Unreachable, Broken):
@@ -67,8 +72,10 @@ async def refusal(connections: Connections, caller: Caller, instance: Instance) 
 
 
 async def one(connections: Connections, caller: Caller, instances: Sequence[Instance], body: bytes) -> None:
-    """Give the client what one of these instances answers, the first of which anything comes. Raises ParleyError as
-    long as nothing was sent; after that the client's connection is cut."""
+    """Send the client the answer of the first of these instances that gives one.
+
+    Raises ParleyError before anything was sent; after that the client's connection is closed.
+    """
     for instance in instances:
         if await _answered(connections, caller, instance, body):
             return
@@ -76,7 +83,7 @@ async def one(connections: Connections, caller: Caller, instances: Sequence[Inst
 
 
 async def _answered(connections: Connections, caller: Caller, instance: Instance, body: bytes) -> bool:
-    """Give the client an instance's answer: did any come?"""
+    """Send the client an instance's answer; False if none came."""
     upstream = connections.upstream(instance)
     method, headers = caller.scope["method"].encode(), caller.forwarded()
     parts = upstream.request(method, caller.target, headers, (body,) if body else ())
@@ -103,8 +110,10 @@ async def _answered(connections: Connections, caller: Caller, instance: Instance
 
 
 async def every(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> None:
-    """Have all instances do it, and give the client the answer of the first that refused, or else of the first. Raises
-    ParleyError."""
+    """Send the request to all instances, and the client the first refusal, or else the first answer.
+
+    Raises ParleyError if an instance does not answer.
+    """
     told = await _asked(connections, caller, instances, body)
     if len(told) < len(instances):
         raise words.refusal(500, words.UNSENT)
@@ -112,7 +121,8 @@ async def every(connections: Connections, caller: Caller, instances: list[Instan
 
 
 async def some(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> None:
-    """Have those do it that can: the answer of the first that did, or else of the first. Raises ParleyError."""
+    """Send the request to all instances, and the client the first success, or else the first answer. Raises
+    ParleyError."""
     told = await _asked(connections, caller, instances, body)
     caller.whole(*next((each for each in told if each.status < 400), told[0]))
 
@@ -124,8 +134,7 @@ async def joined(
     body: bytes,
     join: Callable[[Iterable[bytes]], bytes],
 ) -> None:
-    """Give the client what all instances say, joined to one page; or what the first says if none says it. Raises
-    ParleyError."""
+    """Send the client the merged answers of all instances, or the first error if none succeeds. Raises ParleyError."""
     told = await _asked(connections, caller, instances, body)
     pages = [each for each in told if each.status == 200]
     try:
@@ -135,7 +144,7 @@ async def joined(
 
 
 async def _asked(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> list[Response]:
-    """What those answer that can be asked, one at least. Raises ParleyError."""
+    """Return the answers of the instances that can be reached, at least one. Raises ParleyError."""
     method, headers = caller.scope["method"].encode(), caller.forwarded()
     asked = (
         connections.upstream(each).ask(method, caller.target, headers, (body,) if body else ()) for each in instances

@@ -1,4 +1,4 @@
-"""What an instance says at /v1/status, taken in. What is of another type than it should be is left as it was."""
+"""Parses an instance's /v1/status. Members of an unexpected type leave the old value in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTS = ("pinned", "reserved", "waiting", "running", "slots", "block_size")
 
 
 def take(instance: Instance, said: Mapping[str, Any]) -> str:
-    """Note all that was said. Its epoch, empty if it has none."""
+    """Update an instance from its status; return its epoch, empty if it has none."""
     service, resource, own = _table(said, "service"), _table(said, "resource"), _table(said, "parley")
     instance.extended = bool(own)
     role = own.get("role") or service.get("currentRole")

@@ -1,7 +1,7 @@
-"""Triton's API over gRPC. Calls are requests to the front, message by message; health is the coordinator's own, and
-statistics are those of all instances. Where an instance is a server of another make, calls are passed on (``bypass``).
+"""The gRPC port, for Triton's API. Calls run through the front message by message; health is the coordinator's own, and
+statistics are summed over all instances. With servers other than parley, calls pass through (``grpc_passthrough``).
 
-Imported only by who serves this port; it needs the extra ``grpc``.
+Imported only if the port is configured; needs the extra ``grpc``.
 """
 
 from __future__ import annotations
@@ -49,11 +49,14 @@ PROBES = {
     "/grpc.health.v1.Health/Check": (methods.check, methods.QUESTION),
 }
 WATCH = "/grpc.health.v1.Health/Watch"
-REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with its own status
+REAL_STATUS = b"triton_grpc_error"  # metadata key: the first error ends the stream with its own status
 
 
 class Port:
-    """``front`` answers requests. ``start`` and ``stop`` belong to one event loop."""
+    """The gRPC server.
+
+    ``front`` answers requests; ``start_server`` and ``stop_server`` must run in the same event loop.
+    """
 
     def __init__(self, table: Table, front: ASGIApp, options: Options):
         self._table, self._front, self._options = table, front, options
@@ -63,8 +66,8 @@ class Port:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", options.body_limit),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", options.max_requests),  # of one connection
-                ("grpc.keepalive_time_ms", 60_000),  # finds out about clients whose network is gone
+                ("grpc.max_concurrent_streams", options.max_requests),  # per connection
+                ("grpc.keepalive_time_ms", 60_000),  # detects clients whose network is gone
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ]
@@ -72,7 +75,7 @@ class Port:
         self._server.add_generic_rpc_handlers((_Every(self._handler),))
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; 0 takes a free port. Returns what clients write. Raises OSError, BadTls."""
+        """Listen on a port (0: any free one) and return the address for clients. Raises OSError, BadTls."""
         name = f"[{host}]" if ":" in host else host
         place, credentials = f"{name}:{port}", encryption(self._options.tls)
         try:
@@ -85,11 +88,12 @@ class Port:
         return reached(host, bound)
 
     async def stop(self, seconds: float) -> None:
+        """Stop the server, giving open calls ``seconds`` to finish."""
         await self._server.stop(seconds)
         await self._bypass.close()
 
     def _handler(self, method: str) -> Any:
-        """What answers a method, None if there is none of that name. Servers of another make have their own way."""
+        """Return the handler of a method; None if unknown. With servers other than parley, calls are passed through."""
         usable = self._table.usable()
         unary = grpc.unary_unary_rpc_method_handler
         if method in PROBES:
@@ -110,7 +114,7 @@ class Port:
         return grpc.stream_stream_rpc_method_handler(partial(self._bypass.call, method))
 
     async def _enter(self, work: Callable[..., Any], given: Any, context: Context) -> bytes | None:
-        """The way into what is answered here."""
+        """Run a handler with the call's headers and request id, and report its errors as gRPC statuses."""
         headers = _headers(context)
         said = dict(headers).get(b"x-request-id", b"")
         id = said.decode() if REQUEST_ID.fullmatch(said) else f"req_{draw().hex()}"
@@ -130,7 +134,7 @@ class Port:
         return await Cycle().run(self._front, "POST", INFER, headers, data)
 
     async def _stream(self, requests: AsyncIterator[bytes], headers: Headers, context: Context) -> None:
-        """Many requests side by side, each with its own answers. They are read no faster than there is room."""
+        """Run the requests of a stream concurrently, each with its own answers; read no more than may be open."""
         answers = Answers(context.write, self._options.http_timeout_seconds)
         room = asyncio.Semaphore(self._options.max_requests)
         try:
@@ -147,7 +151,7 @@ class Port:
             raise _first(several) from None
 
     async def _one(self, data: bytes, message: Message, headers: Headers, answers: Answers) -> None:
-        """One request of a stream. That it fails is told as an answer, after which the stream goes on."""
+        """Run one request of a stream. Its failure is sent as an answer, and the stream continues."""
         try:
             await Cycle(answers).run(self._front, "POST", STREAM, headers, data)
         except Refused as error:
@@ -156,10 +160,10 @@ class Port:
             else:
                 answers.put(infer.failed(message, error.message).SerializeToString())
 
-    # -- what the cluster says of itself
+    # -- probes and statistics
 
     async def _probe(self, ask: methods.Ask, kind: Any, data: bytes, headers: Headers, context: Context) -> bytes:
-        """How the coordinator is, which is there even without an instance."""
+        """Answer a probe about the coordinator itself, which works without any instance."""
         facts = await self._facts(headers)
         try:
             return bytes(ask(_parsed(kind, data), Head("", 0, ""), facts).SerializeToString())
@@ -167,7 +171,7 @@ class Port:
             raise refused(error) from None
 
     async def _watch(self, data: bytes, headers: Headers, context: Context) -> None:
-        """The same, now and whenever it changes."""
+        """Report the coordinator's health, now and after each change."""
         message = _parsed(methods.QUESTION, data)
 
         async def look() -> Message:
@@ -184,11 +188,11 @@ class Port:
         return Facts(__version__, (), ready)
 
     async def _ask(self, method: str, data: bytes, headers: Headers, context: Context) -> bytes:
-        """What one instance says."""
+        """Return the answer of one instance."""
         return await Cycle().run(self._front, "POST", method, headers, data)
 
     async def _statistics(self, data: bytes, headers: Headers, context: Context) -> bytes:
-        """Those of all instances, added up."""
+        """Return the statistics of all instances, summed."""
         message = _parsed(INFERENCE("ModelStatisticsRequest"), data)
         page = await Cycle().run(self._front, "GET", "/v2/models/stats", headers)
         every = msgspec.json.decode(page)["model_stats"]
@@ -204,28 +208,29 @@ class Port:
 
 
 class _Every(grpc.GenericRpcHandler):
-    """Has every method there may be."""
+    """Claims every method name."""
 
     def __init__(self, handler: Callable[[str], Any]):
         self._handler = handler
 
     def service(self, details: Any) -> Any:
+        """Return the handler of the method (gRPC's callback)."""
         return self._handler(details.method)
 
 
 def encryption(tls: Tls) -> grpc.ServerCredentials | None:
-    """What clients' calls are encrypted with, if they are. Raises BadTls."""
+    """Return the TLS credentials for clients' calls; None for plain text. Raises BadTls."""
     if tls.certificate is None or tls.key is None:
         return None
     if tls.password is not None:
-        raise BadTls(f"{tls.key} has a password, with which gRPC cannot read it")
+        raise BadTls(f"{tls.key} is encrypted with a password, which gRPC does not support")
     pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
     clients = Path(tls.clients).read_bytes() if tls.clients else None
     return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)
 
 
 def _headers(context: Context) -> list[tuple[bytes, bytes]]:
-    """A call's metadata as headers of a request: text, and of the request rather than of its way here."""
+    """Convert a call's metadata to request headers: text values that concern the request, not the connection."""
     pairs = [
         (key.encode(), value.encode())
         for key, value in context.invocation_metadata() or ()
@@ -242,5 +247,5 @@ def _parsed(kind: Any, data: bytes) -> Message:
 
 
 def _first(error: BaseException) -> BaseException:
-    """What went wrong first in groups of tasks."""
+    """Return the first error of nested exception groups."""
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -1,8 +1,8 @@
-"""One answer for a client, made of P's part and D's results, in as many attempts as it takes.
+"""The stream merge: combines P's part and D's results into one answer for the client, over any number of attempts.
 
-P's part goes first; what D sends before that waits. The answer goes on where an attempt broke: what stands behind all
-that the client has got is kept, for whoever computes the rest. Knows the frames of an answer, and neither how instances
-are chosen nor how they are asked.
+P's part is sent first; frames that D sends earlier are buffered. After a failed attempt the answer continues where it
+broke: the engine outputs of the part that the client has are kept, for the instance that computes the rest. Knows the
+frames of an answer, and not how instances are scheduled or asked.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from parley.cluster.upstream import LARGEST, Whole
 from parley.instance import handover
 from parley.instance.frames import Frame
 
-EARLY = 16 << 20  # bytes of D's that wait for P's answer
+EARLY = 16 << 20  # bytes of D's frames that are buffered until P answers
 
 
 class Cut(Exception):
-    """D's results have ended before the answer. ``over``: D has said so, and does nothing more for it; ``final``:
-    another attempt would end alike."""
+    """D's results ended before the answer was complete.
+
+    ``decode_stopped``: D reported the end, and has stopped computing; ``final``: another attempt would end in the same
+    way.
+    """
 
     def __init__(self, text: str = words.D_FAILED, *, over: bool = False, final: bool = False):
         super().__init__(text)
@@ -34,7 +37,7 @@ class Cut(Exception):
 
 
 class Recompute(Exception):
-    """D wants the request to begin anew with another body."""
+    """D asks to restart the request with another body."""
 
     def __init__(self, body: bytes):
         super().__init__()
@@ -42,9 +45,11 @@ class Recompute(Exception):
 
 
 class Splice:
-    """``sent``: the client has got a part of its answer, or will; ``exact``: it is known what stands behind all of it.
+    """The answer to one client.
 
-    ``asking``: P's answer, while it is waited for. ``done``: of this attempt; it raises Cut, Recompute.
+    ``sent``: the client has received a part of the answer, or is about to; ``exact``: the engine outputs of all of it
+    are known, so that it can be resumed. ``asking``: the pending answer of P. ``done``: the future of this attempt,
+    which raises ResultsCut or RecomputeRequested.
     """
 
     __slots__ = ("_caller", "_early", "_early_size", "_flowing", "_head", "_out", "_parts", "_records", "_size",
@@ -53,26 +58,26 @@ class Splice:
     def __init__(self, caller: Caller):
         self.sent, self.exact = False, True
         self._caller, self._out = caller, Outflow(caller)
-        self._records: list[bytes] = []  # of what the client has got, in base64
+        self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
 
     def anew(self, token: Callable[[], None]) -> None:
-        """Another attempt begins. ``token`` is to be told of each part that comes."""
+        """Start another attempt. ``on_token`` is called for each part that arrives."""
         if not self.sent:
             self._records, self.exact = [], True
         self.asking: Whole | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._token = token
         self._stream = False
-        self._flowing = False  # parts of a stream go on to the client as they are
+        self._flowing = False  # parts of the stream are passed on to the client unchanged
         self._status, self._head = 200, answers.WHOLE
-        self._early: list[Frame] | None = []  # frames that wait for P's answer
+        self._early: list[Frame] | None = []  # frames buffered until P answers; None after that
         self._early_size = 0
         self._parts: list[bytes] = []  # of an answer in one piece
         self._size = 0
         self._out.hold = None
 
     def given(self) -> bytes:
-        """What stands behind all that the client has got; none if that is nothing. Raises Cut."""
+        """Return the engine outputs of the part that the client has; empty if it has none. Raises ResultsCut."""
         if not self.sent or not self._records:
             return b""
         try:
@@ -81,9 +86,9 @@ class Splice:
             raise Cut(final=True) from None
 
     def begin(self, first: First, exact: bool, hold: Callable[[bool], Coroutine[Any, Any, None]]) -> bool:
-        """Take P's part of the answer, and what D sent before it. Was P's all?
+        """Accept P's part of the answer, then D's buffered frames; True if P's part is the whole answer.
 
-        ``exact``: D says what stands behind its results; only then ``hold`` can have it wait.
+        ``native``: D sends the engine outputs of its results; ``pause_sender`` can pause D only in that case.
         """
         self.asking = None
         self.exact = self.exact and first.exact and exact
@@ -108,22 +113,22 @@ class Splice:
 
     @property
     def overtaken(self) -> bool:
-        """Has D given all of an answer in one piece before P has answered?"""
+        """Whether D has sent a complete answer in one piece before P answered."""
         return self._early is None
 
     def finish(self, data: bytes) -> None:
-        """The last part of the stream."""
+        """Send the last part of the stream."""
         self._start()
         self._out.finish(data)
 
     async def settle(self) -> None:
-        """Wait until a slow client has read the rest of an answer that is complete, or stop sending it."""
+        """Wait until a slow client has read the rest of a complete answer; stop sending an incomplete one."""
         await self._out.settle()
 
-    # -- D's results, as they come
+    # -- D's results, as they arrive
 
     def take(self, frame: Frame) -> None:
-        """A frame of D's."""
+        """Handle a frame from D."""
         if self._early is not None:
             self._wait(frame)
             return
@@ -153,13 +158,13 @@ class Splice:
             self._fail(Recompute(frame.payload))
 
     def lost(self, reason: str) -> None:
-        """D's results are."""
+        """Fail the attempt: the stream of D's results was lost."""
         self._fail(Cut())
         if self.asking is not None:
-            self.asking.give_up(reason)  # what P answers is of no use without D
+            self.asking.give_up(reason)  # P's answer is useless without D
 
     def _wait(self, frame: Frame) -> None:
-        """Keep a frame until P has answered."""
+        """Buffer a frame until P answers."""
         assert self._early is not None
         self._early.append(frame)
         self._early_size += len(frame.payload) + len(frame.record or b"")
@@ -169,13 +174,13 @@ class Splice:
             self._overtake()
 
     def _overtake(self) -> None:
-        """D has sent an answer in one piece, which has nothing of P's: it goes out, whatever becomes of P."""
+        """Send D's complete answer in one piece, which contains nothing from P, without waiting for P."""
         self._flush()
         if self.asking is not None:
             self.asking.give_up("The answer is complete.")
 
     def _flush(self) -> None:
-        """Take what D sent before P's answer."""
+        """Handle the frames that D sent before P answered."""
         early, self._early = self._early or (), None
         for frame in early:
             self.take(frame)
@@ -183,17 +188,17 @@ class Splice:
     def _fail(self, error: Exception) -> None:
         if not self.done.done():
             self.done.set_exception(error)
-            self.done.exception()  # it may be that nobody waits for it yet
+            self.done.exception()  # mark it as retrieved: the future may not be awaited yet
 
     def _put(self, data: bytes) -> None:
-        """A part of the stream."""
+        """Send a part of the stream."""
         if data:
             self._start()
             self._out.put(data)
             self._flowing = self.exact
 
     def _gather(self, data: bytes) -> None:
-        """A part of an answer in one piece."""
+        """Collect a part of an answer in one piece."""
         self._parts.append(data)
         self._size += len(data)
         if self._size > LARGEST:
@@ -210,13 +215,13 @@ class Splice:
             self.done.set_result(None)
 
     def _start(self) -> None:
-        """A part of the stream follows; its head, if nothing was sent yet."""
+        """Mark the answer as sent, and send its head before the first part."""
         self.sent = True
         if not self._caller.status:
             self._caller.begin(self._status, self._head)
 
     def _mended(self, payload: bytes) -> bytes:
-        """A part without the opening that the client has already."""
+        """Return a part without a stream opening that the client already has."""
         return b"" if self.sent and not self.exact and answers.opening(payload) else payload
 
     def _closed(self, payload: bytes) -> bytes:

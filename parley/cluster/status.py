@@ -1,4 +1,4 @@
-"""The status port: probes, and a page that shows the cluster as it is now (``page.html``, which asks for ``data``)."""
+"""The status port: probes, and a page with the live state of the cluster (``page.html``, which polls ``/data``)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ UP, DOWN = Reply(), Reply(503)
 
 
 class Status:
+    """The status port, served by ``app``."""
+
     def __init__(self, table: Table, choice: Choice, management: Management, host: str = "127.0.0.1"):
         self._table, self._choice, self._management = table, choice, management
         self._began = table.clock()
@@ -36,14 +38,16 @@ class Status:
         )
 
     def ready(self, asked: Asked) -> Reply:
+        """Answer a readiness probe."""
         return UP if self._management.master and self._choice.possible() else DOWN
 
     def model(self, asked: Asked) -> Reply:
+        """Answer a readiness probe for one model."""
         known = any(asked.rest in each.models for each in self._table)
         return UP if known and self._management.master and self._table.ready(asked.rest) else DOWN
 
     def data(self) -> dict[str, Any]:
-        """What the page shows; counters only grow, so that it can tell rates."""
+        """Return the data of the page. Counters only grow, so that the page can compute rates."""
         tally, table = self._choice.tally, self._table
         return {
             "time": time.time(),

@@ -1,4 +1,4 @@
-"""What several instances say as one server would: Triton's counts, and lists of models. Pure: JSON in, JSON out."""
+"""Merges the answers of several instances into one: Triton's statistics, and model lists. Pure: JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 import msgspec
 
-NAMES = ("name", "batch_size")  # members that say what an entry of a list counts
-LATEST = "last_inference"  # a time; of several, the last
+NAMES = ("name", "batch_size")  # members that identify an entry of a list
+LATEST = "last_inference"  # a time; the latest one counts
 
 
 def add(pages: Iterable[bytes]) -> bytes:
-    """One page of JSON with the sums of the numbers in ``pages``; entries of lists are put together by their names.
+    """Return one JSON page with the sums of all numbers; entries of lists are matched by their names.
 
-    Raises msgspec.MsgspecError, UnicodeDecodeError for what is no JSON.
+    Raises msgspec.MsgspecError or UnicodeDecodeError for pages that are not JSON.
     """
     return msgspec.json.encode(reduce(_both, map(msgspec.json.decode, pages)))
 
 
 def unite(pages: Iterable[bytes]) -> bytes:
-    """The first page of JSON, its lists with those entries of the others' whose id they lack.
+    """Return the first JSON page, its lists extended by the entries of other pages with new ids.
 
-    Raises msgspec.MsgspecError, UnicodeDecodeError for what is no JSON.
+    Raises msgspec.MsgspecError or UnicodeDecodeError for pages that are not JSON.
     """
     first, *others = map(msgspec.json.decode, pages)
     for name, entries in first.items() if isinstance(first, dict) else ():

@@ -1,7 +1,7 @@
-"""The instances of a cluster, and what becomes known of them.
+"""The table of a cluster's instances and their state.
 
-They come from the configuration or from a controller's list; what is done with them is chosen elsewhere. Who needs to
-know when one comes, goes, is lost or was restarted watches the table. Opens no connection.
+Instances come from the configuration or from a controller's list; decisions about them are made elsewhere. Watchers are
+notified when an instance joins, leaves, is lost, is restarted, or changes otherwise. Opens no connection.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from parley.cluster.report import take
 from parley.kv.layout import difference
 
 News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
-PROOFS = 3  # answers in a row after which a faulty instance is taken to be well
+PROOFS = 3  # answers in a row until a faulty instance counts as healthy
 
 
 Watcher = Callable[[Instance, News], None]
 
 
 class Table:
-    """All instances, by id. ``clock`` gives seconds that only grow."""
+    """All instances, by id. ``clock`` returns monotonic seconds."""
 
     def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic):
         self.options = options
         self.clock = clock
         self.instances: dict[int, Instance] = {}
         self.watchers: list[Watcher] = []
-        self.listed = False  # a controller's list has come
+        self.listed = False  # a controller's list has been received
         for static in options.instances:
             self.add(known(static))
 
@@ -41,51 +41,56 @@ class Table:
         return len(self.instances)
 
     def get(self, id: int) -> Instance | None:
+        """Return the instance with an id, or None."""
         return self.instances.get(id)
 
     def usable(self) -> list[Instance]:
+        """Return the instances that new requests may be sent to."""
         now = self.clock()
         return [each for each in self.instances.values() if each.usable(now)]
 
     def add(self, instance: Instance) -> Instance:
-        """Have it, in place of one with its id, whose requests are lost to it."""
+        """Add an instance. It replaces one with the same id, whose requests are lost."""
         self.remove(instance.id)
         self.instances[instance.id] = instance
         self.tell(instance, "joined")
         return instance
 
     def remove(self, id: int) -> None:
+        """Remove an instance, if it is present."""
         instance = self.instances.pop(id, None)
         if instance is not None:
             self.tell(instance, "left")
 
     def tell(self, instance: Instance, news: News) -> None:
+        """Notify all watchers."""
         for watcher in tuple(self.watchers):
             watcher(instance, news)
 
     def fault(self, instance: Instance, reason: str = "") -> None:
-        """It broke its link or could not be reached: it is not chosen for a while.
+        """Mark an instance as faulty for a while: its link broke, or it could not be reached.
 
-        One that is asked for its status is back as soon as it answered some times in a row, or was restarted.
+        An instance whose status is polled recovers as soon as it answers RECOVERY_CHECKS times in a row, or was
+        restarted.
         """
         instance.faulty_until = self.clock() + self.options.fault_seconds
         instance.proofs, instance.fault = 0, reason
         self.tell(instance, "faulty")
 
     def withhold(self, instance: Instance, offline: bool) -> None:
-        """Somebody takes it out of service, or back."""
+        """Take an instance out of service, or back into it."""
         before, instance.offline = instance.offline, offline
         if before and not offline:
             self.tell(instance, "ready")
 
     def change(self, instance: Instance, begun: bool) -> None:
-        """Somebody gives it another role, and no new requests go to it meanwhile; or that is over."""
+        """Mark the start or end of a role change; meanwhile the instance receives no new requests."""
         instance.changing = begun
         if not begun:
             self.tell(instance, "ready")
 
     def attach(self, instance: Instance, attached: bool, why: str = "") -> None:
-        """Whether its results can be received. ``why`` not, if that is worth an alarm."""
+        """Set whether an instance's results can be received. ``reason`` why not: given if it is worth an alarm."""
         before, instance.attached = instance.attached, attached
         if attached and not before:
             self.tell(instance, "ready")
@@ -94,17 +99,20 @@ class Table:
             self.tell(instance, "faulty")
 
     def missed(self, instance: Instance) -> None:
-        """It did not answer a look."""
+        """Record a status check without an answer; after too many in a row the instance is lost."""
         instance.misses += 1
         instance.proofs = 0
         if instance.misses >= self.options.misses and not instance.lost and instance.seen:
             instance.lost = True
-            instance.waiting = instance.running = instance.pinned = instance.reserved = 0  # nobody knows
+            instance.waiting = instance.running = instance.pinned = instance.reserved = 0  # no longer known
             self.tell(instance, "lost")
 
     def heard(self, instance: Instance, epoch: str = "", before: bool | None = None) -> None:
-        """It answered. Another ``epoch`` than before: it was restarted in between, and knows none of its requests.
-        ``before``: was it usable before what it said was taken in?"""
+        """Record an answer of an instance.
+
+        A new ``epoch`` means that the instance was restarted and has lost its requests. ``was_usable``: whether it was
+        usable before the answer was applied.
+        """
         now = self.clock()
         before = instance.usable(now) if before is None else before
         instance.misses, instance.answered, instance.seen = 0, now, True
@@ -122,18 +130,18 @@ class Table:
             self.tell(instance, "ready")
 
     def status(self, instance: Instance, said: Mapping[str, Any]) -> None:
-        """Take in what /v1/status answered."""
+        """Apply the body of a /v1/status answer."""
         role, usable = instance.role, instance.usable(self.clock())
         self.heard(instance, take(instance, said), usable)
         if instance.role != role:
             self.tell(instance, "changed")
 
     def ready(self, model: str = "") -> bool:
-        """Is there a P and a linked D, or one that does both? ``model``: that have it."""
+        """Whether the usable instances form a complete cluster, optionally counting only those with ``model``."""
         return self.complete([each for each in self.usable() if not model or model in each.models or not each.models])
 
     def complete(self, usable: Sequence[Instance]) -> bool:
-        """Are a P and a linked D among these, or one that does both?"""
+        """Whether these include a P with a linked D, or an instance that does both."""
         mode = self.options.deploy_mode
         if mode in ("auto", "single_node") and any(each.role == "mixed" for each in usable):
             return True
@@ -144,7 +152,7 @@ class Table:
         return any(p.linked(d) for p in ps for d in ds)
 
     def lack(self) -> str:
-        """Why nobody can be served though instances are ready; empty if there is another reason, or none."""
+        """Explain why ready instances cannot serve requests; empty if they can, or if another reason applies."""
         usable, now = self.usable(), self.clock()
         if self.ready():
             return ""
@@ -153,18 +161,18 @@ class Table:
         if not usable:
             return ""
         if self.options.deploy_mode == "single_node":
-            return "Instances are of role mixed only where deploy_mode is single_node."
+            return "With deploy_mode = single_node only instances of role mixed are used."
         ps, ds = [each for each in usable if each.prefill.share > 0], [each for each in usable if each.decode.share > 0]
         if not ps or not ds:
-            return f"No instance {'decodes' if ps else 'prefills'}; with fallback = true one alone would do all."
+            return f"No instance {'decodes' if ps else 'prefills'}; set fallback = true to let one role do both."
         for p, d in ((p, d) for p in ps for d in ds if p.group == d.group and p.layout and d.layout):
             if unlike := difference(p.layout, d.layout):
-                return f"Instances {p.id} and {d.id} cannot work together, for they are not alike: {unlike}."
-        return "No prefill instance has a decode instance of its group that it is linked with."
+                return f"Instances {p.id} and {d.id} cannot work together because they differ: {unlike}."
+        return "No prefill instance is linked with a decode instance of its group."
 
 
 def known(static: Static) -> Instance:
-    """An instance of the configuration."""
+    """Create an instance from its configuration."""
     instance = Instance(
         static.id or 0,
         static.url,

@@ -1,4 +1,4 @@
-"""What the coordinator counts of the requests that it gave to instances. Names of series are in ``metrics``."""
+"""The coordinator's request counters. The names of their series are in ``ports.metrics``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOVED = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class Tally:
-    """``slo_ttft``, ``slo_tpot``: seconds within which a request is good; None: any."""
+    """Counters of requests and placements. ``slo_ttft``, ``slo_tpot``: objectives in seconds; None: no objective."""
 
     def __init__(self, slo_ttft: float | None = None, slo_tpot: float | None = None):
         self.slo_ttft, self.slo_tpot = slo_ttft, slo_tpot
@@ -25,23 +25,32 @@ class Tally:
         self.output_tokens = 0
 
     def asked(self, attempt: int) -> None:
+        """Count a request, or a retry."""
         self.requests += attempt == 0
         self.retries += attempt > 0
 
     def chosen(self, separate: bool) -> None:
+        """Count a placement."""
         self.choices.add(value="separate" if separate else "whole")
 
     def refused(self, status: int) -> None:
+        """Count a refusal by its HTTP status."""
         self.refusals.add(value=str(status))
 
     def first(self, seconds: float) -> None:
+        """Record a time to first token."""
         self.ttft.observe(seconds)
 
     def moved(self, seconds: float) -> None:
-        """From P's token to D's first."""
+        """Record the time from P's token to D's first."""
         self.transfer.observe(seconds)
 
     def end(self, ok: bool, first: float | None, each: float | None, input: int, output: int) -> None:
+        """Record the end of an attempt.
+
+        ``ttft``: time to first token, ``token_seconds``: mean seconds per token after the second; both None if unknown.
+        ``input_tokens``, ``output_tokens``: lengths.
+        """
         self.ended.add(value="ok" if ok else "failed")
         if each is not None:
             self.tpot.observe(each)

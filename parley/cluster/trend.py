@@ -1,15 +1,15 @@
-"""How long something takes as a function of its size, learnt from what it took. Knows nothing of what is measured."""
+"""The cost model: durations as a linear function of size, fitted to observations. Independent of their meaning."""
 
 from __future__ import annotations
 
-KEEP = 0.97  # of the weight of what was seen, for each further observation
-SPREAD = 0.05  # sizes must differ by so much of their mean before a slope is read from them
+KEEP = 0.97  # factor on the weight of earlier observations, per new observation
+SPREAD = 0.05  # relative spread of sizes below which no slope is fitted
 
 
 class Trend:
-    """y = a + b·x with a, b ≥ 0, by least squares over observations of which older ones weigh less.
+    """y = a + b·x with a, b ≥ 0, by least squares over observations with exponentially decaying weights.
 
-    Where all sizes were alike, y is taken to be proportional to x, or the same for all if it is ``flat``.
+    If all sizes are alike, y is taken as proportional to x, or as constant if ``flat``.
     """
 
     __slots__ = ("_fitted", "_flat", "_n", "_x", "_xx", "_xy", "_y", "seen")
@@ -18,9 +18,10 @@ class Trend:
         self._flat = flat
         self.seen = 0
         self._n = self._x = self._y = self._xx = self._xy = 0.0
-        self._fitted: tuple[float, float] | None = (0.0, 0.0)  # since the last observation
+        self._fitted: tuple[float, float] | None = (0.0, 0.0)  # None after a new observation
 
     def observe(self, x: float, y: float) -> None:
+        """Add an observation."""
         self.seen += 1
         self._n = self._n * KEEP + 1
         self._x = self._x * KEEP + x
@@ -30,14 +31,14 @@ class Trend:
         self._fitted = None
 
     def predict(self, x: float) -> float | None:
-        """None before anything was seen."""
+        """Return the fitted y; None before any observation."""
         if not self.seen:
             return None
         a, b = self.fit()
         return a + b * x
 
     def fit(self) -> tuple[float, float]:
-        """a and b; of no observation 0."""
+        """Return a and b; both 0 before any observation."""
         if self._fitted is None:
             self._fitted = self._fit()
         return self._fitted
@@ -53,5 +54,5 @@ class Trend:
 
 
 def ewma(before: float, value: float, weight: float = 0.1) -> float:
-    """The mean with ``value`` in it; the first one is taken as it is."""
+    """Return the moving average ``before`` updated with ``value``. An average of 0 is replaced by the value."""
     return value if before == 0 else before + weight * (value - before)

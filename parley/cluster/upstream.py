@@ -1,6 +1,6 @@
-"""HTTP to one instance: connections that are kept, requests written in one piece, answers taken as they come.
+"""The HTTP client for one instance: reuses connections, writes each request in one piece, streams the answers.
 
-Knows no API and no cluster: an answer goes to a ``Sink`` part by part, or is gathered by ``ask``.
+Knows no API and no cluster. An answer goes to an ``AnswerSink`` part by part, or ``request_answer`` collects it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from urllib.parse import urlsplit
 
 import httptools
 
-CONNECT = 5.0  # seconds for a connection to be made
-FRESH = 20.0  # seconds that an idle connection is used again; servers keep them longer
-IDLE = 2048  # connections that are kept: as many are in use where so many requests come at once
-LARGEST = 256 << 20  # bytes of an answer that is gathered
+CONNECT = 5.0  # seconds to open a connection
+FRESH = 20.0  # seconds that an idle connection stays reusable; servers keep them open longer
+IDLE = 2048  # idle connections that are kept, enough for as many concurrent requests
+LARGEST = 256 << 20  # bytes of a collected answer
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Unreachable(Exception):
-    """No connection could be made. ``refused``: nobody listens there."""
+    """No connection could be opened. ``refused``: nothing listens there."""
 
     def __init__(self, message: str, *, refused: bool = False):
         super().__init__(message)
@@ -31,8 +31,11 @@ class Unreachable(Exception):
 
 
 class Broken(Exception):
-    """The connection ended, or what came was no HTTP, before the answer was complete. ``begun``: a part had come;
-    ``unsent``: a part of the request had not gone out; ``left``: nobody here waited any longer."""
+    """The connection ended, or sent data that is not HTTP, before the answer was complete.
+
+    ``answer_begun``: a part of the answer had arrived; ``unsent``: a part of the request had not been sent;
+    ``abandoned``: the answer was dropped on this side.
+    """
 
     def __init__(self, message: str, *, begun: bool = False, unsent: bool = False, left: bool = False):
         super().__init__(message)
@@ -40,17 +43,22 @@ class Broken(Exception):
 
 
 class Sink(Protocol):
-    """Who takes an answer: ``head`` and ``data`` as they come, then ``end`` once, with what went wrong if it did."""
+    """Receives an answer: ``receive_head`` and ``receive_data``, then ``receive_end`` once, with the error if there was
+    one.
+    """
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None: ...
+    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Handle status and headers; names are in lower case."""
 
-    def data(self, data: bytes) -> None: ...
+    def data(self, data: bytes) -> None:
+        """Handle a part of the body."""
 
-    def end(self, error: Broken | None) -> None: ...
+    def end(self, error: Broken | None) -> None:
+        """Handle the end of the answer."""
 
 
 class Response(NamedTuple):
-    """A whole answer; names of headers are in lower case."""
+    """A complete answer; header names are in lower case."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -58,21 +66,21 @@ class Response(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """One connection; at most one request is under way on it."""
+    """One connection, with at most one request at a time."""
 
     def __init__(self, upstream: Upstream):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.since = 0.0  # when it became idle
+        self.since = 0.0  # time when it became idle
         self._upstream = upstream
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._bodiless = self._endless = self._begun = False
         self._paused = False
-        self._unsent = False  # what was written waits for the other side to read
+        self._unsent = False  # written data waits until the other side reads
 
     def send(self, parts: Sequence[bytes], sink: Sink, *, bodiless: bool = False) -> None:
-        """Write a request whose answer goes to ``sink``. ``bodiless``: that has a head only."""
+        """Write a request whose answer goes to ``sink``. ``bodiless``: the answer has a head only."""
         self._sink, self._bodiless, self._begun = sink, bodiless, False
         self._upstream.busy.add(self)
         if len(parts) == 1:
@@ -81,19 +89,19 @@ class Connection(asyncio.Protocol):
             self.transport.writelines(parts)
 
     def abort(self) -> None:
-        """Close it at once; its sink is told nothing more."""
+        """Close the connection at once, without notifying the sink."""
         self._sink = None
         self.transport.abort()
 
     def fail(self, message: str, *, left: bool = True) -> None:
-        """Close it at once: its answer does not come any more, or (``left``) is not waited for."""
+        """Close the connection at once and fail its request; ``abandoned``: the answer is no longer wanted."""
         sink, self._sink = self._sink, None
         self.transport.abort()
         if sink is not None:
             sink.end(Broken(message, begun=self._begun, left=left))
 
     def pause(self, on: bool) -> None:
-        """Read no further for now, or again."""
+        """Pause or resume reading."""
         if on != self._paused and not self.transport.is_closing():
             self._paused = on
             (self.transport.pause_reading if on else self.transport.resume_reading)()
@@ -101,44 +109,52 @@ class Connection(asyncio.Protocol):
     # -- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
         self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        """Feed the parser; fail the request if the data is not HTTP."""
         self._upstream.heard = time.monotonic()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.fail("What it answered is no HTTP.", left=False)
+            self.fail("The answer is not valid HTTP.", left=False)
 
     def eof_received(self) -> None:
-        pass
+        """Let the transport close."""
 
     def pause_writing(self) -> None:
+        """Note that written data waits to be sent."""
         self._unsent = True
 
     def resume_writing(self) -> None:
+        """Note that all written data was sent."""
         self._unsent = False
 
     def connection_lost(self, error: Exception | None) -> None:
+        """End the pending answer: complete if it extends to the end of the connection, else broken."""
         self._upstream.forget(self)
-        self._parser = None  # it refers to this object
+        self._parser = None  # break the reference cycle
         sink, self._sink = self._sink, None
         if sink is not None:
             whole = self._begun and self._endless and error is None
             ended = Broken("The connection ended.", begun=self._begun, unsent=self._unsent)
             sink.end(None if whole else ended)
 
-    # -- the parser's
+    # -- httptools' callbacks
 
     def on_message_begin(self) -> None:
+        """Start a new header list."""
         self._headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header."""
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        """Hand the head to the sink."""
         status = self._parser.get_status_code()
-        if status < 200:  # another one follows
+        if status < 200:  # informational: the final response follows
             return
         if self._sink is None:
             self.transport.abort()
@@ -147,17 +163,19 @@ class Connection(asyncio.Protocol):
         self._begun = True
         self._endless = not (names & {b"content-length", b"transfer-encoding"} or status in (204, 304))
         self._sink.head(status, self._headers)
-        if self._bodiless:  # the parser cannot know, and waits for a body
+        if self._bodiless:  # the parser does not know this, and waits for a body
             sink, self._sink = self._sink, None
             if sink is not None:
                 sink.end(None)
             self.transport.close()
 
     def on_body(self, data: bytes) -> None:
+        """Hand a part of the body to the sink."""
         if self._sink is not None:
             self._sink.data(data)
 
     def on_message_complete(self) -> None:
+        """End the answer, and keep the connection if it can be reused."""
         if self._parser.get_status_code() < 200:
             return
         sink, self._sink = self._sink, None
@@ -171,7 +189,7 @@ class Connection(asyncio.Protocol):
 
 
 class Whole:
-    """A sink that gathers an answer."""
+    """A sink that collects an answer of at most ``limit`` bytes of body in ``future``."""
 
     def __init__(self, connection: Connection, limit: int = LARGEST):
         self.future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
@@ -181,9 +199,11 @@ class Whole:
         self._parts: list[bytes] = []
 
     def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Store status and headers."""
         self._status, self._headers = status, headers
 
     def data(self, data: bytes) -> None:
+        """Store a part of the body; fail above the limit."""
         self._parts.append(data)
         self._limit -= len(data)
         if self._limit < 0:
@@ -191,11 +211,12 @@ class Whole:
             self.end(Broken("The answer is too large.", begun=True))
 
     def give_up(self, message: str) -> None:
-        """It is not wanted any more: whoever waits for it gets a Broken."""
+        """Drop the answer: the caller that waits for it gets ConnectionBroken."""
         if not self.future.done():
             self._connection.fail(message)
 
     def end(self, error: Broken | None) -> None:
+        """Resolve the future with the answer or the error."""
         if self.future.done():
             return
         if error is not None:
@@ -205,7 +226,10 @@ class Whole:
 
 
 class Upstream:
-    """The connections to the instance at ``url``. ``context``: for https. ``heard``: when anything came last."""
+    """The HTTP client for the instance at ``url``.
+
+    ``context``: TLS for https. ``last_heard``: when data last arrived.
+    """
 
     def __init__(self, url: str, context: ssl.SSLContext | None = None):
         split = urlsplit(url)
@@ -215,11 +239,11 @@ class Upstream:
         self._tail = b"host: %b\r\n" % split.netloc.encode()
         self.busy: set[Connection] = set()
         self.heard = 0.0
-        self._idle: dict[Connection, None] = {}  # in the order of their use
+        self._idle: dict[Connection, None] = {}  # in order of last use
         self._closed = False
 
     async def connect(self) -> Connection:
-        """A connection of its own. Raises Unreachable."""
+        """Open a new connection. Raises InstanceUnreachable."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT):
@@ -227,15 +251,15 @@ class Upstream:
                     lambda: Connection(self), self.host, self.port, ssl=self._context
                 )
         except TimeoutError:
-            raise Unreachable("No connection could be made in time.") from None
+            raise Unreachable("The connection timed out.") from None
         except ConnectionRefusedError:
-            raise Unreachable("Nobody listens there.", refused=True) from None
-        except (OSError, UnicodeError) as error:  # a name may be none that can be asked for
+            raise Unreachable("Nothing listens there.", refused=True) from None
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for DNS
             raise Unreachable(f"No connection could be made: {type(error).__name__}.") from None
         return made
 
     def idle(self) -> Connection | None:
-        """A connection that was used before and is still good, as far as one can know."""
+        """Return an idle connection that is still usable as far as known; None if there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
             if not connection.transport.is_closing():
@@ -245,7 +269,7 @@ class Upstream:
         return None
 
     def request(self, method: bytes, target: bytes, headers: Headers, body: Sequence[bytes] = ()) -> list[bytes]:
-        """The parts of a request as they are written. ``headers`` have neither a host nor a length."""
+        """Return the parts of a request to write. ``headers`` contain neither host nor content-length."""
         size = sum(map(len, body))
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         if size or method not in (b"GET", b"HEAD"):
@@ -263,8 +287,12 @@ class Upstream:
         again: bool = True,
         told: Callable[[Whole], None] = lambda whole: None,
     ) -> Response:
-        """A whole answer. ``again``: send it once more if a kept connection ends instead of bringing one; mostly it had
-        been closed meanwhile. ``told`` is of the sink, by which it can be given up. Raises Unreachable, Broken."""
+        """Send a request and return the collected answer.
+
+        ``resend``: send it again once per reused connection that ends without an answer, mostly because the server had
+        closed it. ``on_sent`` is called with the sink, which can drop the answer. Raises InstanceUnreachable,
+        ConnectionBroken.
+        """
         parts = self.request(method, target, headers, body)
         while True:
             kept = self.idle()
@@ -282,7 +310,7 @@ class Upstream:
                 raise
 
     def keep(self, connection: Connection) -> None:
-        """It can be used again."""
+        """Return a connection to the pool."""
         self.busy.discard(connection)
         if self._closed or len(self._idle) >= IDLE:
             connection.transport.close()
@@ -291,19 +319,19 @@ class Upstream:
         self._idle[connection] = None
 
     def forget(self, connection: Connection) -> None:
-        """It has ended."""
+        """Remove a connection that has ended."""
         self.busy.discard(connection)
         self._idle.pop(connection, None)
 
     def fail(self, message: str) -> None:
-        """Nothing that was asked is answered any more, and no connection is good."""
+        """Fail all pending requests and close all connections."""
         for connection in tuple(self.busy):
             connection.fail(message)
         for connection in tuple(self._idle):
             connection.transport.abort()
 
     def close(self) -> None:
-        """Close what is idle, and what will be."""
+        """Close idle connections now, and busy ones when their request ends."""
         self._closed = True
         while self._idle:
             self._idle.popitem()[0].transport.close()

@@ -18,7 +18,7 @@ NEITHER = "Invalid request format: Missing both 'prompt' or 'messages'"
 UNKNOWN = "Invalid request"
 NO_CONNECTION = "Connect to p instance failed"
 UNSENT = "Send message to instance failed"
-UNASKED = "Send messges to p instance failed"  # as it is documented
+UNASKED = "Send messges to p instance failed"  # misspelled in the documentation
 UNREAD = "Receive messages from p instance failed"
 P_FAILED = "P instance error"
 D_FAILED = "D instance error"
@@ -41,7 +41,7 @@ KINDS: dict[int, type[ParleyError]] = {
 
 
 def refusal(status: int, text: str, after: float | None = None) -> ParleyError:
-    """An error of the coordinator. ``after``: seconds after which to come back."""
+    """Create an error of the coordinator. ``retry_after``: seconds until the client may retry."""
     error = KINDS.get(status, EngineError)(text)
     if after is not None:
         error.retry_after = after  # type: ignore[attr-defined]
@@ -59,6 +59,7 @@ def documented(error: ParleyError, dialect: Dialect, strict: bool) -> Answer | N
 
 
 def plain(text: str) -> bytes:
+    """Encode a documented text as a plain-text body."""
     return text.encode() + b"\r\n"
 
 

@@ -1,7 +1,7 @@
-"""How each API is asked for a stream of tokens, and what its events say: what the load generator knows of APIs.
+"""The APIs that the load generator speaks: how to request a stream of tokens, and how to read its events.
 
-A prompt is token ids where an API takes them, else a text that becomes as many tokens. Every API is asked for greedy
-tokens up to the length and, where it can be asked, not to end before.
+A prompt is token ids if the API takes them, else a text of as many tokens. Every request asks for greedy sampling up to
+the output length and, where the API allows it, for ignoring the end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SILENT = "an error event without a message"
 
 @dataclass(frozen=True)
 class Shape:
-    """What every request of a load has: lengths in tokens; ``timeout`` in seconds from sending to the last byte."""
+    """Parameters shared by all requests of a load: output length in tokens; ``timeout`` in seconds to the last byte."""
 
     model: str
     output: int
@@ -27,7 +27,7 @@ class Shape:
 
 @dataclass
 class Seen:
-    """What one event said: whether it carried output, tokens as far as it told, the end, the reason of a failure."""
+    """The content of one event. Token counts are 0 if the event has none; ``error`` is the reason of a failure."""
 
     output: bool = False
     prompt: int = 0
@@ -37,11 +37,11 @@ class Seen:
     error: str = ""
 
 
-Stamped = tuple[float, bytes]  # with the time at which it came
+Stamped = tuple[float, bytes]  # arrival time in seconds, data
 
 
 def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
-    """The data of each event of a stream, with the time at which its line was complete."""
+    """Yield the data of each server-sent event, with the arrival time of its complete line."""
     rest = b""
     for when, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -52,10 +52,11 @@ def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
 
 @dataclass(frozen=True)
 class Api:
-    """How one API is asked and read. ``path`` may name ``{model}``.
+    """How to call one API and read its stream. ``path`` may contain ``{model}``.
 
-    ``events`` finds events in the bytes of an answer. ``see`` reads the data of one; ValueError, TypeError or
-    AttributeError: it is none. ``talks``: a prompt is a conversation's only turn.
+    ``split_events`` finds the events in the bytes of a response. ``read_event`` parses the data of one; it raises
+    ValueError, TypeError or AttributeError for anything else. ``takes_ids``: prompts are token ids. ``is_chat``: a
+    prompt is the only turn of a conversation.
     """
 
     path: str
@@ -104,7 +105,7 @@ def _see_tgi(data: bytes) -> Seen:
         return Seen(error=reason(event) or SILENT)
     details = event.get("details") or {}
     last = event["generated_text"] is not None if "generated_text" in event else False
-    read = details.get("input_length") or details.get("prompt_tokens") or 0  # as MindIE calls it
+    read = details.get("input_length") or details.get("prompt_tokens") or 0  # the latter is MindIE's name
     return Seen(True, read, details.get("generated_tokens") or 0, last=last)
 
 
@@ -122,7 +123,7 @@ def _triton(shape: Shape, text: str) -> dict[str, Any]:
 
 
 def _see_triton(data: bytes) -> Seen:
-    """Output tokens are told anew with each event."""
+    """Read an event of Triton's stream. Each repeats its count of output tokens."""
     event = json.loads(data)
     if "error" in event:
         return Seen(error=reason(event) or SILENT)

@@ -1,7 +1,7 @@
-"""``parley bench``: measure what clients of a running server see. The load itself is in ``load``.
+"""``parley bench``: measures latency and throughput of a running server. The load generator is in ``load``.
 
-Prompts are random tokens of exact length, taken from what the server's own ``/tokenize`` gives for a text, and
-differ in every request, so that a prefix cache finds only what ``--shared-prefix`` puts there.
+Prompts are random tokens of exact length, drawn from the tokens that the server's ``/tokenize`` returns for a text.
+They differ in every request, so the prefix cache hits only on ``--shared-prefix``.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from parley.options import Config, ConfigError, Option, nearest
 USAGE = """\
 usage: parley bench [options]
 
-Sends streaming requests to a running server and prints how long tokens took. Exit code 1 if any request failed."""
+Sends streaming requests to a running server and prints latencies and rates. Exit code 1 if any request failed."""
 
 OPTIONS = [
-    Option("model", text("NAME"), "Which of the server's models.", unset="its first", section="load"),
+    Option("model", text("NAME"), "The server's model to measure.", unset="its first", section="load"),
     Option("api", choice(*APIS), "API to speak.", "openai", section="load"),
     Option(
-        "concurrency", integer(1, 10_000), "Requests at once; a list, as 1,8,32.", [1, 8], section="load", many=True
+        "concurrency", integer(1, 10_000), "Concurrent requests; a list, as 1,8,32.", [1, 8], section="load", many=True
     ),
     Option("requests", integer(1), "Requests per concurrency.", section="load", unset="4 for each at once, 16 or more"),
-    Option("prompt-len", integer(1), "Tokens of a prompt.", 256, section="load"),
-    Option("output-len", integer(1), "Tokens of an answer.", 64, section="load"),
-    Option("shared-prefix", integer(0), "Tokens at the start that all prompts share.", 0, section="load"),
-    Option("warm-up", integer(0), "Requests before the clock starts.", section="load", unset="one for each at once"),
+    Option("prompt-len", integer(1), "Prompt length in tokens.", 256, section="load"),
+    Option("output-len", integer(1), "Output length in tokens.", 64, section="load"),
+    Option("shared-prefix", integer(0), "Leading tokens that all prompts share.", 0, section="load"),
+    Option("warm-up", integer(0), "Requests before the measurement.", section="load", unset="one for each at once"),
     Option("seed", integer(0), "The same seed gives the same prompts.", 0, section="load"),
-    Option("timeout", duration(), "Longest time for one request.", 600.0, section="load"),
+    Option("timeout", duration(), "Time limit of one request.", 600.0, section="load"),
     Option("json", switch(), "Print JSON, one line per concurrency.", False, section="output"),
     *CLIENT,
 ]
@@ -48,11 +48,12 @@ WORDS = (
     "father power hour game line end member law car city community name president team minute idea body information "
     "back parent face others level office door health person art war history party result change morning reason"
 )
-BEGINS = ("Ġ", "▁")  # what stands for the space before a word in vocabularies
-WARM_OUTPUT = 8  # tokens: enough for every kind of step to have run once
+BEGINS = ("Ġ", "▁")  # the space before a word, in vocabularies
+WARM_OUTPUT = 8  # tokens: enough to run every kind of step once
 
 
 def run(config: Config) -> int:
+    """Measure the server at each concurrency and print a row for each. Return 1 if any request failed."""
     if config["shared-prefix"] > config["prompt-len"]:
         raise ConfigError(f"--shared-prefix must be at most --prompt-len, which is {config['prompt-len']}.")
     client = connect(config)
@@ -63,7 +64,7 @@ def run(config: Config) -> int:
             raise ClientError(f"The server has no model {name}.{nearest(name, names)}")
         pool = _pool(client, name, APIS[config["api"]])
         if config["shared-prefix"] > config["prompt-len"] - pool.frame or pool.frame >= config["prompt-len"]:
-            raise ClientError(f"Prompts of this API have {pool.frame} tokens of the server's own: make them longer.")
+            raise ClientError(f"This API adds {pool.frame} tokens to every prompt: increase --prompt-len.")
     except ClientError as error:
         print(f"parley: {error}", file=sys.stderr)
         return 1
@@ -80,24 +81,25 @@ def run(config: Config) -> int:
 
 @dataclass(frozen=True)
 class Pool:
-    """Tokens that prompts are made of: ids of ordinary words, each with its text where the API takes only texts.
+    """The tokens that prompts are made of: ids of ordinary words, with their texts if the API takes only text.
 
-    ``frame``: how many tokens the server puts around such a text.
+    ``added_tokens``: number of tokens that the server adds around such a text.
     """
 
     pieces: dict[int, str]
     frame: int = 0
 
     def prompt(self, ids: list[int], api: Api) -> list[int] | str:
+        """Return a prompt of these tokens: ids, or their text if the API takes only text."""
         return ids if api.ids else "".join(self.pieces[id] for id in ids)
 
 
 def _pool(client: Client, model: str, api: Api) -> Pool:
-    """Raises ClientError when the server does not tell enough of its tokens."""
+    """Ask the server for usable tokens. Raises ClientError if its ``/tokenize`` does not return enough."""
     words = {"model": model, "prompt": WORDS, "add_special_tokens": False, "return_token_strs": True}
     told = _tokens(client, words)
     pieces = dict(zip(told["tokens"], told.get("token_strs") or [""] * len(told["tokens"]), strict=False))
-    if not api.ids:  # a piece that begins a word is the same token wherever it stands
+    if not api.ids:  # a piece that begins a word is the same token in any context
         pieces = {id: " " + piece[1:] for id, piece in pieces.items() if piece[:1] in BEGINS and len(piece) > 1}
     if len(pieces) < 2:
         raise ClientError(f"{client.address} has no /tokenize that gives token ids; prompts of exact length need it.")
@@ -140,7 +142,7 @@ def _measure(config: Config, client: Client, model: str, pool: Pool) -> Iterator
         for concurrency in config["concurrency"]:
             count = config["requests"] or max(16, 4 * concurrency)
             warm = concurrency if config["warm-up"] is None else config["warm-up"]
-            if warm:  # with a prefix of its own, so that the first measured request finds nothing of it in the cache
+            if warm:  # with another prefix, so that the first measured request has no prefix hit
                 warming = prompts(pool, config, warm, f"warm {config['seed']} {concurrency}")
                 runner.run(load(min(WARM_OUTPUT, config["output-len"])).run(warming, concurrency))
             measured = load(config["output-len"])
@@ -155,7 +157,7 @@ def _measure(config: Config, client: Client, model: str, pool: Pool) -> Iterator
 
 
 def prompts(pool: Pool, config: Config, count: int, seed: str) -> list[list[int] | str]:
-    """Random prompts of exactly ``prompt-len`` tokens, the first ``shared-prefix`` of which are the same in all."""
+    """Return random prompts of exactly ``prompt-len`` tokens. All share the first ``shared-prefix`` tokens."""
     random_, api, ids = random.Random(seed), APIS[config["api"]], list(pool.pieces)
     shared = random_.choices(ids, k=config["shared-prefix"])
     own = config["prompt-len"] - len(shared) - pool.frame
@@ -171,7 +173,7 @@ HEADER = (
 
 
 def row(result: dict[str, Any]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     times = "  ".join(f"{_short(result[key]['p50']):>11} {_short(result[key]['p99']):>8}" for _, key in COLUMNS)
     head = f"{result['concurrency']:>7} {result['requests']:>8} {result['errors']:>6}"
     each = result["each_tokens_per_second"]
@@ -184,7 +186,7 @@ def _short(value: float | None) -> str:
 
 
 def complaints(result: dict[str, Any], config: Config) -> list[str]:
-    """What makes a result worth less than it looks."""
+    """Return the reasons to distrust a result: failures, short answers, unexpected prompt lengths."""
     lines = [f"{count} requests failed: {reason}" for reason, count in result["reasons"].items()]
     good = result["requests"] - result["errors"]
     if result["short"]:

@@ -1,7 +1,7 @@
-"""``parley chat``: a conversation in the terminal, with a running server or with one started for the purpose.
+"""``parley chat``: a conversation in the terminal, with a running server or with one that it starts.
 
-With a terminal it edits lines and keeps a history; fed by a pipe it answers each line; ``-q`` asks once. Ctrl-C stops
-the current answer only. Speaks the OpenAI API, so any such server will do. Starting a server is in ``spawn``.
+In a terminal it edits lines and keeps a history. Given a pipe it answers each line; ``-q`` asks one question. Ctrl-C
+stops only the current answer. It uses the OpenAI API, so any such server will do. ``spawn`` starts servers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from parley.options import Config, ConfigError, Option, explain, nearest
 USAGE = """\
 usage: parley chat [MODEL] [options]
 
-Talks to the server at --url; without --url to one on port 8000, or else to one started for as long as the chat lasts.
+Talks to the server at --url. Without --url, to one on port 8000, or else to one that runs only as long as the chat.
 Lines that begin with / are commands: /help lists them."""
 
 SETTINGS: list[Option] = [
-    Option("temperature", number(0, 2), "0 always takes the most likely token.", section="answers"),
-    Option("top-p", number(0, 1), "Draw from the most likely tokens that make up this share.", section="answers"),
-    Option("top-k", integer(0), "Draw from this many most likely tokens; 0 means all.", section="answers"),
-    Option("min-p", number(0, 1), "Leave out tokens below this share of the best one.", section="answers"),
-    Option("repetition-penalty", number(0.01, 10), "Above 1 discourages what was said.", section="answers"),
+    Option("temperature", number(0, 2), "0 always takes the most probable token.", section="answers"),
+    Option("top-p", number(0, 1), "Sample from the most probable tokens up to this total.", section="answers"),
+    Option("top-k", integer(0), "Sample from this many most probable tokens; 0 means all.", section="answers"),
+    Option("min-p", number(0, 1), "Drop tokens below this share of the best one.", section="answers"),
+    Option("repetition-penalty", number(0.01, 10), "Above 1 discourages repetition.", section="answers"),
     Option("presence-penalty", number(-2, 2), "Discourage tokens that occurred.", section="answers"),
     Option("frequency-penalty", number(-2, 2), "Discourage tokens by how often they occurred.", section="answers"),
     Option("seed", integer(0), "The same seed gives the same answer.", section="answers"),
@@ -41,9 +41,9 @@ SETTINGS: list[Option] = [
 ]
 
 OPTIONS = [
-    Option("model", text("MODEL"), "What to start a server with.", unset="the built-in model", positional=True),
-    Option("name", text("NAME"), "Which of the server's models to talk to.", unset="its first"),
-    Option("question", text(), "Ask this, print the answer and end.", short="-q"),
+    Option("model", text("MODEL"), "Model to start a server with.", unset="the built-in model", positional=True),
+    Option("name", text("NAME"), "The server's model to talk to.", unset="its first"),
+    Option("question", text(), "Ask this, print the answer and exit.", short="-q"),
     Option("system", text(), "System prompt."),
     *SETTINGS,
     *CLIENT,
@@ -51,18 +51,18 @@ OPTIONS = [
 
 HELP = """\
 /system TEXT      set the system prompt (without TEXT: remove it)
-/set NAME VALUE   set how answers are made (without VALUE: back to the server's default)
+/set NAME VALUE   change a sampling setting (without VALUE: the server's default)
 /show             show model, system prompt and settings
 /save FILE        write the conversation as JSON
 /clear            forget the conversation, keep system prompt and settings
-/help             this text
-/bye              end, as Ctrl-D does
+/help             show this text
+/bye              end the conversation, as does Ctrl-D
 
 Ctrl-C stops an answer."""
 
 
 class Chat:
-    """One conversation: its turns, its settings, and the server that answers."""
+    """One conversation: its turns, its settings, and its server."""
 
     def __init__(self, client: Client, model: str, system: str | None = None, settings: dict[str, Any] | None = None):
         self.client = client
@@ -72,7 +72,7 @@ class Chat:
         self.turns: list[dict[str, str]] = []
 
     def body(self) -> dict[str, Any]:
-        """What is sent: the whole conversation and the settings that were made."""
+        """Return the request body: the whole conversation and the changed settings."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         body: dict[str, Any] = {"model": self.model, "messages": start + self.turns, "stream": True}
         for name, value in self.settings.items():
@@ -83,10 +83,10 @@ class Chat:
         return body
 
     def ask(self, question: str) -> Generator[tuple[str, str], None, None]:
-        """Stream the answer as (part, text), part being "content" or "reasoning".
+        """Stream the answer as (part, text), where part is "content" or "reasoning".
 
-        What was said until the end, or until the caller stops, becomes part of the conversation; a question that got
-        nothing does not. Raises ClientError.
+        The answer received so far becomes part of the conversation when it ends or the caller stops; a question without
+        an answer is dropped. Raises ClientError.
         """
         self.turns.append({"role": "user", "content": question})
         answer: list[str] = []
@@ -103,7 +103,7 @@ class Chat:
                 self.turns.pop()
 
     def command(self, line: str) -> str | None:
-        """Obey a line that begins with a slash: what to print, or None to end. Raises ConfigError."""
+        """Execute a line that begins with a slash. Return the text to print, or None to exit. Raises ConfigError."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         if name in ("/bye", "/exit", "/quit"):
@@ -167,6 +167,7 @@ def _pieces(events: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def run(config: Config) -> int:
+    """Hold the conversation that the options describe. Return the exit code."""
     try:
         with _server(config) as client:
             names = client.models()
@@ -186,9 +187,9 @@ def run(config: Config) -> int:
 
 @contextlib.contextmanager
 def _server(config: Config) -> Iterator[Client]:
-    """The server that was asked for, the one that runs anyway, or one of our own until the block ends."""
+    """Yield a client of the server at --url, of one that runs already, or of one started until the block ends."""
     if config["url"] and config["model"]:
-        raise ConfigError("MODEL starts a server of its own; with --url say --name to choose one of that server's.")
+        raise ConfigError("MODEL starts a new server; with --url, use --name to choose one of its models.")
     client = connect(config)
     if config["url"] or (not config["model"] and _serves(client)):
         yield client
@@ -201,11 +202,11 @@ def _serves(client: Client) -> bool:
     try:
         return bool(client.models())
     except ClientError as error:
-        return error.status in (401, 403)  # it runs; the key is what is wrong
+        return error.status in (401, 403)  # it runs, but the key is wrong
 
 
 def answer(chat: Chat, question: str) -> bool:
-    """Print the answer as it comes; False when it failed. Thoughts are shown, dimmed, on a terminal only."""
+    """Print the answer as it arrives. Return False if it failed. Reasoning is shown, dimmed, only in a terminal."""
     colour = sys.stdout.isatty()
     thinking = False
     try:
@@ -227,7 +228,7 @@ def answer(chat: Chat, question: str) -> bool:
 
 
 def feed(chat: Chat) -> int:
-    """Answer every line of standard input."""
+    """Answer every line of standard input. Return the exit code."""
     good = True
     for line in map(str.strip, sys.stdin):
         if line.startswith("/"):
@@ -240,8 +241,8 @@ def feed(chat: Chat) -> int:
 
 
 def talk(chat: Chat) -> int:
-    """Read lines from the terminal until /bye or Ctrl-D."""
-    print(f"{chat.model} at {chat.client.address}. /help lists commands, /bye ends.")
+    """Read lines from the terminal until /bye or Ctrl-D. Return the exit code."""
+    print(f"{chat.model} at {chat.client.address}. /help lists commands, /bye exits.")
     with _history():
         while True:
             try:
@@ -263,7 +264,7 @@ def talk(chat: Chat) -> int:
 
 
 def _obey(chat: Chat, line: str) -> bool | None:
-    """Whether a command worked; None when it ends the conversation."""
+    """Return whether a command worked, or None if it ends the conversation."""
     try:
         said = chat.command(line)
     except ConfigError as error:
@@ -277,10 +278,10 @@ def _obey(chat: Chat, line: str) -> bool | None:
 
 @contextlib.contextmanager
 def _history() -> Iterator[None]:
-    """Line editing, with what was typed in earlier conversations."""
+    """Enable line editing, with the history of earlier conversations."""
     try:
         import readline
-    except ImportError:  # a Python built without it
+    except ImportError:  # Python was built without it
         yield
         return
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")

@@ -1,6 +1,6 @@
 """A small client of the OpenAI API for the commands: JSON calls and event streams over ``http.client``.
 
-Made for one conversation at a time in a terminal; the load generator has its own. Knows nothing of engines or models.
+It serves one conversation at a time in a terminal; the load generator has its own client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class ClientError(Exception):
-    """The server could not be reached or refused. The message is one sentence; ``status`` 0 means no answer."""
+    """The server could not be reached, or it refused. The message is one sentence; ``status`` 0 means no response."""
 
     def __init__(self, message: str, status: int = 0):
         super().__init__(message)
@@ -27,7 +27,7 @@ class ClientError(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is, without the ``/v1`` that many write after it."""
+    """The address of a server, without the ``/v1`` that many users append."""
 
     scheme: str
     host: str
@@ -36,7 +36,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Raises ConfigError when the URL is not one of http or https."""
+        """Parse a URL. Raises ConfigError unless it is an http or https URL."""
         whole = url if "://" in url else f"http://{url}"
         try:
             parts = urlsplit(whole)
@@ -49,6 +49,7 @@ class Address:
 
     @property
     def authority(self) -> str:
+        """The host and port, as in the Host header."""
         return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -56,7 +57,7 @@ class Address:
 
 
 class Client:
-    """Calls one server. Each call has a connection of its own, closed with it."""
+    """Calls one server. Each call opens and closes its own connection."""
 
     def __init__(self, address: Address, key: str | None = None, timeout: float = 600.0):
         self.address = address
@@ -64,7 +65,7 @@ class Client:
         self.timeout = timeout
 
     def call(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
-        """The JSON answer of a route. Raises ClientError."""
+        """Return the JSON response of a route. Raises ClientError."""
         connection, answer = self._open(method, path, body, timeout)
         try:
             return json.loads(answer.read() or b"null")
@@ -74,7 +75,7 @@ class Client:
             connection.close()
 
     def stream(self, path: str, body: Any) -> Generator[dict[str, Any], None, None]:
-        """The events of a streaming route. Closing the generator closes the connection. Raises ClientError."""
+        """Yield the events of a streaming route. Closing the generator closes the connection. Raises ClientError."""
         connection, answer = self._open("POST", path, body, None)
         try:
             for line in answer:
@@ -94,11 +95,11 @@ class Client:
             connection.close()
 
     def models(self) -> list[str]:
-        """Names of the models it serves. Raises ClientError."""
+        """Return the names of the server's models. Raises ClientError."""
         try:
             return [str(model["id"]) for model in self.call("GET", "/v1/models", timeout=10)["data"]]
         except (KeyError, TypeError):
-            raise ClientError(f"What answers at {self.address} does not speak the OpenAI API.") from None
+            raise ClientError(f"The server at {self.address} does not speak the OpenAI API.") from None
 
     def _open(
         self, method: str, path: str, body: Any, timeout: float | None
@@ -124,13 +125,13 @@ class Client:
 
 
 def reason(body: Any) -> str:
-    """The sentence in an error body of the OpenAI shape (or in that of a probe), empty when there is none."""
+    """Return the message of an OpenAI (or health probe) error body, or an empty string if it has none."""
     error = body.get("error", body) if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else ""
 
 
 def connect(config: Config) -> Client:
-    """A client as the options ``url`` and ``api-key`` say. Raises ConfigError."""
+    """Return a client as the options ``url`` and ``api-key`` say. Raises ConfigError."""
     keys = config["api-key"]
     return Client(Address.parse(config["url"] or DEFAULT_URL), keys[0] if keys else None)

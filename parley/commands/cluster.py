@@ -1,5 +1,7 @@
-"""``parley cluster``: a coordinator and its instances over the machines of a Ray cluster. What is placed where, and
-what is started again, is ``parley.cluster.place``'s and Ray's to say; here is what a terminal shows of it."""
+"""``parley cluster``: a coordinator and its instances on the machines of a Ray cluster.
+
+``parley.cluster.ray_client`` and Ray decide where processes run and restart them. This module is the terminal side.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +21,30 @@ if TYPE_CHECKING:
     from parley.cluster.plan import Plan
 
 USAGE = """\
-usage: parley cluster up FILE [--detach]     start what FILE describes, and wait until it is ready
-       parley cluster status [NAME]          what runs where
-       parley cluster scale [NAME] GROUP=N   have so many instances of a group
-       parley cluster down [NAME]            end it
+usage: parley cluster up FILE [--detach]     start the cluster that FILE describes, and wait until it is ready
+       parley cluster status [NAME]          show the processes and their nodes
+       parley cluster scale [NAME] GROUP=N   change a group to N instances
+       parley cluster down [NAME]            stop the cluster
 
-Places a coordinator and instances over the machines of a Ray cluster: the one at --address, or the one that this
-machine belongs to. Without one, `up` starts one for this machine and keeps it until Ctrl-C or `down`."""
+Runs a coordinator and instances on the machines of a Ray cluster: the one at --address, or the one that this machine
+belongs to. Without one, `up` starts one for this machine and keeps it until Ctrl-C or `down`."""
 
 OPTIONS = [
-    Option("action", text("up|status|scale|down"), "What to do.", positional=True),
+    Option("action", text("up|status|scale|down"), "Action to take.", positional=True),
     Option("first", text("FILE or NAME"), "A plan (up), or the name of a cluster.", positional=True),
-    Option("second", text("GROUP=N"), "scale: which group, and how many.", positional=True),
-    Option("address", text("ADDRESS"), "Of the Ray cluster.", unset="the file's, or this machine's"),
-    Option("detach", switch(), "Return when the cluster is ready, and leave it running.", False),
-    Option("timeout", duration(), "Give up when it is not ready by then.", 120.0),
+    Option("second", text("GROUP=N"), "scale: the group and its number of instances.", positional=True),
+    Option("address", text("ADDRESS"), "Address of the Ray cluster.", unset="the file's, or this machine's"),
+    Option("detach", switch(), "Exit when the cluster is ready, and leave it running.", False),
+    Option("timeout", duration(), "Give up if it is not ready by then.", 120.0),
 ]
 
 
 def run(config: Config) -> int:
+    """Run the action that the options name. Return the exit code."""
     actions = {"up": _up, "status": _status, "scale": _scale, "down": _down}
     action = actions.get(config["action"] or "")
     if action is None:
-        raise ConfigError("Say what to do: up FILE, status, scale GROUP=N or down.")
+        raise ConfigError("The action is missing: up FILE, status, scale GROUP=N or down.")
     if find_spec("ray") is None:
         raise ConfigError("Ray is missing; install it with: pip install 'parley[ray]'.")
     try:
@@ -66,7 +69,7 @@ def _up(config: Config) -> int:
     began = time.monotonic()
     ours = place.connect(address, begin=True)
     if wanted.name in place.names():
-        raise LookupError(f"The cluster {wanted.name} is running already; `parley cluster down {wanted.name}` ends it.")
+        raise LookupError(f"The cluster {wanted.name} is running already; stop it: parley cluster down {wanted.name}")
     print(f"cluster {wanted.name} on {'a Ray of this machine' if ours else 'Ray'}", flush=True)
     keeper = place.up(wanted)
     try:
@@ -75,20 +78,20 @@ def _up(config: Config) -> int:
             place.down(keeper)
             return 1
         print(f"ready in {time.monotonic() - began:.1f} s: {url}", flush=True)
-        print(f"what goes on: {place.page(keeper)}", flush=True)
+        print(f"status page: {place.page(keeper)}", flush=True)
         if not ours:
-            print(f"`parley cluster down {wanted.name}` ends it", flush=True)
+            print(f"stop it with `parley cluster down {wanted.name}`", flush=True)
             return 0
         _until_stopped(place, wanted.name)
     except KeyboardInterrupt:
-        print("ending", flush=True)
+        print("stopping", flush=True)
     if wanted.name in place.names():
         place.down(keeper)
     return 0
 
 
 def _check(wanted: Plan, path: str) -> None:
-    """Read the programs' options as they will: one that cannot start would be started again. Raises ConfigError."""
+    """Check the options of all programs: one that cannot start would be restarted forever. Raises ConfigError."""
     from parley.cluster.config import read
     from parley.config import SERVE
 
@@ -145,7 +148,7 @@ def _down(config: Config) -> int:
 
 
 def _exists(address: str) -> bool:
-    """Is there a Ray cluster?"""
+    """Whether there is a Ray cluster at ``address`` (empty: the default one). Raises ConnectionError."""
     from parley.cluster import place
 
     try:
@@ -158,7 +161,7 @@ def _exists(address: str) -> bool:
 
 
 def _behind(config: Config) -> int:
-    """Have a process of its own do the same, which goes on when this one has said that all is ready."""
+    """Run the same command in a process that keeps running. Return when it reports that the cluster is ready."""
     with tempfile.NamedTemporaryFile(prefix="parley-cluster-", suffix=".log", delete=False) as log:
         command = [
             sys.executable,
@@ -176,8 +179,8 @@ def _behind(config: Config) -> int:
             ended = child.poll() is not None
             for line in lines:
                 print(line, end="", flush=True)
-                if line.startswith("what goes on"):
-                    print(f"it goes on in the background; its log is {log.name}")
+                if line.startswith("status page:"):
+                    print(f"it runs in the background; its log is {log.name}")
                     return 0
             if ended:
                 return child.returncode or 1
@@ -185,7 +188,7 @@ def _behind(config: Config) -> int:
 
 
 def _wait(place: Any, keeper: Any, timeout: float) -> str | None:
-    """Until the coordinator takes requests: its address for clients. None if that took too long."""
+    """Wait until the coordinator takes requests. Return its address for clients, or None after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     shown: set[str] = set()
     while True:
@@ -198,14 +201,14 @@ def _wait(place: Any, keeper: Any, timeout: float) -> str | None:
             return place.address(keeper)
         if time.monotonic() > deadline:
             missing = ", ".join(f"{each.name} ({each.needs})" for each in seen if not each.pid)
-            why = f"no node has what these need: {missing}" if missing else "the instances did not become ready"
+            why = f"no node has the resources for: {missing}" if missing else "the instances did not become ready"
             print(f"parley: not ready after {timeout:g} s: {why}; the cluster has {place.has()}", file=sys.stderr)
             return None
         time.sleep(0.1)
 
 
 def _until_stopped(place: Any, name: str) -> None:
-    """Until a signal, or until somebody has ended the cluster."""
+    """Wait for a signal, or until the cluster has been stopped by another process."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     while name in place.names():
         time.sleep(1.0)
@@ -214,7 +217,7 @@ def _until_stopped(place: Any, name: str) -> None:
 def _row(seen: Any, place: Any, keeper: Any) -> tuple[str, ...]:
     if not seen.pid:
         return seen.name, seen.role, "not placed", "", "", seen.needs
-    where = seen.url("port") if "port" in seen.ports else place.address(keeper)  # the coordinator's is for clients
+    where = seen.url("port") if "port" in seen.ports else place.address(keeper)  # clients use the coordinator's
     return seen.name, seen.role, where, f"node {seen.node[:8]}", f"{seen.pid}", seen.needs
 
 

@@ -1,4 +1,4 @@
-"""``parley coordinator``: one port in front of several servers. What it does there is in ``parley.cluster``."""
+"""``parley coordinator``: one port in front of several servers. ``parley.coordinator`` implements it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from parley.options import Config, ConfigError, Option
 USAGE = """\
 usage: parley coordinator --config FILE [options]
 
-Takes requests of every API and has them answered by the instances that the file names, or that a controller tells of.
-GET /health/ready is 200 once a prefill and a decode instance serve, or one that does both."""
+Takes requests of every API and has them answered by the instances that the file or a controller names.
+GET /health/ready is 200 once a prefill and a decode instance are ready, or one that does both."""
 
 OPTIONS = [
-    Option("config", text("FILE"), "TOML file with keys and [[instances]].", unset="none: a controller tells of them"),
-    Option("host", text("ADDRESS"), "Address of all ports that have none of their own.", unset="from the file"),
+    Option("config", text("FILE"), "TOML file with keys and [[instances]].", unset="none: a controller names them"),
+    Option("host", text("ADDRESS"), "Address of all ports without an address.", unset="from the file"),
     Option("port", integer(0, 65_535), "Port for inference; 0: any free one.", unset="from the file, or 1025"),
-    Option("quiet", switch(), "Log no line for each request.", False, section="output"),
-    Option("log-format", choice("text", "json"), "How log lines look.", "text", section="output"),
+    Option("quiet", switch(), "Do not log requests.", False, section="output"),
+    Option("log-format", choice("text", "json"), "Format of log lines.", "text", section="output"),
 ]
 
 
 def run(config: Config) -> int:
+    """Run the coordinator with these options. Return the exit code."""
     from parley.cluster import coordinator
     from parley.cluster.config import Options, load
 

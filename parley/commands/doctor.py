@@ -1,6 +1,6 @@
-"""``parley doctor``: would ``parley serve`` with these options work here? Looks, and changes nothing.
+"""``parley doctor``: checks whether ``parley serve`` with these options would work here. It changes nothing.
 
-Every check is a function that yields findings; none may raise. What is looked at is listed in ``CHECKS``.
+Every check is a function that yields findings and never raises. ``CHECKS`` lists them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ OPTIONS = SERVE
 USAGE = """\
 usage: parley doctor [MODEL] [options of serve]
 
-Checks this machine, the installation and the model for what `parley serve` with the same options needs.
+Checks whether this machine, the installation and the model have what `parley serve` with the same options needs.
 Exit code 1 if it would fail."""
 
 Level = Literal["ok", "warn", "fail"]
 COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
 PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
-SPARE = 1 << 30  # bytes that a server needs beside weights and KV cache
+SPARE = 1 << 30  # bytes that a server needs in addition to weights and KV cache
 
 
 class Finding(NamedTuple):
-    """One line: how it stands, what was looked at, what was seen, and what to do about it."""
+    """One line of output: the level, the subject, the observation, and a hint how to fix it."""
 
     level: Level
     subject: str
@@ -46,6 +46,7 @@ class Finding(NamedTuple):
 
 
 def run(config: Config) -> int:
+    """Print the findings of all checks. Return 1 if any of them is a failure, else 0."""
     worst = 0
     for check in CHECKS:
         for finding in check(config):
@@ -55,19 +56,20 @@ def run(config: Config) -> int:
 
 
 def line(finding: Finding, colour: bool) -> str:
-    """A finding as text."""
+    """Return a finding as text."""
     level = f"{finding.level:<4}"
     level = f"{COLOURS[finding.level]}{level}\x1b[0m" if colour else level
     return f"{level}  {finding.subject:<11}  {finding.seen}" + (f"\n{'':19}-> {finding.hint}" if finding.hint else "")
 
 
 def python(config: Config) -> Iterator[Finding]:
+    """Check the version of Python."""
     level: Level = "ok" if sys.version_info >= (3, 11) else "fail"
     yield Finding(level, "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def torch(config: Config) -> Iterator[Finding]:
-    """In a process of its own: a broken torch may end its process rather than raise."""
+    """Check torch, in a separate process because a broken torch may kill its process instead of raising."""
     try:
         answer = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=True)
         version, threads, cuda = answer.stdout.split()
@@ -82,7 +84,7 @@ def torch(config: Config) -> Iterator[Finding]:
 
 
 def packages(config: Config) -> Iterator[Finding]:
-    """Against the lock file in a checkout, else against what the package asks for."""
+    """Check installed versions against the lock file in a checkout, else against the package's requirements."""
     lock = Path(__file__).parents[2] / "requirements.lock"
     try:
         lines = lock.read_text("utf-8").splitlines() if lock.is_file() else importlib.metadata.requires("parley") or []
@@ -113,6 +115,7 @@ def packages(config: Config) -> Iterator[Finding]:
 
 
 def processor(config: Config) -> Iterator[Finding]:
+    """Check the CPU's cores and vector extensions."""
     try:
         info = Path("/proc/cpuinfo").read_text("utf-8")
     except OSError:
@@ -131,7 +134,7 @@ def processor(config: Config) -> Iterator[Finding]:
 
 
 def models(config: Config) -> Iterator[Finding]:
-    """Every model, and then whether there is memory for all of them."""
+    """Check every model, and whether all of them fit into memory."""
     try:
         wanted = offers(config)
     except ConfigError as error:
@@ -149,7 +152,7 @@ def models(config: Config) -> Iterator[Finding]:
 
 
 def _model(name: str, folder: Path | None) -> Generator[Finding, None, int]:
-    """What is found of one model; the bytes of its weights, 0 if it cannot be served from here."""
+    """Check one model. Return the bytes of its weights, or 0 if it cannot be served from this machine."""
     if folder is None:
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
         return 0
@@ -158,7 +161,7 @@ def _model(name: str, folder: Path | None) -> Generator[Finding, None, int]:
         return 0
     weights = sorted(folder.glob("*.safetensors"))
     if broken := [file.name for file in weights if not _whole(file)]:
-        yield Finding("fail", "model", f"{name}: {broken[0]} is not whole", "Copy or download it again.")
+        yield Finding("fail", "model", f"{name}: {broken[0]} is incomplete or damaged", "Copy or download it again.")
         return 0
     size = sum(file.stat().st_size for file in weights)
     yield Finding("ok", "model", f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_about(size)}")
@@ -167,7 +170,7 @@ def _model(name: str, folder: Path | None) -> Generator[Finding, None, int]:
 
 
 def _whole(file: Path) -> bool:
-    """Whether a weight file's header fits its length."""
+    """Whether the length of a weight file matches its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -195,18 +198,18 @@ def _tokenizer(folder: Path) -> Iterator[Finding]:
 
 
 def _memory(models: int, cached: bool) -> Iterator[Finding]:
-    """``models``: bytes that they need; ``cached``: their KV caches are in that."""
+    """Check memory for ``models`` bytes. ``cached``: these include the KV caches."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"), re.M)
         free = int(found[1]) * 1024 if found else None
     except OSError:
         free = None
     if free is None:
-        yield Finding("warn", "memory", "how much is free is unknown")
+        yield Finding("warn", "memory", "the amount of free memory is unknown")
         return
     need = models + SPARE
     seen = f"{_about(free)} free, about {_about(need)} needed"
-    seen += "" if cached else " beside the KV cache"
+    seen += "" if cached else " plus the KV cache"
     if need > free:
         yield Finding("fail", "memory", seen, "Take a smaller model or --kv-memory, or end other programs.")
     else:
@@ -214,7 +217,7 @@ def _memory(models: int, cached: bool) -> Iterator[Finding]:
 
 
 def _saved(folder: Path) -> str:
-    """The numbers that the weights were saved in, as far as the model's configuration says."""
+    """Return the dtype of the saved weights, according to the model's configuration."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         return str(config.get("dtype") or config.get("torch_dtype"))
@@ -223,6 +226,7 @@ def _saved(folder: Path) -> str:
 
 
 def network(config: Config) -> Iterator[Finding]:
+    """Check that the port is free, and that API keys protect a public address."""
     host, port = config["host"], config["port"]
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -243,13 +247,14 @@ def network(config: Config) -> Iterator[Finding]:
     if not keys and host not in ("127.0.0.1", "::1", "localhost"):
         yield Finding("warn", "keys", f"none, and {host} can be reached from outside", "Set PARLEY_API_KEY.")
     else:
-        yield Finding("ok", "keys", f"{keys} set" if keys else "none needed on this machine alone")
+        yield Finding("ok", "keys", f"{keys} set" if keys else "none needed: only this machine can connect")
 
 
 def files(config: Config) -> Iterator[Finding]:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # what a server takes
+    """Check the limit of open files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a server raises its limit to this one
     if most == resource.RLIM_INFINITY:
-        yield Finding("ok", "open files", "as many as wanted")
+        yield Finding("ok", "open files", "unlimited")
     elif most < 1024:
         yield Finding("warn", "open files", f"at most {most}", "Every client needs one: ulimit -Hn 4096")
     else:
@@ -257,7 +262,7 @@ def files(config: Config) -> Iterator[Finding]:
 
 
 def _about(count: int) -> str:
-    """Bytes, rounded for reading."""
+    """Return a number of bytes, rounded for reading."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

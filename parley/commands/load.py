@@ -1,7 +1,7 @@
-"""Load on a server, and what its clients see: many streams at once over raw sockets, with as little work as possible.
+"""The load generator: many concurrent streams over raw sockets with little work, measured as their clients see them.
 
-Bytes are stamped with their time of arrival and looked at only after the last request has ended, so that the
-generator takes little of the processor that it measures. What an API's requests and events are is in ``apis``.
+Bytes are stamped with their time of arrival and parsed only after the last request has ended, so that the generator
+uses little of the CPU that it measures. ``apis`` knows the requests and events of each API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BROKEN = "the connection was closed before the answer was complete"
 
 @dataclass
 class Sample:
-    """One request. Times are seconds of a monotonic clock; ``arrivals`` those of the events that carried output."""
+    """One request. Times are seconds of a monotonic clock; ``arrivals`` has those of events with output."""
 
     start: float
     end: float = 0.0
@@ -39,7 +39,7 @@ class Sample:
     tokens: int = 0
 
     def read(self, api: Api) -> None:
-        """Turn the stamped bytes into times, counts and, if it did not end well, an error."""
+        """Turn the stamped bytes into times, token counts and, if the stream did not end well, an error."""
         complete = False
         for when, data in api.events(self.pieces):
             try:
@@ -71,7 +71,7 @@ class Sample:
 
 
 class Connection(asyncio.Protocol):
-    """One socket to the server; asks again and again as long as the server keeps it open."""
+    """One socket to the server, reused for requests as long as the server keeps it open."""
 
     def __init__(self) -> None:
         self.open = False
@@ -86,12 +86,12 @@ class Connection(asyncio.Protocol):
         self.open = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The end of an answer too, if its length was not announced; whether it is whole, the events tell."""
+        """Ends a response without a length as well. Its events tell whether it is complete."""
         self.open = False
         self._finish("" if self._headed else BROKEN)
 
     async def send(self, request: bytes, sample: Sample) -> None:
-        """Send a request and stamp its answer into ``sample`` until it is complete."""
+        """Send a request, and stamp the response into ``sample`` until it is complete."""
         self._sample = sample
         self._done = asyncio.get_running_loop().create_future()
         self._parser = httptools.HttpResponseParser(self)
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
         await self._done
 
     def close(self) -> None:
-        """Drop the connection; what it was stamping stays as it is."""
+        """Drop the connection. The current sample is left as it is."""
         self.open, self._sample = False, None
         self._transport.abort()
 
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
 
 
 class Load:
-    """A server under load. ``keep``: whether a connection is used again, which some servers end after a stream."""
+    """A load on one server. ``keep``: reuse connections, which some servers close after a stream."""
 
     def __init__(self, address: Address, key: str | None, shape: Shape, api: Api = APIS["openai"], keep: bool = True):
         self.address = address
@@ -150,16 +150,16 @@ class Load:
         )
 
     def request(self, prompt: Sequence[int] | str) -> bytes:
-        """The bytes of one request, made before the clock starts."""
+        """Return the bytes of one request. They are encoded before the measurement starts."""
         body = json.dumps(self.api.body(self.shape, prompt)).encode()
         return f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def run(
         self, prompts: Sequence[Sequence[int] | str], concurrency: int, samples: list[Sample] | None = None
     ) -> tuple[list[Sample], float]:
-        """Send every prompt, ``concurrency`` at a time; what each saw, and how many seconds all took.
+        """Send every prompt, ``concurrency`` at a time. Return the sample of each, and the seconds that all took.
 
-        ``samples`` is the list to fill, for who wants to look on meanwhile.
+        ``samples``: a list to fill, for a caller that watches the progress.
         """
         queue = deque(map(self.request, prompts))
         samples = [] if samples is None else samples
@@ -196,7 +196,7 @@ class Load:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least this share of the values do not exceed; None without values."""
+    """Return the smallest value that at least this share of the values do not exceed, or None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -204,10 +204,10 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def summary(samples: Sequence[Sample], wall: float, concurrency: int, shape: Shape) -> dict[str, Any]:
-    """The measurements of one load. Times in milliseconds, rates per second; failed requests count only as errors.
+    """Return the measurements of one load: times in ms, rates per second. Failed requests count only as errors.
 
-    TTFT: sending to first output. ITL: between two events with output. TPOT: first to last output, per further token.
-    ``each``: a request's own tokens per second; its p99 is what 99 % of the requests reach.
+    TTFT: from sending to the first output. ITL: between two events with output. TPOT: from first to last output, per
+    token after the first. ``each``: a request's own tokens per second; 99 % of the requests reach its p99.
     """
     good = [sample for sample in samples if not sample.error]
     times = {

@@ -1,4 +1,4 @@
-"""Objects of a JSON file, member by member: what a value may be, how a mistake is named. Knows no member's name."""
+"""Checks of a JSON file's objects, member by member, with error messages. It knows no member by name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from parley.options import ConfigError
 
 MAX_FILE = 10 << 20
 
-Check = Callable[[Any], Any]  # gives the value, or raises ValueError with what it ought to be
+Check = Callable[[Any], Any]  # returns the value, or raises ValueError with a description of valid values
 
 
 def whole(low: int, high: int | None = None) -> Check:
+    """Return a check for integers from ``low`` to ``high``."""
     wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
 
     def check(value: Any) -> int:
@@ -30,24 +31,29 @@ def whole(low: int, high: int | None = None) -> Check:
 
 
 def size(value: Any) -> float:
+    """Check a memory size in GB, or -1."""
     if type(value) not in (int, float) or (value != -1 and not value > 0):
         raise ValueError("-1 or a number of GB above 0")
     return value
 
 
 def flag(value: Any) -> bool:
+    """Check a boolean."""
     if type(value) is not bool:
         raise ValueError("true or false")
     return value
 
 
 def text(value: Any) -> str:
+    """Check a string."""
     if not isinstance(value, str):
         raise ValueError("a string")
     return value
 
 
 def one(*allowed: Any) -> Check:
+    """Return a check for a value equal to one of ``allowed``, and of the same type."""
+
     def check(value: Any) -> Any:
         if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
             raise ValueError(f"one of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
@@ -57,6 +63,7 @@ def one(*allowed: Any) -> Check:
 
 
 def address(value: Any) -> str:
+    """Check an IP address. Return its canonical form."""
     try:
         return str(ipaddress.ip_address(text(value)))
     except ValueError:
@@ -64,6 +71,7 @@ def address(value: Any) -> str:
 
 
 def name(value: Any) -> str:
+    """Check a model or adapter name."""
     marks = set("-._")
     good = isinstance(value, str) and 0 < len(value) <= 256 and value.isascii()
     if (
@@ -76,6 +84,7 @@ def name(value: Any) -> str:
 
 
 def files(value: Any) -> list[str]:
+    """Check a list of file names."""
     if (
         not isinstance(value, list)
         or not 1 <= len(value) <= 3
@@ -86,7 +95,7 @@ def files(value: Any) -> list[str]:
 
 
 def adapters(value: Any) -> list[tuple[str, str]]:
-    """Names and folders. All are the one model's, so what is said of that does not matter."""
+    """Check a list of LoRA adapters. Return names and folders. Their model is ignored, because there is only one."""
     if not isinstance(value, list):
         raise ValueError("a list of objects")
     made = []
@@ -99,17 +108,18 @@ def adapters(value: Any) -> list[tuple[str, str]]:
 
 @dataclass
 class Section:
-    """An object of the file. What was asked for is remembered, so that the rest can be listed."""
+    """An object of the file. It remembers the members read, so that the others can be listed."""
 
     path: str
     members: Mapping[str, Any]
     asked: set[str] = field(default_factory=set)
 
     def given(self, member: str) -> bool:
+        """Whether the member is present and not null."""
         return self.members.get(member) is not None
 
     def get(self, member: str, check: Check, default: Any) -> Any:
-        """A member's value. Raises ConfigError."""
+        """Return a member's value, or ``default`` if it is absent. Raises ConfigError."""
         self.asked.add(member)
         value = self.members.get(member)
         if value is None:
@@ -120,12 +130,12 @@ class Section:
             raise self.wrong(member, f"{shown(value)} is not {wanted}") from None
 
     def look(self, member: str, check: Check) -> None:
-        """See that a member is right which has no effect. Raises ConfigError."""
+        """Check a member that has no effect. It counts as unread. Raises ConfigError."""
         self.get(member, check, None)
         self.asked.discard(member)
 
     def inside(self, member: str) -> Section:
-        """An object in it, empty if absent. Raises ConfigError."""
+        """Return a member that is an object, empty if absent. Raises ConfigError."""
         self.asked.add(member)
         value = self.members.get(member)
         if value is None:
@@ -135,20 +145,22 @@ class Section:
         return Section(f"{self.path}{member}.", value)
 
     def wrong(self, member: str, reason: str) -> ConfigError:
+        """Return the error for a member's value."""
         return ConfigError(f"{self.path}{member}: {reason}.")
 
     def rest(self) -> list[str]:
-        """Members that nobody asked for."""
+        """Return the members that were not read."""
         return [self.path + member for member in self.members if member not in self.asked]
 
 
 def shown(value: Any) -> str:
+    """Return a value as JSON, cut to 60 characters."""
     told = msgspec.json.encode(value).decode()
     return told if len(told) <= 60 else told[:59] + "…"
 
 
 def load(file: str) -> dict[str, Any]:
-    """The object that a file holds. Raises ConfigError."""
+    """Return the JSON object in a file. Raises ConfigError."""
     try:
         with Path(file).open("rb") as opened:
             data = opened.read(MAX_FILE + 1)

@@ -1,7 +1,7 @@
-"""MindIE's own ``config.json``: read and checked member by member, as its server would, and said in parley's options.
+"""MindIE's own ``config.json``: checked member by member, as MindIE does, and translated into parley's options.
 
-``Plan`` is what comes of it. What has an effect here has it; members without a meaning for this server, or unknown
-ones, are only listed. What is malformed is a ConfigError that names member, value and range.
+The result is a ``MindIEPlan``. Members with an effect here have it; members without a meaning for this server, or
+unknown ones, are only listed. Malformed values raise a ConfigError that names member, value and range.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from parley.server.options import Listen, ServerOptions, Tls
 
 MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
 MAX_LENGTH = 4_194_304
-MAX_BATCH = 4096  # of this server
-STEP_TOKENS = (16, 1 << 20)  # likewise
+MAX_BATCH = 4096  # parley's limit
+STEP_TOKENS = (16, 1 << 20)  # parley's limits
 PLANES = (mindie.service, mindie.management, mindie.metrics)
 PORT = whole(1024, 65_535)
 
 
 @dataclass
 class Plan:
-    """``options``: values for the table of options. ``rules``: the dialect's, by name. ``idle``: what has no effect."""
+    """``options``: values of parley's options. ``rules``: the dialect's, by name. ``idle``: members without effect."""
 
     file: str
     listen: list[Listen]
@@ -48,7 +48,7 @@ class Plan:
     idle: list[str]
 
     def check(self, models: Sequence[Named]) -> None:
-        """See that there is a model, as far as that can be told at once. Raises ConfigError."""
+        """Check that there is a model, as far as that is known before loading. Raises ConfigError."""
         member = "BackendConfig.ModelDeployConfig.ModelConfig[0].modelWeightPath"
         if not models:
             raise ConfigError(f"{self.file}: {member} is missing, and no other model is named.")
@@ -59,11 +59,11 @@ class Plan:
             raise ConfigError(f"{self.file}: {member}: {shown(self.weights)} cannot be served: {lacking}.")
 
     def profiled(self, profile: Profile) -> Rules:
-        """The dialect's rules."""
+        """Return the dialect's rules for a profile."""
         return replace(Rules(**self.rules), profile=profile, figures=self.figures or profile != "strict")
 
     def applied(self, options: ServerOptions, profile: Profile) -> ServerOptions:
-        """The server's options with this plan."""
+        """Return the server's options with this plan applied."""
         rules = self.profiled(profile)
         note = f"{self.file}: without effect here: {', '.join(self.idle)}."
         return replace(
@@ -80,9 +80,9 @@ class Plan:
 
 
 def read(file: str, environment: Mapping[str, str]) -> Plan:
-    """The plan of a configuration file. Raises ConfigError."""
+    """Read the plan of a configuration file. Raises ConfigError."""
     content = load(file)
-    # Paths in it count from the folder of the installation, whose ``conf`` it lies in.
+    # Its paths are relative to the installation folder, whose ``conf`` folder holds the file.
     folder = Path(file).resolve().parent
     try:
         plan = _plan(Section("", content), folder.parent if folder.name == "conf" else folder, environment)
@@ -116,10 +116,10 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
     weights = model.get("modelWeightPath", text, None)
 
     options: dict[str, Any] = {
-        "port": None,  # of all APIs: only if it is asked for
+        "port": None,  # the port of all APIs opens only if an option asks for it
         "name": [model.get("modelName", name, "llama_65b")],
         "max-batch": min(batch, MAX_BATCH),
-        "max-queue": max(0, 3 * links - batch),  # so many are served, and twice as many wait
+        "max-queue": max(0, 3 * links - batch),  # ``links`` requests run, and twice as many wait
         "step-tokens": min(max(plan["max_prefill_tokens"], STEP_TOKENS[0]), STEP_TOKENS[1]),
         "body-limit": limit << 20,
         "drain": float(timeout),
@@ -170,7 +170,7 @@ def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
 
 
 def _model(deploy: Section) -> Section:
-    """The first of the models, the only one there may be."""
+    """Return the first model, the only one allowed."""
 
     def objects(value: Any) -> list[Any]:
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value) or len(value) != 1:
@@ -181,7 +181,7 @@ def _model(deploy: Section) -> Section:
 
 
 def _context(weights: Path) -> int | None:
-    """Of how many tokens the model was made for, as its own configuration says, if it does."""
+    """Return the context length in the model's own configuration, or None."""
     try:
         said = msgspec.json.decode((weights / "config.json").read_bytes())
         own = (said.get("text_config") or said).get("max_position_embeddings")
@@ -191,7 +191,7 @@ def _context(weights: Path) -> int | None:
 
 
 def _schedule(schedule: Section, prompt: int, length: int) -> dict[str, Any]:
-    """The members that have a meaning here, and those whose mistakes the original would not let pass."""
+    """Read the scheduling members with a meaning here, and check those whose errors MindIE would refuse."""
     get = schedule.get
     batch = get("maxBatchSize", whole(1, 819_200), 200)
     tokens = get("maxPrefillTokens", whole(1, MAX_LENGTH), max(8192, prompt))
@@ -221,7 +221,7 @@ def _listen(server: Section, root: Path, environment: Mapping[str, str]) -> list
     everywhere = server.get("allowAllZeroIpListening", flag, False)
     own = server.get("ipAddress", address, "127.0.0.1")
     own = _own(environment, "MIES_CONTAINER_IP") or own
-    # absent, it is that of the service; the shipped file has another
+    # if absent, it is the address of the service; the shipped file sets another
     inner = server.get("managementIpAddress", address, own)
     inner = _own(environment, "MIES_CONTAINER_MANAGEMENT_IP") or inner
     for member, host in (("ipAddress", own), ("managementIpAddress", inner)):
@@ -236,13 +236,13 @@ def _listen(server: Section, root: Path, environment: Mapping[str, str]) -> list
     made = []
     for api, plane, port in ports:
         host = inner if plane else own
-        found = _files(server, root, plane if host != own else "")  # looked at in any case: a mistake is one
+        found = _files(server, root, plane if host != own else "")  # checked even if unused: errors are reported
         made.append(Listen(api, host, port, found if secure else None))
     return made
 
 
 def _own(environment: Mapping[str, str], variable: str) -> str:
-    """An address that a container was given, which counts for more than the file."""
+    """Return the address that a container variable sets, which overrides the file, or an empty string."""
     value = environment.get(variable, "")
     try:
         return address(value) if value else ""
@@ -251,7 +251,7 @@ def _own(environment: Mapping[str, str], variable: str) -> str:
 
 
 def _files(server: Section, root: Path, plane: str) -> Tls:
-    """Those of a plane: ``plane`` is empty, management or metrics."""
+    """Return the TLS files of a plane. ``plane`` is empty, management or metrics."""
 
     def key(member: str) -> str:
         return plane + member[0].upper() + member[1:] if plane else member
@@ -276,7 +276,7 @@ def _files(server: Section, root: Path, plane: str) -> Tls:
 
 
 def _between(server: Section, root: Path) -> Tls | None:
-    """Those of what instances hand over to each other."""
+    """Return the TLS files of the connections between instances."""
     where = "security/grpc/"
     authorities = root / server.get("interCommTlsCaPath", text, f"{where}ca/")
     lists = root / server.get("interCommTlsCrlPath", text, f"{where}certs/")

@@ -1,4 +1,4 @@
-"""``parley routes``: every path that a server answers, and whose API it belongs to, from the server's own tables."""
+"""``parley routes``: lists every path of a server and its API, from the server's own tables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from parley.options import Config, Option
 USAGE = """\
 usage: parley routes [options]
 
-Lists the routes of a server: method, path, API, and the surface through which it is reached. "all" is the surface
-that serves every API at once; the others serve one API alone, below their prefix, or on a port of its own."""
+Lists the routes of a server: method, path, API, and the surface that serves it. "all" is the surface of the main port,
+which serves every API; the others serve one API, under its prefix or on its own port."""
 
 OPTIONS = [
     Option("json", switch(), "Print JSON, one line per route.", False),
@@ -22,7 +22,7 @@ OPTIONS = [
 
 
 def table(config: Config) -> list[dict[str, str]]:
-    """One entry per port, method and path, with api and surface; where several APIs answer, the body decides."""
+    """Return one entry per port, method and path, with api and surface. If several APIs answer, the body decides."""
     from parley.server import surfaces
 
     ports = [("all", surfaces.universal(config["strict"], config["tgi-compat"]))]
@@ -37,6 +37,7 @@ def table(config: Config) -> list[dict[str, str]]:
 
 
 def run(config: Config) -> int:
+    """Print the routes. Return the exit code."""
     rows = table(config)
     if config["json"]:
         for row in rows:

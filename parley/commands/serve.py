@@ -1,4 +1,4 @@
-"""``parley serve``: from options to a running server. What a server does is in ``parley.server``."""
+"""``parley serve``: turns options into a running server. ``parley.boot`` runs it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from parley.server.options import Listen, Offer, ServerOptions, Tls
 
 OPTIONS = SERVE
-GRPC = "grpc"  # what --listen calls it
+GRPC = "grpc"  # its name in --listen
 USAGE = """\
 usage: parley serve [MODEL] [options]
 
-Answers requests for one model or several. Listens first and loads after: GET /health/ready is 200 once that is done."""
+Serves one model or several. It listens first and then loads: GET /health/ready is 200 once loading is done."""
 
 
 def run(config: Config) -> int:
+    """Run a server with these options until it ends. Return the exit code."""
     plan = None
     if config["mindie-config"]:
         from parley.commands import mindie
@@ -45,18 +46,18 @@ def run(config: Config) -> int:
 
 
 def offers(config: Config) -> list[Offer]:
-    """The models that are to be served, the main one first. Raises ConfigError."""
+    """Return the models to serve, the main one first. Raises ConfigError."""
     from parley.server.options import Offer
 
     table = {option.name: option for option in SERVE}
     made: list[Offer] = []
-    counts: Counter[str] = Counter()  # of adapters' names
+    counts: Counter[str] = Counter()  # of adapter names
     for wanted in config["model"] or [Named((), "", {})]:
         further = config["name"] if not made else []
         names = tuple(dict.fromkeys((*wanted.names, *further))) or (served_name(wanted.model),)
         own = {name: table[name].read(raw, f"--model {names[0]}: {name}") for name, raw in wanted.options.items()}
         if made:
-            own.setdefault("lora", [])  # adapters that are given without a model are the first one's
+            own.setdefault("lora", [])  # --lora without a model belongs to the first one
         counts.update(name for name, _ in own.get("lora", config["lora"]))
         made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model)))
     called = Counter(name for names, _ in made for name in names)
@@ -68,7 +69,7 @@ def offers(config: Config) -> list[Offer]:
 
 
 def server_options(config: Config) -> ServerOptions:
-    """The server's part of the options. Raises ConfigError for what only the server can tell is wrong."""
+    """Return the server's part of the options. Raises ConfigError for errors that only the server detects."""
     from parley.server.options import ServerOptions
 
     return ServerOptions(
@@ -103,7 +104,7 @@ def server_options(config: Config) -> ServerOptions:
 
 
 def listen_of(config: Config) -> tuple[Listen, ...]:
-    """The HTTP ports of single APIs. Raises ConfigError when there is no API of a name."""
+    """Return the HTTP ports of single APIs. Raises ConfigError for an unknown API."""
     from parley.server.options import Listen
     from parley.server.surfaces import ALONE
 
@@ -115,7 +116,7 @@ def listen_of(config: Config) -> tuple[Listen, ...]:
 
 
 def grpc_of(config: Config) -> tuple[Listen, ...]:
-    """The ports for gRPC. Raises ConfigError when what it needs is not installed."""
+    """Return the gRPC ports. Raises ConfigError if the packages for gRPC are not installed."""
     from parley.server.options import Listen
 
     ports = [Listen(*each) for each in config["listen"] if each[0] == GRPC]
@@ -127,13 +128,13 @@ def grpc_of(config: Config) -> tuple[Listen, ...]:
 
 
 def secret_of(config: Config) -> str:
-    """The cluster's secret, empty if there is none. Raises ConfigError."""
+    """Return the cluster's secret, or an empty string. Raises ConfigError."""
     file = Path(config["cluster-secret-file"]) if config["cluster-secret-file"] else None
     return cluster_secret(config["cluster-secret"], file, "--cluster-secret", "--cluster-secret-file")
 
 
 def peer_tls_of(config: Config) -> Tls | None:
-    """How what instances hand over is encrypted. Raises ConfigError."""
+    """Return the TLS files for handovers between instances, if any. Raises ConfigError."""
     from parley.server.options import Tls
 
     files = [config[name] for name in ("cluster-cert", "cluster-key", "cluster-ca")]
@@ -146,5 +147,5 @@ def peer_tls_of(config: Config) -> Tls | None:
 
 
 def keys_of(file: str | None, option: str) -> list[str]:
-    """The keys of the file that an option names, if it names one. Raises ConfigError."""
+    """Return the keys in the file of an option, if it is set. Raises ConfigError."""
     return [] if file is None else read_keys(Path(file), f"--{option}")

@@ -1,6 +1,6 @@
-"""A server for as long as a command lasts: started on a free port, waited for, ended with the command.
+"""A server that runs only as long as a command: started on a free port, awaited, and stopped with the command.
 
-The server is a ``parley serve`` of its own, in its own process group, so that Ctrl-C in the terminal does not reach it.
+The server is a separate ``parley serve`` in its own process group, so that Ctrl-C in the terminal does not reach it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PR_SET_PDEATHSIG = 1
 
 @contextlib.contextmanager
 def start(model: str | None, *flags: str) -> Iterator[Client]:
-    """Run a server for ``model`` (None: the built-in one) and give a client once it is ready. Raises ClientError.
+    """Run a server for ``model`` (None: the built-in one), and yield a client once it is ready. Raises ClientError.
 
-    Only this client can use it: the server asks for a key that nobody else knows.
+    Only this client can use the server, because its API key is random and secret.
     """
     port, key = _free_port(), secrets.token_urlsafe()
     client = Client(Address("http", "127.0.0.1", port, ""), key)
@@ -38,7 +38,7 @@ def start(model: str | None, *flags: str) -> Iterator[Client]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | {"PARLEY_API_KEY": key},  # not a flag: every user of the machine can read those
+            env=os.environ | {"PARLEY_API_KEY": key},  # not a flag: every user of the machine can read flags
             start_new_session=True,
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
@@ -50,13 +50,13 @@ def start(model: str | None, *flags: str) -> Iterator[Client]:
 
 
 def _wait(process: subprocess.Popen[bytes], client: Client, log: IO[bytes]) -> None:
-    """Return when the server is ready. Shows how far it is on a terminal. Raises ClientError when it ends instead."""
+    """Wait until the server is ready. Shows its progress in a terminal. Raises ClientError if it exits."""
     shown = ""
     while True:
         if process.poll() is not None:
             log.seek(0)
             lines = log.read().decode(errors="replace").strip().splitlines()
-            raise ClientError(f"The server did not start: {lines[-1] if lines else 'it said nothing'}")
+            raise ClientError(f"The server did not start: {lines[-1] if lines else 'it printed nothing'}")
         try:
             client.call("GET", "/health/ready", timeout=5)
             break
@@ -72,7 +72,7 @@ def _wait(process: subprocess.Popen[bytes], client: Client, log: IO[bytes]) -> N
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop the server: once politely, once firmly."""
+    """Stop the server: two requests to terminate, then a kill."""
     for act in (process.terminate, process.terminate, process.kill):
         if process.poll() is not None:
             return
@@ -82,7 +82,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to end this process when the one that started it is gone, however it went."""
+    """Ask the kernel to terminate this process when its parent has gone, for any reason."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

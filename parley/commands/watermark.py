@@ -1,4 +1,4 @@
-"""``parley watermark``: does a text carry the mark that a request may ask for? Needs a tokenizer and no model."""
+"""``parley watermark``: detects the watermark that a request can ask for. Needs a tokenizer but no model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from parley.watermark import FRACTION, SURE, Finding, detect
 USAGE = f"""\
 usage: parley watermark [MODEL] [--file FILE]
 
-Tells whether a text was generated with a watermark by the model, or by another one with the same tokenizer: whether
-more of its tokens are green than chance gives. Reads standard input without --file.
+Detects whether a text was generated with a watermark by the model, or by another one with the same tokenizer: whether
+more of its tokens are green than by chance. Reads standard input without --file.
 Exit code 0 if it is marked (z at least {SURE:g}), 1 if not."""
 
 OPTIONS = [
-    Option("model", text("MODEL"), "Whose tokens they are.", unset="the built-in model", positional=True),
+    Option("model", text("MODEL"), "Model whose tokenizer to use.", unset="the built-in model", positional=True),
     Option("file", text("FILE"), "The text, in UTF-8.", unset="standard input"),
     Option("json", switch(), "Print JSON.", False),
 ]
 
 
 def run(config: Config) -> int:
+    """Read the text, print whether it is marked, and return the exit code. Raises ConfigError."""
     from parley.text.tokenizer import BadTokenizer, Tokenizer
 
     try:
@@ -44,7 +45,7 @@ def run(config: Config) -> int:
 
 
 def told(finding: Finding, tokens: int, as_json: bool) -> str:
-    """One line about a text."""
+    """Return the line to print about a text of this many tokens."""
     share = finding.green / finding.pairs if finding.pairs else 0.0
     if as_json:
         figures = {"tokens": tokens, "pairs": finding.pairs, "green": finding.green, "z": finding.z}
@@ -52,5 +53,5 @@ def told(finding: Finding, tokens: int, as_json: bool) -> str:
     verdict = "marked" if finding.marked else "not marked"
     return (
         f"{verdict}: {share:.1%} of {finding.pairs} pairs ({tokens} tokens) are green, by chance {FRACTION:.0%}; "
-        f"z = {finding.z:.2f}, which a text without a mark reaches with a probability of {finding.chance:.2g}"
+        f"z = {finding.z:.2f}, which a text without a watermark reaches with a probability of {finding.chance:.2g}"
     )

@@ -1,1 +1,2 @@
-"""Pure policy: which sequence computes what, in which step, in which pages. Imports neither torch nor the server."""
+"""Scheduling policy: assign tokens of sequences to steps, and KV pages to sequences. Imports neither torch nor the
+server."""

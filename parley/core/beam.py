@@ -1,16 +1,17 @@
-"""Beam search over one work: which beams go on, what has been found, and when the search is over.
+"""Beam search over one request: choose the beams of each step, collect finished outputs, decide when to stop.
 
-Beams are sequences of equal length. In each step every beam's row gives its likeliest continuations (``report``); when
-the last beam has reported, ``advance`` chooses among all of them together. A continuation that ends an output (a stop
-token, the end of its grammar, or the last token that it may have) is *found*, if it is among the ``width`` best; of the
-others the ``width`` best go on. Of what was found the ``width`` best are kept, by the sum of log-probabilities over
-length ** length_penalty. Step by step this is the search of Transformers' ``generate(num_beams=…)``, so that both find
-the same outputs; where that fills up with beams of no probability, fewer go on here.
+Beams are sequences of equal length. In each step every beam's row returns its most probable continuations
+(``report_candidates``). When the last beam has reported, ``advance_beams`` chooses among all of them together. A
+continuation that ends an output (a stop token, the end of its grammar, or the output limit) is *finished* if it is
+among the ``width`` best; the ``width`` best of the others continue. The ``width`` best finished outputs are kept,
+ranked by the sum of log-probabilities divided by length ** length_penalty. Each step is the same as in Transformers'
+``generate(num_beams=…)``, so both find the same outputs. The only difference: where Transformers fills up with beams
+of zero probability, this search continues with fewer beams.
 
-Temperature has no part in it: log-probabilities are those of the model, and the edits of the logits (grammar, bias,
-penalties, bans) change them without making their probabilities one again, as there.
+Temperature has no effect: log-probabilities are those of the model. Logits processors (grammar, bias, penalties, banned
+words) change them without renormalizing, as in Transformers.
 
-Knows what beams are worth, and nothing of pages, slots or rows: who drives it moves the sequences.
+This module ranks beams only. It knows nothing of pages, slots or rows; the caller moves the sequences.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from parley.types import Cost, Finish, Output, Score, Work
 
 
 def capacity(blocks: int, width: int) -> int:
-    """How many tokens, with the prompt's, each of so many beams may have in a pool of ``blocks`` pages.
+    """Return how many tokens, prompt included, each of ``width`` beams may have in a pool of ``blocks`` pages.
 
-    Counted as if they shared no page, and with the spare one for each that the scheduler keeps: then none of them has
-    to leave for another.
+    Assumes that beams share no page, and subtracts the spare page that the scheduler keeps for each running sequence.
+    Within this limit no beam is preempted for another.
     """
     return max(0, blocks // width - 1) * BLOCK_SIZE
 
 
 @dataclass(eq=False, slots=True)
 class Beam:
-    """One that goes on. ``total``: the sum of its tokens' log-probabilities. ``scores``: of its tokens, if wanted."""
+    """A beam that continues. ``total_logprob``: sum of its tokens' log-probabilities. ``scores``: only if requested."""
 
     sequence: Sequence
     total: float = 0.0
@@ -47,7 +48,7 @@ class Found:
     """A finished output."""
 
     token_ids: list[int]
-    value: float  # what it is ranked by
+    value: float  # ranking score
     scores: list[Score]
     finish: Finish
     stop_id: int | None
@@ -55,7 +56,7 @@ class Found:
 
 @dataclass(slots=True)
 class Move:
-    """A beam of the next step: which one it continues, and with what."""
+    """A beam of the next step: the beam that it continues, and its new token."""
 
     parent: Beam
     candidate: Candidate
@@ -63,27 +64,29 @@ class Move:
 
 
 class Search:
-    """``members`` are the sequences that its beams may have: the first has the prompt, the others nothing yet."""
+    """One search. ``beam_sequences`` are the sequences available for beams; only the first one has the prompt at the
+    start."""
 
     def __init__(self, work: Work, members: list[Sequence]):
         assert work.beam is not None
         self.work = work
         self.members = members
         self.beams = [Beam(members[0])]
-        self.found: list[Found] = []  # the best first
+        self.found: list[Found] = []  # best first
         self.wanted = set(range(work.n))  # choices that were not cancelled
-        self.costs: list[Cost] = []  # of each token so far, the same for all beams
+        self.costs: list[Cost] = []  # one for each token so far, the same for all beams
         self.over = False
         self._wish = work.beam
         self._reports: dict[Sequence, list[Candidate]] = {}
 
     @property
     def root(self) -> Sequence:
+        """The first sequence, which computed the prompt."""
         return self.members[0]
 
     @property
     def ready(self) -> bool:
-        """Have all beams reported? One that had to leave meanwhile computes its tokens again, and reports again."""
+        """Whether all beams have reported. A preempted beam recomputes its tokens and reports again."""
         return all(
             beam.sequence.status is Status.RUNNING
             and beam.sequence.computed == len(beam.sequence.tokens)
@@ -92,11 +95,11 @@ class Search:
         )
 
     def report(self, sequence: Sequence, candidates: list[Candidate]) -> None:
-        """What may follow a beam, the likeliest first."""
+        """Record the candidates that may follow a beam, most probable first."""
         self._reports[sequence] = candidates
 
     def advance(self) -> list[Move]:
-        """The beams of the next step, the best first; none when the search is over."""
+        """Return the beams of the next step, best first; empty when the search is over."""
         width, length = self._wish.width, self.beams[0].sequence.generated + 1
         options = merge(*(self._options(rank, beam) for rank, beam in enumerate(self.beams)))
         moves: list[Move] = []
@@ -116,7 +119,7 @@ class Search:
         return [] if self.over else moves
 
     def conclude(self, reason: Finish) -> None:
-        """End the search here: beams count as outputs that have come to their end, if they have any tokens."""
+        """End the search now. Unfinished beams that have tokens count as outputs that ended for ``reason``."""
         for beam in self.beams:
             if length := beam.sequence.generated:
                 ids = beam.sequence.tokens[self.root.prompt_len :]
@@ -127,9 +130,9 @@ class Search:
         self.over = True
 
     def outputs(self) -> list[Output]:
-        """What the choices that are still wanted are given. Where fewer outputs exist, they come again from the first.
+        """Return the outputs of the choices that were not cancelled. The search must be over.
 
-        The search must be over.
+        If there are fewer outputs than choices, they repeat from the first.
         """
         root, made = self.root, []
         for index in sorted(self.wanted):
@@ -138,7 +141,7 @@ class Search:
             output.cached_tokens, output.waited = root.cached, root.waited
             output.preemptions = sum(member.preemptions for member in self.members)
             if index == 0:
-                whole = len(root.prompt_scores) == root.prompt_len  # else it ended while its prompt was read
+                whole = len(root.prompt_scores) == root.prompt_len  # False if the search ended during prefill
                 output.prompt_scores = root.prompt_scores if whole else None
             if self.work.costs:
                 output.costs = self.costs[: len(found.token_ids)]
@@ -146,7 +149,7 @@ class Search:
         return made
 
     def _options(self, rank: int, beam: Beam) -> Iterator[tuple[float, int, int, Beam, Candidate]]:
-        """What may follow a beam, the likeliest first; of those that come to the same the lowest token."""
+        """Yield the candidates that may follow a beam, most probable first; of equal ones, the lowest token first."""
         for loss, equal in groupby(self._reports[beam.sequence], lambda each: -(beam.total + each.logprob)):
             for candidate in sorted(equal, key=lambda each: each.token):
                 yield loss, rank, candidate.token, beam, candidate
@@ -156,7 +159,10 @@ class Search:
         return len(self.found) == self._wish.width
 
     def _finish(self, candidate: Candidate, length: int) -> Finish | None:
-        """Whether an output of so many tokens ends with this one. Stop tokens before ``min_tokens`` are forbidden."""
+        """Return why an output of ``length`` tokens ends with this candidate, or None.
+
+        Stop tokens before ``min_tokens`` are forbidden.
+        """
         root = self.root
         if candidate.end is not None or (candidate.token in root.stops and length > self.work.min_tokens):
             return "stop"
@@ -174,7 +180,8 @@ class Search:
         )
 
     def _worthwhile(self, best: float, length: int) -> bool:
-        """Whether a beam may still beat what was found. ``best``: total of the best beam, of so many tokens."""
+        """Whether a beam may still beat the finished outputs. ``best_total``: total of the best beam, ``length``
+        tokens."""
         if not self._full:
             return True
         if self._wish.early_stopping is True:

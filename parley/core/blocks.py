@@ -1,24 +1,23 @@
-"""Pages of the KV cache as numbers: who holds them, which are free, and which can be found again by their content.
+"""KV pages as numbers: reference counts, the list of free pages, and the prefix cache (pages found by their content).
 
 A page (*block*) holds keys and values of BLOCK_SIZE consecutive tokens. Several sequences may hold the same page, so a
-page counts its references; it is *free* when the count is 0. That is all a pool needs, but freeing a page does not
-erase it: if the page was filled completely, its content is known by a hash, and until somebody else needs the room a
-later request with the same beginning can pick it up again. Free pages therefore wait in one list, and their place in
-it is the whole eviction policy:
+page counts its references; it is *free* when the count is 0. Freeing a page does not erase it: if the page was filled
+completely, its content is known by a hash, and until the page is reused a later request with the same prefix can pick
+it up again. Free pages therefore wait in one list, and their position in the list is the whole eviction policy:
 
-    head  [never filled, or content forgotten] … [freed long ago] … [freed just now]  tail
-    ^ taken here                                                  freed here, when the content has a hash ^
+    head  [never filled, or content evicted] … [freed long ago] … [freed just now]  tail
+    ^ allocated here                                              freed here, when the content has a hash ^
 
-A sequence's pages are freed last page first, so that of one prompt the tail goes before the beginning (a prefix is of
-use without its tail, a tail is of no use without its prefix). The list is doubly linked through two arrays, so a page
-leaves the middle of it (found again by its hash) in constant time.
+A sequence's pages are freed last page first, so the tail of a prompt is evicted before its beginning (a prefix is
+useful without its tail, a tail is useless without its prefix). The list is doubly linked through two arrays, so a page
+can leave the middle of it (when it is found by its hash) in constant time.
 
-The hash of a page covers all tokens up to its end, because keys and values depend on all of them: it is chained,
-``hash(i) = SHA-256(hash(i - 1), tokens of page i)``, cut to 128 bits. The chain starts from what else decides the
-content (model, adapter) and from the client's salt: with different salts nothing is ever shared. SHA-256, so that
-no client can forge a collision to read or poison another's pages.
+The hash of a page covers all tokens up to its end, because keys and values depend on all of them. It is chained:
+``hash(i) = SHA-256(hash(i - 1), tokens of page i)``, cut to 128 bits. The chain starts from everything else that
+decides the content (model, adapter) and from the client's cache salt: prompts with different salts never share a page.
+SHA-256 prevents a client from forging a collision to read or poison another client's pages.
 
-The file knows nothing of sequences or tensors.
+This module knows nothing of sequences or tensors.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _page = struct.Struct(f"<{BLOCK_SIZE}I")
 
 @lru_cache(256)
 def root(*names: str) -> bytes:
-    """The start of a chain: different names (model, adapter, salt) give chains that never meet."""
+    """Return the start of a hash chain. Different names (model, adapter, salt) give chains that never meet."""
     state = sha256()
     for name in names:
         data = name.encode("utf-8", "surrogatepass")
@@ -47,7 +46,8 @@ def root(*names: str) -> bytes:
 
 
 def extend(hashes: list[bytes], start: bytes, tokens: Sequence[int], pages: int) -> None:
-    """Append to ``hashes`` until it covers the first ``pages`` pages of ``tokens``. The chain's root is ``start``."""
+    """Append to ``hashes`` until it covers the first ``page_count`` pages of ``tokens``. The chain starts at
+    ``chain_root``."""
     for page in range(len(hashes), pages):
         parent = hashes[-1] if hashes else start
         data = _page.pack(*tokens[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE])
@@ -55,31 +55,32 @@ def extend(hashes: list[bytes], start: bytes, tokens: Sequence[int], pages: int)
 
 
 def pages(tokens: int) -> int:
-    """How many pages that many tokens take."""
+    """Return the number of pages that ``tokens`` tokens need."""
     return -(-tokens // BLOCK_SIZE)
 
 
 class BlockPool:
-    """``size`` pages, numbered from 0. ``free`` of them have no holder."""
+    """A pool of ``page_count`` pages, numbered from 0. ``free_count`` of them have no holder."""
 
     def __init__(self, size: int):
         self.size = size
         self.free = size
         self.queries = 0  # tokens looked up in the prefix cache
-        self.hits = 0  # of those, found
+        self.hits = 0  # tokens found there
         self._references = [0] * size
         self._hashes: list[bytes | None] = [None] * size
         self._cache: dict[bytes, int] = {}
-        # Ring of free pages. Entry ``size`` is no page but the seam between tail and head.
+        # Ring of free pages. Entry ``size`` is not a page; it marks the seam between tail and head.
         self._next = [*range(1, size + 1), 0]
         self._previous = [size, *range(size)]
 
     @property
     def used(self) -> int:
+        """Number of pages that have a holder."""
         return self.size - self.free
 
     def take(self) -> int:
-        """A page with one reference, to be written; what it held is forgotten. Raises IndexError when none is free."""
+        """Allocate a page with one reference and evict its old content. Raises IndexError when no page is free."""
         block = self._next[self.size]
         if block == self.size:
             raise IndexError("no free page")
@@ -89,28 +90,28 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more reference to a page that was found; a free page comes back to life."""
+        """Add one reference to a cached page; a free page leaves the free list."""
         if self._references[block] == 0:
             self._unlink(block)
         self._references[block] += 1
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """Give back one reference to each page of a table (in the table's order)."""
+        """Drop one reference to each page of a table (in the table's order)."""
         for block in reversed(blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._link(block)
 
     def find(self, digest: bytes) -> int | None:
-        """The page with this content, if there still is one."""
+        """Return the page with this content, or None."""
         return self._cache.get(digest)
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of these pages are free, so that sharing them takes room."""
+        """Return how many of these pages are free, so that sharing them takes capacity."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def publish(self, block: int, digest: bytes) -> bool:
-        """Make a page findable. False if another page with the same content already is: that one stays."""
+        """Add a page to the prefix cache. False if another page with the same content is cached; that one stays."""
         if digest in self._cache:
             return False
         self._cache[digest] = block
@@ -118,14 +119,14 @@ class BlockPool:
         return True
 
     def forget(self, block: int) -> None:
-        """Make a page unfindable, because it was not written after all or its content is not to be trusted."""
+        """Remove a page from the prefix cache, because it was not written after all or its content is not trusted."""
         self._unhash(block)
         if self._references[block] == 0:
             self._unlink(block)
             self._link(block)
 
     def clear(self) -> bool:
-        """Make all pages unfindable. False, and nothing is done, while a page is held."""
+        """Empty the prefix cache. Returns False and does nothing while a page is held."""
         if self.used:
             return False
         for block in list(self._cache.values()):
@@ -134,17 +135,17 @@ class BlockPool:
         return True
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Conservation: references = entries of the given tables, free + used = all, the cache is one to one.
+        """Check page conservation: references equal table entries, free + used = all, hash to page is one to one.
 
         For tests. Raises AssertionError.
         """
         held = Counter(block for table in tables for block in table)
         assert all(self._references[block] == held[block] for block in range(self.size)), "references != table entries"
-        assert held.keys() <= set(range(self.size)), "a table names a page that does not exist"
+        assert held.keys() <= set(range(self.size)), "a table lists a page that does not exist"
         ring: list[int] = []
         block = self._next[self.size]
         while block != self.size and len(ring) <= self.size:
-            assert self._previous[self._next[block]] == block, "the free list is torn"
+            assert self._previous[self._next[block]] == block, "the free list is broken"
             ring.append(block)
             block = self._next[block]
         assert sorted(ring) == [block for block in range(self.size) if not held[block]], "free + used != all"
@@ -167,7 +168,7 @@ class BlockPool:
     def _link(self, block: int) -> None:
         seam = self.size
         if self._hashes[block] is None:
-            before, after = seam, self._next[seam]  # head: nothing is lost by writing here first
+            before, after = seam, self._next[seam]  # head: overwriting it first loses nothing
         else:
             before, after = self._previous[seam], seam
         self._next[before] = self._previous[after] = block

@@ -1,6 +1,6 @@
-"""When a choice ends, as far as tokens decide it. Stop strings are the server's affair: it cancels the choice.
+"""When a choice ends by its tokens. Stop strings are matched by the server, which then cancels the choice.
 
-Knows one sequence at a time and nothing of scheduling.
+Looks at one sequence at a time and knows nothing of scheduling.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from parley.types import Finish, Work
 
 
 def allowance(work: Work, context: int) -> int:
-    """How many output tokens a choice may have: ``max_tokens``, or what ``context`` (tokens) leaves, if that is less.
+    """Return the output limit of a choice: ``max_tokens``, or the rest of ``context`` (tokens) if that is less.
 
-    0 means that only the prompt is computed, as for scoring it or for its vector.
+    0 means that only the prompt is computed, for its scores or its vector.
     """
     if work.pooling is not None:
         return 0
@@ -20,10 +20,10 @@ def allowance(work: Work, context: int) -> int:
 
 
 def verdict(sequence: Sequence) -> Finish | None:
-    """Whether the sequence has ended with its last token.
+    """Return why the sequence ends with its last token, or None if it continues.
 
-    A stop token counts only after ``min_tokens`` others: up to there the sampler forbids it, and a stop token is never
-    one of the tokens that were asked for at least. "stop" wins over "length" when both hold.
+    A stop token counts only after ``min_tokens`` other tokens: until then the sampler forbids it. "stop" takes
+    precedence over "length" when both apply.
     """
     generated = len(sequence.tokens) - sequence.prompt_len
     if sequence.tokens[-1] in sequence.stops and generated > sequence.work.min_tokens:

@@ -1,8 +1,8 @@
-"""From one step of a search to the next: its beams' sequences fork, and go on in pages that they share.
+"""Fork the sequences of a beam search from one step to the next; forks share pages.
 
-Every parent's first child goes on in the parent's sequence. The others take sequences whose beams are dropped, which
-have a slot already, or such as do not run. What a sequence holds of pages and slots is the scheduler's affair, what
-its slot knows of its tokens the runner's; in which order they are told matters, and is all that this file knows.
+The first child of each parent continues in the parent's sequence. Other children take sequences of dropped beams,
+which already have a slot, or sequences that do not run. The scheduler owns the pages and slots of a sequence, the model
+runner the token state of its slot. This module only fixes the order of the calls to them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from parley.core.sequence import Runner, Sequence, Status
 
 
 def branch(search: Search, moves: list[Move], scheduler: Scheduler, runner: Runner) -> None:
-    """Give the search the beams that ``moves`` say. Raises what the runner raises."""
+    """Replace the beams of the search by ``moves``. Raises any exception of the model runner."""
     parents = {move.parent.sequence for move in moves}
     spare = [member for member in search.members if member not in parents]
     spare.sort(key=lambda member: member.status is not Status.RUNNING)  # those with slots first
@@ -25,7 +25,7 @@ def branch(search: Search, moves: list[Move], scheduler: Scheduler, runner: Runn
         if parent in parents:
             parents.remove(parent)
             sequence = parent
-            grown.append((parent, candidate.token))  # when nobody forks from it any more
+            grown.append((parent, candidate.token))  # appended after all other children have forked from it
         else:
             sequence = spare.pop(0)
             sequence.tokens = [*parent.tokens, candidate.token]
@@ -44,7 +44,7 @@ def branch(search: Search, moves: list[Move], scheduler: Scheduler, runner: Runn
     for member in spare:
         if member.status is Status.RUNNING:
             scheduler.remove(member)
-    for sequence, parent in forks:  # last, for they may cost others of the search their slots
+    for sequence, parent in forks:  # last, because spawning may take slots from others of this search
         if sequence.status is Status.FINISHED:
             sequence.turn = search.root.turn + sequence.index
             scheduler.spawn(sequence, parent)

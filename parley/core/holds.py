@@ -1,11 +1,11 @@
-"""What is held of a pool for other instances: leases, whose pages they read, and landings, whose pages they fill.
+"""Pages that are pinned for other instances: leases (pages they read) and reservations (pages they fill).
 
-Says how that and the sequences here leave each other room. Pages that are being read or filled cannot be taken back,
-and it is not up to this engine when that ends. So whatever is admitted must fit beside them: a sequence with all of its
-tokens, or it would take its pages from others in vain; a landing beside the longest sequence that runs. Then the first
-in order gets on, or waits for the end of a transfer and for nothing else.
+Divides the pool between pinned pages and local sequences. Pages that are being read or filled cannot be taken back, and
+this engine does not decide when a transfer ends. So everything that is admitted must fit next to them: a sequence with
+all of its tokens (otherwise it would preempt others in vain), a reservation next to the longest running sequence. Then
+the first sequence in order makes progress, or waits only for a transfer to end.
 
-Knows when somebody may begin, and nothing of steps.
+Decides when a sequence or reservation may start; knows nothing of steps.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from parley.core.shelf import Shelf
 
 
 class Holds:
-    """``names``: what the hashes of all prompts begin with; None where no prefix is kept. ``tell(id, pages)`` is called
-    with what the lease of a work has got. ``changed``: something is held or free of which nobody has told.
+    """Leases and reservations of one pool.
 
-    ``scheduler`` is to be set before anything is called, where there are pages.
+    ``root_name``: root name of all prompt hashes; None where no prefix is cached. ``on_pages_leased(request_id,
+    pages)`` is called with pages added to the lease of a request. ``has_changes``: pages were pinned or freed since the
+    last emitted statistics. ``scheduler`` must be set before any call, if the model has pages.
     """
 
     scheduler: Scheduler
@@ -42,52 +43,52 @@ class Holds:
 
     @property
     def pinned(self) -> int:
-        """Pages that others read."""
+        """Number of pages that other instances read."""
         return self._leases.pinned
 
     @property
     def reserved(self) -> int:
-        """Pages for what others compute, one that is kept for several of their works as often."""
+        """Number of pages that other instances fill; a page shared by several requests counts once for each."""
         return self._landings.reserved
 
     def tables(self) -> Iterator[list[int]]:
-        """All that is held, for checks of conservation."""
+        """Yield the page tables of all leases and reservations, for conservation checks."""
         yield from self._leases.tables()
         yield from self._landings.tables()
 
     def reserve(self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: Answer) -> None:
-        """Take pages for a prompt that another instance computes, as ``engine.messages.Reserve`` says."""
+        """Reserve pages for a prompt that another instance computes; see ``engine.messages.Reserve``."""
         self._landings.reserve(key, token_ids, salt, adapter, digest, answer)
         self.changed = True
 
     def land(self, key: str, count: int) -> None:
-        """So many of them have their content."""
+        """Mark the first ``count`` pages of a reservation as received."""
         self._landings.land(key, count)
         self.changed = True
 
     def cut(self, key: str, count: int) -> None:
-        """No more than so many of them are going to have it."""
+        """Give up all but the first ``count`` pages of a reservation."""
         self._landings.cut(key, count)
         self.changed = True
 
     def free(self, key: str) -> None:
-        """They are not held any longer."""
+        """Free a reservation."""
         self._landings.free(key)
         self.changed = True
 
     def release(self, id: str) -> None:
-        """The lease of a work ends."""
+        """End the lease of a request."""
         self._leases.release(id)
         self.changed = True
 
     def fits(self, sequence: Sequence, found: list[int]) -> bool:
-        """Whether all tokens of one that waits have room beside what cannot be taken back. ``found``: pages that it
-        would find in the cache, some of which may be held themselves."""
+        """Whether all tokens of a waiting sequence fit next to the pinned pages. ``cached_blocks``: pages that it would
+        find in the prefix cache; they may be pinned themselves."""
         taken = self._leases.claimed(sequence) + self._landings.moving
         return self._leases.need(sequence, found) <= self._pool.size - taken
 
     def _room(self) -> int:
-        """How many pages may be taken for a landing."""
+        """Return how many pages may be reserved now."""
         taken = self._leases.claimed() + self._landings.moving
         longest = max((pages(len(sequence) + 1) for sequence in self.scheduler.running), default=0)
         return min(self.scheduler.spare(), self._pool.size - taken - longest)

@@ -1,8 +1,8 @@
-"""From a work's arrival to its beginning: whether it can be done, and what it has to wait for.
+"""Admission of requests: reject those that cannot run, and wait for their grammar and LoRA adapter.
 
-A work may have a grammar that is to be read, and an adapter that is not in memory. Both happen beside the steps, and
-nobody else waits for it; whoever needs neither begins at once. Knows nothing of sequences and steps, and belongs to
-the loop's thread.
+A request may have a grammar that must be compiled and an adapter that is not in memory. Both are prepared outside the
+steps and delay no other request; a request that needs neither starts at once. Knows nothing of sequences and steps, and
+belongs to the engine loop's thread.
 """
 
 from __future__ import annotations
@@ -16,40 +16,41 @@ from parley.core.sequence import Adapter, Runner
 from parley.core.shelf import Entry, Fetch, Fetched, Shelf
 from parley.types import Work
 
-Prepare = Callable[[Work, Callable[[], None]], None]  # makes a work ready, then calls that in the loop's thread
+Prepare = Callable[[Work, Callable[[], None]], None]  # prepares a request, then calls back in the loop's thread
 
 
 def refusal(work: Work, runner: Runner, context: int, blocks: int, slots: int) -> str | None:
-    """Why the work cannot be done. The API process has checked all this; a defect there must not hang anybody."""
+    """Return why the request cannot run, or None. The API process checks all this too; these checks keep a defect there
+    from blocking other requests."""
     if not work.token_ids:
         return "The prompt has no tokens."
     if len(work.token_ids) > context:
         return f"The prompt has {len(work.token_ids)} tokens, but only {context} fit."
     if work.pooling is None and not runner.generates:
-        return "The model makes vectors only."
+        return "The model only returns vectors."
     if work.beam is not None:
         beams, room = work.beam.width, capacity(blocks, work.beam.width)
         if beams > slots or (work.max_tokens and len(work.token_ids) >= room):
-            return f"{beams} beams do not fit: at most {slots} of {room} tokens each do."
+            return f"{beams} beams do not fit. At most {slots} beams of {room} tokens each do."
     if work.pooling is not None and (work.pooling.dimensions or 1) > runner.dimensions:
-        return f"The model makes vectors of {runner.dimensions} dimensions."
+        return f"The model returns vectors of {runner.dimensions} dimensions."
     size = runner.vocab_size
     if not all(_known(ids, size) for ids in (work.token_ids, *work.given)):
-        return f"A token id of the prompt is outside of the vocabulary (0 to {size - 1})."
+        return f"A token id of the prompt is outside the vocabulary (0 to {size - 1})."
     if work.given and (len(work.given) != work.n or work.pooling is not None or (work.beam and any(work.given))):
-        return "What was drawn before does not belong to these choices."
+        return "The prior output tokens do not match the choices of the request."
     if any(len(work.token_ids) + len(ids) > context for ids in work.given):
-        return f"The prompt and what was drawn before do not fit into {context} tokens."
+        return f"The prompt and the prior output tokens do not fit into {context} tokens."
     return None
 
 
 def _known(ids: list[int], size: int) -> bool:
-    """Are all of them tokens of a vocabulary of this size?"""
+    """Whether all ids are tokens of a vocabulary of this size."""
     return not ids or (set(map(type, ids)) == {int} and 0 <= min(ids) <= max(ids) < size)
 
 
 def at_once(runner: Runner) -> Fetch:
-    """Reads adapters while everybody waits."""
+    """Return a fetch function that reads adapters synchronously, blocking the loop."""
 
     def fetch(folder: str, done: Callable[[Fetched], None]) -> None:
         try:
@@ -62,10 +63,11 @@ def at_once(runner: Runner) -> Fetch:
 
 
 class Intake:
-    """Works that wait for what they need, and the adapters of those that have begun.
+    """Requests that wait for a grammar or an adapter, and the adapters of those that have started.
 
-    ``begin(work, wanted, added, adapter)`` is called when all is there, ``refuse(work, wanted, reason)`` when it cannot
-    be had. ``wanted``: those of its choices that were not cancelled; ``added``: when it came, time.perf_counter.
+    ``start_request(request, wanted_choices, queued_at, adapter)`` is called when everything is ready,
+    ``reject_request(request, wanted_choices, reason)`` when it cannot be prepared. ``wanted_choices``: those that were
+    not cancelled; ``queued_at``: arrival, time.perf_counter.
     """
 
     def __init__(
@@ -79,18 +81,18 @@ class Intake:
         self._prepare = prepare
         self._begin = begin
         self._refuse = refuse
-        self._wanted: dict[str, set[int]] = {}  # by work that waits
-        self._entries: dict[str, Entry] = {}  # by work that has begun, and has an adapter
+        self._wanted: dict[str, set[int]] = {}  # by waiting request
+        self._entries: dict[str, Entry] = {}  # by started request with an adapter
 
     def __len__(self) -> int:
-        """How many works wait."""
+        """Number of waiting requests."""
         return len(self._wanted)
 
     def __contains__(self, id: str) -> bool:
         return id in self._wanted
 
     def add(self, work: Work) -> None:
-        """Let a work begin, now or later."""
+        """Start a request, now or when its grammar and adapter are ready."""
         self._wanted[work.id] = set(range(work.n))
         prepared = partial(self._prepared, work, perf_counter())
         if self._prepare is not None:
@@ -99,7 +101,7 @@ class Intake:
             prepared()
 
     def cancel(self, id: str, index: int = -1) -> set[int]:
-        """One choice of a work that waits is not wanted any more, or (-1) none is. Which were; unknown: none."""
+        """Cancel one choice of a waiting request, or (-1) all. Returns the cancelled choices; none for unknown ids."""
         wanted = self._wanted.get(id, set())
         gone = wanted & {index} if index >= 0 else wanted
         if gone:
@@ -110,7 +112,7 @@ class Intake:
         return gone
 
     def end(self, id: str) -> None:
-        """A work that had begun has ended: others may have its adapter's place."""
+        """A started request has finished: release its adapter."""
         if (entry := self._entries.pop(id, None)) is not None:
             self._shelf.give(entry)
 

@@ -1,14 +1,15 @@
-"""Pages that another instance fills: taken for the tokens of a prompt, found in the cache as soon as they have landed.
+"""Reservations: pages that another instance fills with a prompt's KV cache. They are cached as soon as they arrive.
 
-A *landing* holds what the prefix cache has of a prompt, and pages for the rest of it. Those whose content is on its way
-are lost to everybody else until it has come or is known not to come. So they are only taken where there is room beside
-all that runs, and never while one that ran waits for pages. The others may be taken away at any time (``revoke``): then
-they stay in the cache until somebody needs the room, and whoever looks for them in vain computes them.
+A reservation holds the cached prefix of a prompt and pages for the rest. Pages whose content is on its way are
+unavailable to others until it has arrived or is known not to come. So they are only allocated where they fit next to
+all running sequences, and never while a preempted sequence waits for pages. Received pages can be revoked at any time
+(``revoke_reservation``): they then stay in the prefix cache until the room is needed, and a request that no longer
+finds them recomputes them.
 
-Such pages are written by no step and cleared by none: all their bytes are overwritten. One that was given back without
-content goes to its next holder as any other does, and is cleared for it.
+No step writes or clears such pages: all their bytes are overwritten by the transfer. A page that is returned without
+content is cleared for its next holder like any other.
 
-Knows pages, hashes and whose content they stand for; nothing of how bytes travel, and nothing of steps.
+Knows pages, hashes and their keys; nothing of transports and nothing of steps.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from parley.core.blocks import BlockPool, extend, root
 from parley.core.sequence import BLOCK_SIZE
 from parley.core.shelf import Entry, Shelf
 
-OFF = "The engine keeps no prefixes, so it cannot take pages from others."
+OFF = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
 KNOWN = "Something is reserved under this key already."
-TOKENS = "A token id is outside of the vocabulary."
+TOKENS = "A token id is outside the vocabulary."
 FULL = "There is no capacity for so many pages."
-OTHER = "The adapter of this name is another one here."
-GONE = "It was given back."
+OTHER = "The adapter of this name has different content here."
+GONE = "The reservation was freed."
 
 
 class Taken(NamedTuple):
-    """What ``Reserve`` is answered with: see ``engine.messages.Reserved``."""
+    """Answer to ``Reserve``; see ``engine.messages.Reserved``."""
 
     skip: int = 0
     pages: Sequence[int] = ()
@@ -41,8 +42,9 @@ class Taken(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Landing:
-    """``hashes`` of the prompt, as far as it comes. ``pages`` are to be filled, the first ``landed`` of them are.
-    ``held``: those with content, found or landed, that were not taken away."""
+    """One reservation. ``hashes``: of all its pages, in prompt order. ``pages`` await their content; the first
+    ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that were not
+    revoked."""
 
     hashes: list[bytes]
     held: list[int]
@@ -51,6 +53,7 @@ class Landing:
 
     @property
     def moving(self) -> list[int]:
+        """Pages that have not been received."""
         return self.pages[self.landed :]
 
 
@@ -58,9 +61,9 @@ Answer = Callable[[Taken], None]
 
 
 class Landings:
-    """Landings by key. ``names``: what the hashes of all prompts begin with; None where nothing is ever found.
+    """Reservations by key. ``root_name``: root name of all prompt hashes; None where no prefix is cached.
 
-    ``room()`` says how many pages may be taken.
+    ``reservable_pages()`` returns how many pages may be reserved now.
     """
 
     def __init__(self, pool: BlockPool, shelf: Shelf, names: str | None, vocab_size: int, room: Callable[[], int]):
@@ -70,24 +73,24 @@ class Landings:
         self._vocab_size = vocab_size
         self._room = room
         self._landings: dict[str, Landing] = {}
-        self._asked: dict[str, Answer] = {}  # those that wait for an adapter
+        self._asked: dict[str, Answer] = {}  # waiting for an adapter
 
     @property
     def moving(self) -> int:
-        """How many pages are on their way."""
+        """Number of pages that have not been received."""
         return sum(len(landing.pages) - landing.landed for landing in self._landings.values())
 
     @property
     def reserved(self) -> int:
-        """How many pages are held, one that several hold as often."""
+        """Number of pages held; a page shared by several reservations counts once for each."""
         return sum(len(each.held) + len(each.pages) - each.landed for each in self._landings.values())
 
     def tables(self) -> Iterator[list[int]]:
-        """What each landing holds, for checks of conservation."""
+        """Return the page table of each reservation, for conservation checks."""
         return ([*landing.held, *landing.moving] for landing in self._landings.values())
 
     def reserve(self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: Answer) -> None:
-        """Take pages for the whole pages of these tokens. ``answer`` is called, now or when the adapter is known."""
+        """Reserve the whole pages of these tokens. ``answer`` is called now, or when the adapter is in memory."""
         if self._names is None:
             answer(Taken(error=OFF))
         elif key in self._landings or key in self._asked:
@@ -102,14 +105,14 @@ class Landings:
             answer(self._take(key, token_ids, root(self._names, salt)))
 
     def land(self, key: str, count: int) -> None:
-        """The first ``count`` of its pages have their content. Unknown keys are ignored."""
+        """Mark the first ``count`` pages of a reservation as received. Unknown keys are ignored."""
         landing = self._landings.get(key)
         if landing is None:
             return
         skip = len(landing.hashes) - len(landing.pages)
         while landing.landed < min(count, len(landing.pages)):
             block, digest = landing.pages[landing.landed], landing.hashes[skip + landing.landed]
-            if not self._pool.publish(block, digest):  # somebody was faster, and that page stays
+            if not self._pool.publish(block, digest):  # another page has this content already and stays
                 there = self._pool.find(digest)
                 assert there is not None
                 self._pool.share(there)
@@ -119,7 +122,7 @@ class Landings:
             landing.landed += 1
 
     def cut(self, key: str, count: int) -> None:
-        """No more than the first ``count`` of its pages are going to come; nobody writes into the others. Unknown keys
+        """Give up all but the first ``count`` pages of a reservation; no other instance writes the rest. Unknown keys
         are ignored."""
         landing = self._landings.get(key)
         if landing is not None and (surplus := landing.pages[max(count, landing.landed) :]):
@@ -127,7 +130,7 @@ class Landings:
             self._pool.drop(surplus)
 
     def free(self, key: str) -> None:
-        """Hold nothing for it any more. Unknown keys are ignored."""
+        """Free a reservation. Unknown keys are ignored."""
         landing = self._landings.pop(key, None)
         if landing is not None:
             self._pool.drop([*landing.held, *landing.moving])
@@ -136,7 +139,7 @@ class Landings:
             self._asked.pop(key)(Taken(error=GONE))
 
     def revoke(self) -> bool:
-        """Hold what the newest landing has got no longer. False: none has got anything."""
+        """Drop the received pages of the newest reservation that has any. False if no reservation has any."""
         for landing in reversed(self._landings.values()):
             if landing.held:
                 self._pool.drop(landing.held)
@@ -163,7 +166,7 @@ class Landings:
     def _ready(self, key: str, token_ids: list[int], salt: str, digest: str, entry: Entry) -> None:
         assert entry.adapter is not None and self._names is not None
         content = entry.adapter.digest.hex()
-        self._shelf.give(entry)  # its work will want it again; to keep it until then could keep that work waiting
+        self._shelf.give(entry)  # its request takes it again; keeping it until then could block that request
         answer = self._asked.pop(key)
         if digest not in ("", content):
             answer(Taken(error=OTHER, digest=content))
@@ -175,5 +178,5 @@ class Landings:
 
 
 def _place(key: str) -> str:
-    """What the shelf knows it by; no work is called so."""
+    """Return this reservation's id for the adapter cache; no request id begins with NUL."""
     return f"\0{key}"

@@ -1,15 +1,15 @@
-"""Pages that are held because another instance reads them: those of a prompt, from when they are computed until that
-instance has them, whatever becomes of the sequences that computed them.
+"""Leases: pages of a prompt that are kept for another instance, from when they are computed until that instance has
+read them, even if the sequences that computed them end earlier.
 
-Nobody can take such a page away, so a lease that is half full must not wait for another one that is as well. And it is
-only ended by the other side when that has heard of all choices, those of the other works of the same request included.
-So a *group* of works with leases is begun if the pool has room for all of them beside what is held and what others were
-promised; and from then on each of their choices goes before everybody else (``URGENT``) until something has come of it.
-So there is always one that gets on.
+A leased page cannot be taken back, so a half-filled lease must never wait for another half-filled lease. The other
+instance ends a lease only when it has heard of all choices, including those of other engine requests that belong to the
+same client request. Therefore a *group* of leases starts only if the pool has room for all of them next to all held and
+promised pages; from then on its choices run before all others (``URGENT_PRIORITY``) until each has produced a result.
+So there is always one group that makes progress.
 
-A lease holds the pages that are found by their hashes, whoever computed them.
+A lease takes the pages that are found by its hashes, whichever sequence computed them.
 
-Knows pages and whose they are to become; nothing of who reads them, and nothing of slots or steps.
+Knows pages and their future owners; nothing of the readers, and nothing of slots or steps.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from math import inf
 from parley.core.blocks import BlockPool, pages
 from parley.core.sequence import BLOCK_SIZE, Sequence
 
-URGENT = -inf  # the priority of one that others wait for
+URGENT = -inf  # priority of a sequence that others wait for
 
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """``hashes`` of the pages that it is to have, ``pages`` those that it has. ``starting``: choices of which nothing
-    has come yet."""
+    """The lease of one request. ``hashes``: of the pages that it will have; ``pages``: those that it has.
+    ``unstarted``: choices that have produced no result yet."""
 
     group: Group
     hashes: list[bytes]
@@ -37,8 +37,8 @@ class Lease:
     pages: list[int] = field(default_factory=list)
 
     def common(self, sequence: Sequence) -> int:
-        """How many of the pages are as good to a choice as its own: the first ones, and never that of its last token;
-        none if it computes its prompt for the scores."""
+        """Return how many of the lease's pages a choice can share: leading pages only, and never the page of its last
+        token; 0 if it computes its prompt for the scores."""
         if sequence.prompt_scores:
             return 0
         pairs = zip(self.hashes, sequence.hashes, strict=False)
@@ -48,32 +48,33 @@ class Lease:
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """Leases that end together. ``begun``: a choice of one of their works was admitted."""
+    """Leases that end together. ``has_started``: a choice of one of their requests was admitted."""
 
     leases: list[Lease] = field(default_factory=list)
     begun: bool = False
 
     @property
     def starting(self) -> list[Sequence]:
+        """All choices of the group that have produced no result yet."""
         return [sequence for lease in self.leases for sequence in lease.starting]
 
     @property
     def need(self) -> int:
-        """How many pages are enough for all of the leases and any one of the choices that are to start."""
+        """Number of pages that suffice for all leases and any one of the choices that have not started."""
         own = (pages(len(each)) - lease.common(each) for lease in self.leases for each in lease.starting)
         return sum(len(lease.hashes) for lease in self.leases) + max(own, default=0)
 
     @property
     def promised(self) -> int:
-        """How many pages may still be taken before all have started."""
+        """Number of pages that may still be taken before all choices have started."""
         if not self.begun or not any(lease.starting for lease in self.leases):
             return 0
         return self.need - sum(len(lease.pages) for lease in self.leases)
 
 
 class Leases:
-    """Leases by work. ``tell(id, pages)`` is called with what a lease has got, ``move(sequence, priority)`` to give one
-    another priority."""
+    """Leases by request id. ``on_pages_leased(request_id, pages)`` is called with the pages that a lease has received,
+    ``set_priority(sequence, priority)`` to change a sequence's priority."""
 
     def __init__(
         self, pool: BlockPool, tell: Callable[[str, list[int]], None], move: Callable[[Sequence, float], None]
@@ -83,23 +84,23 @@ class Leases:
         self._move = move
         self._leases: dict[str, Lease] = {}
         self._groups: dict[str, Group] = {}
-        self._begun: list[Group] = []  # in the last step
-        self._held: Counter[int] = Counter()  # how many leases hold a page
+        self._begun: list[Group] = []  # started in the last step
+        self._held: Counter[int] = Counter()  # number of leases that hold a page
 
     @property
     def pinned(self) -> int:
-        """How many pages are held."""
+        """Number of pages held by leases."""
         return len(self._held)
 
     def claimed(self, besides: Sequence | None = None) -> int:
-        """How many pages are held, or promised to works other than that of this sequence."""
+        """Return how many pages are held, or promised to requests other than that of ``excluding``."""
         lease = self._leases.get(besides.id) if besides is not None else None
         own = lease.group if lease is not None else None
         return self.pinned + sum(group.promised for group in self._groups.values() if group is not own)
 
     def need(self, sequence: Sequence, found: list[int]) -> int:
-        """How many pages one that waits takes to get on, those aside that are held and that it finds. For the first of
-        a group: that its leases and each of its choices take, one after the other."""
+        """Return how many pages a waiting sequence needs to run, besides pages that leases hold and it shares. For the
+        first sequence of a group: the pages that its leases and each of its choices need, one choice at a time."""
         lease = self._leases.get(sequence.id)
         whole = pages(len(sequence))
         if lease is not None and lease.starting and not lease.group.begun:
@@ -107,12 +108,12 @@ class Leases:
         return whole - sum(block in self._held for block in found)
 
     def tables(self) -> Iterator[list[int]]:
-        """What each lease holds, for checks of conservation."""
+        """Return the pages of each lease, for conservation checks."""
         return (lease.pages for lease in self._leases.values())
 
     def open(self, id: str, choices: list[Sequence], hashes: list[bytes], name: str) -> None:
-        """A work with these choices gets a lease for pages with these hashes, unless an older one has its id. ``name``:
-        of its group, whose leases have no more pages than fit into the pool beside what one of its choices needs."""
+        """Open a lease for pages with these hashes, unless the id has one. ``group_name``: of its group. Its leases are
+        shortened until they fit into the pool next to the pages of one of its choices."""
         if id in self._leases:
             return
         group = self._groups.setdefault(name, Group())
@@ -126,7 +127,7 @@ class Leases:
             self._begun.append(group)
 
     def begin(self, sequence: Sequence) -> None:
-        """The sequence is admitted."""
+        """Record that the sequence was admitted; its group starts."""
         lease = self._leases.get(sequence.id)
         if lease is not None and not lease.group.begun and sequence in lease.starting:
             lease.group.begun = True
@@ -134,21 +135,21 @@ class Leases:
             self._begun.append(lease.group)
 
     def urge(self) -> None:
-        """A step is to be planned: the other choices of groups that began with the last one are urgent as well."""
+        """Give the other choices of groups that started with the last step urgent priority. Called before planning."""
         for group in self._begun:
             for sequence in group.starting:
                 self._move(sequence, URGENT)
         self._begun.clear()
 
     def grow(self, sequence: Sequence, computed: int) -> None:
-        """The first ``computed`` tokens of a sequence have their keys and values."""
+        """Add pages to the sequence's lease: its first ``computed`` tokens have keys and values."""
         lease = self._leases.get(sequence.id)
         if lease is None:
             return
         had = len(lease.pages)
         for digest in lease.hashes[had : computed // BLOCK_SIZE]:
             block = self._pool.find(digest)
-            if block is None:  # this choice goes on otherwise, or the page is not to be trusted
+            if block is None:  # this choice continues differently, or the page is not trusted
                 break
             self._pool.share(block)
             self._held[block] += 1
@@ -157,7 +158,7 @@ class Leases:
             self._tell(sequence.id, fresh)
 
     def start(self, sequence: Sequence) -> None:
-        """Something has come of a sequence, be it its end."""
+        """Record that a sequence has produced a result, or ended: it loses its urgent priority."""
         lease = self._leases.get(sequence.id)
         if lease is not None and sequence in lease.starting:
             lease.starting.remove(sequence)
@@ -169,7 +170,7 @@ class Leases:
         lease = self._leases.get(id)
         if lease is not None:
             for sequence in list(lease.starting):
-                self.start(sequence)  # as far as anybody waits for it
+                self.start(sequence)  # no lease waits for it any more
             del self._leases[id]
             lease.group.leases.remove(lease)
             self._groups = {name: group for name, group in self._groups.items() if group.leases}

@@ -1,13 +1,14 @@
-"""The engine's loop: work in, outputs out, one step of the model at a time.
+"""The engine loop: requests in, outputs out, one model step at a time.
 
-    add, cancel      between steps, so that new work and cancels take effect before anything is scheduled
-    schedule         the scheduler says which tokens of which sequences are computed
-    run              the runner computes them
-    finish           tokens are appended, ends noticed, pages given back
-    emit             one list of outputs for the whole step, with the engine's numbers
+    add, cancel      between steps, so that new requests and cancels take effect before anything is scheduled
+    schedule         the scheduler selects sequences, and how many tokens of each are computed
+    run              the model runner computes them
+    finish           append tokens, end choices, free pages
+    emit             one list of outputs for the whole step, with the engine's statistics
 
-Every choice that is added gets exactly one output with ``finish``, unless it is cancelled; then it gets none any more.
-No exception of a runner leaves the loop: a failed step ends the choices that had a row in it, a failed row its own.
+Every choice that is added gets exactly one output with ``finish``, unless it is cancelled; then no further output
+follows. No exception of a model runner leaves the loop: a failed step fails the choices that had a row in it, a failed
+row only its own choice.
 
 The loop knows nothing of text, sockets or tensors, and belongs to one thread.
 """
@@ -41,13 +42,13 @@ FAILED = "The engine failed while computing this request."
 
 
 class Loop:
-    """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of a step, in its thread.
+    """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of each step, in its thread.
 
-    ``pace`` replaces the choice of step sizes that the settings imply (milliseconds on CPU, else tokens). ``quota`` is
-    what prompts may have of the time, and may be divided anew between steps. ``fetch`` reads adapters beside the steps;
-    without it a step waits for one that is read. ``prepare`` makes a work ready, and then calls what it is given, in
-    the loop's thread. ``filled(id, pages)`` is called with pages that the lease of a work has got, before the outputs
-    of their step are emitted.
+    ``step_budget`` overrides the one that the settings imply (milliseconds on CPU, else tokens). ``prefill_share`` is
+    the prefill share of the compute time; it can be changed between steps. ``fetch_adapter`` reads adapters outside the
+    steps; without it a step waits for an adapter to be read. ``prepare_request`` prepares a request and then calls its
+    callback in the loop's thread. ``on_pages_leased(request_id, pages)`` is called with the pages added to the lease of
+    a request, before the outputs of their step are emitted.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Loop:
         self.scheduler: Scheduler | Whole
         self.speculation: Speculation | None = None
         if runner.blocks:
-            # A sequence that is alone can always go on: no context is longer than the pool.
+            # A lone sequence can always run to its end: no context is longer than the pool.
             self.context = min(self.context, runner.blocks * BLOCK_SIZE)
             proposer = Lookup() if settings.speculate == "ngram" else runner.proposer
             guesses = proposer if isinstance(proposer, Lookup) else Predicted(proposer)
@@ -103,10 +104,10 @@ class Loop:
         self.intake = Intake(self.shelf, prepare, self._begin, self._refuse)
         self._emit = emit
         self._pace = pace
-        self._open: dict[str, dict[int, Sequence]] = {}  # choices without an end, by work and index
+        self._open: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
         self._outputs: list[Output] = []
-        self._changed = False  # something happened that no emit has told of
-        self._stuck = False  # whoever is next waits for pages that are held for other instances
+        self._changed = False  # something changed since the last emit
+        self._stuck = False  # the next sequence waits for pages that are pinned for other instances
         self._arrivals = 0
 
     @property
@@ -116,9 +117,9 @@ class Loop:
         return not (busy or self._changed or self.holds.changed)
 
     def add(self, work: Work) -> None:
-        """Queue all choices of a work. What is wrong with it is told by outputs of the next step."""
+        """Queue all choices of a request. If it is invalid, outputs of the next step report the error."""
         if work.id in self._open or work.id in self._searches or work.id in self.intake:
-            log.error("a work was submitted twice under one id; the second is ignored")
+            log.error("a request was submitted twice under one id; the second is ignored")
             return
         self._changed = True
         why = refusal(work, self.runner, self.context, self.pool.size, self.settings.max_batch)
@@ -128,7 +129,8 @@ class Loop:
             self.intake.add(work)
 
     def cancel(self, id: str, index: int = -1) -> None:
-        """Forget one choice of a work, or (-1) all: pages are free at once and no output follows. Unknown: ignored."""
+        """Cancel one choice of a request, or (-1) all. Its pages are freed at once and no output follows. Unknown ids
+        are ignored."""
         self.intake.cancel(id, index)
         if id in self._searches and self._searches.cancel(id, index):
             self._changed = True
@@ -136,11 +138,11 @@ class Loop:
             if index < 0 or sequence.index == index:
                 self._close(sequence)
                 self._changed = True
-        # Refusals wait for the next step in this list; nothing else ever does.
+        # Only rejections wait for the next step in this list.
         self._outputs = [o for o in self._outputs if o.id != id or (index >= 0 and o.index != index)]
 
     def conclude(self, id: str, reason: Finish) -> None:
-        """A search gives what it has found by now; what goes on ends for this ``reason``. Others: ignored."""
+        """End a beam search with the outputs so far; unfinished beams end for ``reason``. Unknown ids are ignored."""
         if id in self._searches:
             self._searches.conclude(id, reason)
         elif wanted := self.intake.cancel(id):
@@ -148,17 +150,17 @@ class Loop:
         self._changed = True
 
     def reset(self, *, running: bool = False) -> bool:
-        """Forget all cached prefixes, as ``Reset`` says. Whether it was done: not while pages are held for others."""
+        """Clear the prefix cache, as ``Reset`` says. False, and nothing is done, while pages are pinned."""
         if self.holds.pinned or self.holds.reserved:
             return False
         return self.scheduler.reset(running=running)
 
     def check(self) -> None:
-        """Conservation of pages and slots, for tests. Raises AssertionError."""
+        """Check conservation of pages and slots, for tests. Raises AssertionError."""
         self.scheduler.check([*self.holds.tables()])
 
     def step(self) -> bool:
-        """Schedule, run, finish, emit. Returns whether there is more to do."""
+        """Schedule, run, finish, emit. Returns whether there is more work."""
         if self.idle:
             return False
         step = self._schedule()
@@ -183,6 +185,7 @@ class Loop:
         return not self.idle
 
     def stats(self) -> Stats:
+        """Return the current statistics: gauges now, counters since the start."""
         meter = self._meter
         tried = self.speculation.tried if self.speculation is not None else Tried()
         return Stats(
@@ -208,17 +211,17 @@ class Loop:
         )
 
     def _refuse(self, work: Work, wanted: set[int], why: str) -> None:
-        """End the wanted choices of a work before it begins."""
+        """End the wanted choices of a request with an error before it starts."""
         self._outputs += [Output(work.id, index, finish="error", error=why) for index in sorted(wanted)]
         self._changed = True
 
     def _begin(self, work: Work, wanted: set[int], added: float, adapter: Adapter | None) -> None:
-        """Queue the wanted choices of a work, for which all that it needs is there."""
+        """Queue the wanted choices of a request whose grammar and adapter are ready."""
         sequences = self._sequences(work, added, adapter)
         searched = work.beam is not None and any(sequence.limit for sequence in sequences)
         for sequence in sequences:
             if searched and sequence.index:
-                sequence.status = Status.FINISHED  # until another beam forks
+                sequence.status = Status.FINISHED  # until a beam forks into it
             else:
                 self.scheduler.add(sequence)
         if searched:
@@ -235,7 +238,7 @@ class Loop:
             self.cancel(work.id, index)
 
     def _sequences(self, work: Work, added: float, adapter: Adapter | None) -> list[Sequence]:
-        """One for each choice of a work, or for each beam of its search."""
+        """Create a sequence for each choice of a request, or for each beam of its search."""
         start = root(self.settings.model, work.salt, *([adapter.digest.hex()] if adapter else []))
         hashes: list[bytes] = []
         if self._caching:
@@ -258,7 +261,7 @@ class Loop:
                 seed=(work.seed + index) % 2**64,
                 order=self._arrivals,
                 hashes=list(hashes),
-                # The prompt is the same for all choices: one of them scores it.
+                # All choices have the same prompt: only the first scores it.
                 prompt_scores=[None] if work.prompt_logprobs >= 0 and index == 0 and not given else [],
                 limit=limit,
                 stops=stops,
@@ -275,7 +278,7 @@ class Loop:
         return made
 
     def _lease(self, choices: list[Sequence], wanted: set[int]) -> None:
-        """Give a work a lease for the whole pages of what its first choice begins with."""
+        """Open a lease for the whole pages of the request's prompt (with the prior outputs of its first choice)."""
         first = choices[0]
         starting = [choices[index] for index in sorted(wanted)]
         hashes, group = first.hashes[: len(first) // BLOCK_SIZE], first.work.group
@@ -283,7 +286,7 @@ class Loop:
             self.holds.lease(first.id, starting, hashes, group or first.id)
 
     def _schedule(self) -> Step:
-        """The next step. Where nobody gets on, what is kept for other instances' works is kept no longer."""
+        """Return the next step. If no sequence can run, revoke reservations of other instances until one can."""
         self.holds.urge()
         while True:
             preemptions = self.scheduler.preemptions
@@ -296,7 +299,7 @@ class Loop:
                 return step
 
     def _run(self, step: Step) -> list[Sampled] | None:
-        """The runner's results, None if it failed."""
+        """Run the step. Returns the model runner's results, or None if it failed."""
         began = perf_counter()
         try:
             results = self.runner.run(step)
@@ -314,16 +317,16 @@ class Loop:
         return results
 
     def _finish(self, row: Row, result: Sampled) -> None:
-        """Append what a row gave and end the choice if that was its last."""
+        """Append the results of a row, and end the choice if this was its last token."""
         sequence, work = row.sequence, row.sequence.work
         if sequence.status is Status.FINISHED:
-            return  # with another beam of its search
+            return  # ended together with another beam of its search
         beam = work.beam is not None and sequence.id in self._searches
         drawn = result.candidates if beam else result.tokens
         missing = (row.sample and not drawn) or (row.pool and result.vector is None)
         if result.error is not None or missing:
             for block in sequence.blocks:
-                self.pool.forget(block)  # whatever went wrong may be in there
+                self.pool.forget(block)  # these pages may hold wrong values
             self._fail(sequence, result.error or FAILED)
             return
         if result.prompt_scores:
@@ -340,7 +343,7 @@ class Loop:
             self._searches.report(sequence, result.candidates)
             return
         output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
-        if len(sequence.tokens) == sequence.prompt_len:  # its first
+        if len(sequence.tokens) == sequence.prompt_len:  # its first output
             output.waited = sequence.waited
             output.prompt_scores = sequence.prompt_scores or None
         finish: Finish | None = "length"
@@ -368,18 +371,18 @@ class Loop:
             self._end(sequence, output)
 
     def _settle(self, row: Row, accepted: int) -> None:
-        """So many drafts of the row were right."""
+        """Commit the first ``accepted`` drafts of the row, and record how many were right."""
         assert isinstance(self.scheduler, Scheduler) and self.speculation is not None
         self.scheduler.settle(row)
         self.speculation.learn(row, accepted)
 
     def _give(self, outputs: list[Output]) -> None:
-        """What a search that has ended has for its choices."""
+        """Emit the outputs of a search that has ended."""
         self._meter.generated_tokens += sum(len(output.token_ids) for output in outputs)
         self._outputs += outputs
 
     def _leave(self, search: Search) -> None:
-        """Take the sequences of a search that has ended out of all books."""
+        """Remove the sequences of a search that has ended from the scheduler, pinned pages and admission."""
         self.holds.start(search.root)
         for member in search.members:
             self.scheduler.remove(member)
@@ -396,7 +399,7 @@ class Loop:
         self._close(sequence)
 
     def _close(self, sequence: Sequence) -> None:
-        """Take a choice out of all books."""
+        """Remove a choice from the scheduler, pinned pages and open requests."""
         self.holds.start(sequence)
         self.scheduler.remove(sequence)
         if self.speculation is not None:

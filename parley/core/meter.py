@@ -1,6 +1,6 @@
-"""What steps have taken: counts since the start, the last step's size and time, and what single tokens cost.
+"""Step counters: totals since the start, size and time of the last step, and the time spent on each token.
 
-Knows numbers of steps and rows, and nothing of why a step is as it is.
+Knows the numbers of steps and rows; nothing of scheduling decisions.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ from parley.types import Cost
 
 
 class Meter:
-    """``steps``, ``prompt_tokens`` and ``generated_tokens`` count from the start. ``tokens`` and ``rows`` are those of
-    the last step, ``prompt`` its tokens in rows of several, ``seconds`` the time it took."""
+    """Counters of steps and tokens. ``steps``, ``prompt_tokens`` and ``generated_tokens`` count from the start.
+    ``step_tokens`` and ``step_rows`` are those of the last step, ``step_prompt_tokens`` its tokens in rows of several
+    tokens, ``step_seconds`` its duration."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
-        self._ended = 0.0  # when the last step was computed
+        self._ended = 0.0  # end of the last step, time.perf_counter
         self.clear()
 
     def clear(self) -> None:
-        """A step begins, of which nothing is known."""
+        """Reset the numbers of the last step, because a new step begins."""
         self.tokens = self.prompt = self.rows = 0
         self.seconds = 0.0
 
     def observe(self, step: Step, began: float) -> None:
-        """A step was computed just now; ``began``: when that began, time.perf_counter."""
+        """Record a step that has just been computed; ``started_at``: its start, time.perf_counter."""
         self._ended = perf_counter()
         self.seconds = self._ended - began
         self.tokens, self.rows = step.tokens, len(step.rows)
         self.prompt = sum(row.count for row in step.rows if row.count > 1)
 
     def costs(self, sequence: Sequence, count: int) -> list[Cost]:
-        """What each of its newest tokens took, their step in equal shares; from here on the next one's time runs."""
+        """Return the cost of each of the sequence's ``count`` newest tokens, an equal share of their step; restart the
+        clock for its next token."""
         waited = max(0.0, self._ended - sequence.since - sequence.computing)
         cost = Cost(self.rows, waited / count, sequence.computing / count, count)
         sequence.since, sequence.computing = self._ended, 0.0

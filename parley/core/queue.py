@@ -1,17 +1,16 @@
-"""Who is next: sequences that wait, in the order in which they are to be admitted.
+"""Wait queue: waiting sequences in the order of admission.
 
-Priority comes first, a lower number is sooner. Nothing ages: as long as better ones come, a bad one waits, and what
-bounds that is its request's time-out. Of equal priority, those that ran before and had to leave go before all new ones,
-in the order in which they were admitted then. The new ones stand in lines, one for each tenant; who came first is first
-in its line, and the next one is from the line of the tenant that has had the least service. With one tenant that is the
-order of arrival.
+Priority comes first; a lower number is sooner. There is no aging: as long as better ones arrive, a low priority waits,
+bounded only by its request's timeout. Among equal priorities, preempted sequences come before all new ones, in the
+order of their first admission. New ones stand in one queue per tenant, first come first served, and the next one is
+taken from the tenant that has received the least service. With one tenant that is the order of arrival.
 
-**Service** is counted in tokens that were computed or drawn, so a generated token counts twice, a prompt's once, and
-one found in the cache not at all (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models",
-2024). A tenant whose line was empty is not paid for the time: when it comes again its count is lifted to that of the
-last tenant that was chosen (start-time fair queueing: Goyal et al., 1996).
+**Service** is counted in tokens computed or sampled, so a generated token counts twice, a prompt token once, and a
+prefix hit not at all (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", 2024). A
+tenant gets no credit for time with an empty queue: when it returns, its count is raised to that of the last tenant that
+was chosen (start-time fair queueing: Goyal et al., 1996).
 
-The file knows nothing of pages, slots or steps.
+This module knows nothing of pages, slots or steps.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ _turn = attrgetter("turn")
 
 
 class _Level:
-    """Those of one priority. ``back``: who ran before, by turn. ``lines``: the others by tenant; none is empty."""
+    """Waiting sequences of one priority. ``preempted``: by admission number. ``tenant_lines``: new ones by tenant;
+    no line is empty."""
 
     def __init__(self) -> None:
         self.back: list[Sequence] = []
@@ -36,20 +36,21 @@ class _Level:
 
 
 class Queue:
-    """``service``: what each tenant has had, in tokens. Tenants are those who have keys, so they are few."""
+    """Waiting sequences. ``tenant_service``: tokens received so far by each tenant. Tenants have API keys, so they are
+    few."""
 
     def __init__(self) -> None:
         self.service: dict[str, int] = {}
         self._levels: dict[float, _Level] = {}
-        self._priorities: list[float] = []  # of levels, ascending; none of those is empty
+        self._priorities: list[float] = []  # of levels, ascending; no level is empty
         self._size = 0
-        self._mark = 0  # the service that the last one chosen had had
+        self._mark = 0  # service of the last tenant chosen, when it was chosen
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All of them, of better priority first, those of one line in its order."""
+        """Yield all waiting sequences, by priority, each tenant's in order."""
         for priority in self._priorities:
             level = self._levels[priority]
             yield from level.back
@@ -58,17 +59,17 @@ class Queue:
 
     @property
     def priority(self) -> float:
-        """That of the head, inf when nobody waits."""
+        """Priority of the head; inf if the queue is empty."""
         return self._priorities[0] if self._priorities else inf
 
     @property
     def returning(self) -> bool:
-        """Does one wait that ran before?"""
+        """Whether a preempted sequence waits."""
         return any(level.back for level in self._levels.values())
 
     @property
     def head(self) -> Sequence:
-        """Who is next. Raises IndexError when nobody waits."""
+        """The next sequence to admit. Raises IndexError if the queue is empty."""
         level = self._levels[self._priorities[0]]
         if level.back:
             return level.back[0]
@@ -76,7 +77,7 @@ class Queue:
         return min(heads, key=lambda each: (self.service[each.work.tenant], each.order)) if heads[1:] else heads[0]
 
     def add(self, sequence: Sequence) -> None:
-        """Let it wait: at the end of its line, or, if it ran before, where its turn is."""
+        """Add a sequence: a new one at the end of its tenant's line, a preempted one by its admission number."""
         level = self._levels.get(sequence.priority)
         if level is None:
             insort(self._priorities, sequence.priority)
@@ -91,7 +92,7 @@ class Queue:
         level.lines.setdefault(tenant, OrderedDict())[sequence] = None
 
     def pop(self) -> Sequence:
-        """Take out the head."""
+        """Remove and return the head."""
         sequence = self.head
         if sequence.turn < 0:
             self._mark = max(self._mark, self.service[sequence.work.tenant])
@@ -99,7 +100,7 @@ class Queue:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Take out one that waits, wherever it stands."""
+        """Remove a waiting sequence from any position."""
         priority, tenant = sequence.priority, sequence.work.tenant
         level = self._levels[priority]
         if sequence.turn >= 0:
@@ -114,5 +115,5 @@ class Queue:
         self._size -= 1
 
     def serve(self, sequence: Sequence, tokens: int) -> None:
-        """So many tokens were computed or drawn for it."""
+        """Count ``tokens`` computed or sampled for the sequence as service of its tenant."""
         self.service[sequence.work.tenant] += tokens

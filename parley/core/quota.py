@@ -1,47 +1,48 @@
-"""Which part of the engine's time prompts may have while answers go on.
+"""Prefill share: the part of the compute time that prefill may take while requests decode.
 
-An account in seconds. A step beside answers is charged to prompts by their part of its tokens, and whatever such a step
-takes pays their part of it back. Prompts may have rows as long as they owe nothing: then they have as much as the pace
-allows, and after that steps are the answers' alone until it is paid. So no step gets longer by this, and over any
-stretch of time prompts have at most their part and two steps' worth. Where only one of the two has anything to do, it
-has all the time.
+An account in seconds. A step that has decodes charges prefill for the prompt tokens' part of its time, and every such
+step pays the prefill share of its time back. Prefill may have rows as long as it owes nothing: then it gets as much as
+the step budget allows, and afterwards steps only decode until the debt is paid. So no step gets longer, and over any
+period prefill takes at most its share plus two steps' worth. If only prefill or only decodes have work, they get all
+the time.
 
 Knows no sequences, and reads no clock.
 """
 
 from __future__ import annotations
 
-LONGEST = 10.0  # seconds of a step that count: a longer pause is not the prompts' doing
+LONGEST = 10.0  # seconds charged for a step at most: a longer pause is not caused by prefill
 
 
 class Quota:
-    """``part`` 0 to 1. With 0 prompts wait until no answer goes on; with 1 nothing is ever held back.
+    """Account of prefill time in steps with decodes. ``share``: from 0 to 1. With 0, prefill waits until no request
+    decodes; with 1 it never waits.
 
-    One step after another: ``begin``, then ``take`` for prompts if it is ``open`` to them, then ``observe``.
+    For each step: ``begin_step``, then ``charge_prefill`` for its chunks if prefill is allowed, then ``observe_step``.
     """
 
     def __init__(self, part: float = 1.0):
         self.part = part
         self.open = True
-        self._owed = 0.0  # seconds; below 0: saved
+        self._owed = 0.0  # seconds; negative: credit
         self._taken = 0
         self._beside = False
 
     def divide(self, part: float) -> None:
-        """Let prompts have another part from now on; what they owed is forgotten."""
+        """Change the share from now on; the debt is forgotten."""
         self.part, self._owed = part, 0.0
 
     def begin(self, answers: int) -> None:
-        """A step is planned in which so many answers go on."""
+        """Start planning a step with ``decodes`` decodes."""
         self._taken, self._beside = 0, answers > 0
         self.open = not answers or (self.part > 0 and self._owed <= 0)
 
     def take(self, count: int) -> None:
-        """The step has so many tokens of prompts."""
+        """Record ``count`` prompt tokens in the step."""
         self._taken += count
 
     def observe(self, seconds: float, tokens: int) -> None:
-        """It took so long, with so many tokens in all. Of what prompts did not want, a step's part is saved."""
+        """Charge a step of ``seconds`` and ``tokens`` in all. An unused share is saved, at most one step's part."""
         if self._beside:
             seconds = min(seconds, LONGEST)
             owed = self._owed + seconds * (self._taken / tokens - self.part)

@@ -1,46 +1,46 @@
-"""Which sequence computes how many tokens in the next step, and in which pages.
+"""Scheduler: plan the tokens that each sequence computes in the next step, and their KV pages.
 
-There are no prefill and decode phases. Every sequence has ``len(tokens)`` tokens, ``computed`` of which are in the
+There are no prefill and decode phases. Every sequence has ``len(tokens)`` tokens, of these ``computed`` are in the KV
 cache, and a step lets ``computed`` catch up. A decode is a distance of one token; a new prompt, the rest of a long one,
-what a prefix hit left over and a preempted sequence are longer distances, cut into chunks.
+the rest after a prefix hit and a preempted sequence are longer distances, computed in chunks (chunked prefill).
 
-**Order.** Priority decides, then who was admitted first; ``queue`` says who of those that wait is next. Rows are given
-in this order, running and waiting sequences together, and whoever has to leave is the last one that runs. It goes back
-to its turn, before all of its priority that have not run yet. So the first in order gets a row in every step, or is a
-prompt whose turn comes when answers have had their time, and there is no livelock. One that waits takes slot and pages
-from those of worse priority, the last first; from its equals never.
+**Order.** Priority decides, then the order of first admission; ``core.wait_queue`` orders waiting sequences. Rows are
+assigned in this order, running and waiting sequences together, and the last running sequence is preempted first. It
+returns to its position in the queue, ahead of all of its priority that have not run yet. So the first sequence in order
+gets a row in every step, or is a prompt held back only by the prefill share, and there is no livelock. A waiting
+sequence takes slot and pages from sequences of worse priority, the last first; never from those of equal priority.
 
-**Budget.** Decodes are few tokens and people watch them: each running sequence that is one token behind gets its row in
-every step. The pace says how many further tokens, of prompts, the step may have, and the quota whether it may have any
-that belong to prompts without a token yet: who was given or has drawn one is an answer, also while it catches up. A
-prompt that is held back so holds back all that wait behind it, so it gets on when the answers under way have ended, or
-sooner.
+**Budget.** Decodes are few tokens and users watch them: each running sequence at a distance of one token gets its row
+in every step. The step budget limits the additional tokens of prompts, and the prefill share decides whether the step
+may have any from sequences without an output token. A sequence with output tokens (its own or prior ones) counts as
+decoding, also while it recomputes. A prompt that is held back also holds back all sequences after it in the queue, so
+it gets its turn when the running requests have ended, or sooner.
 
-**Pages.** A sequence gets pages for the chunk that is scheduled, never for tokens it may once produce. When none is
-free, the last running sequence is preempted: it gives back all pages and will compute its tokens again. What makes
-this cheap is the prefix cache, in which it finds whatever has not been overwritten meanwhile. Admission leaves one
-spare page for each running sequence, so that it does not cause the next preemption itself.
+**Pages.** A sequence gets pages for the scheduled chunk, never for tokens that it may produce later. When no page is
+free, the last running sequence is preempted: it frees all pages and will recompute its tokens. The prefix cache makes
+this cheap, because it still has every page that was not overwritten meanwhile. Admission leaves one spare page for each
+running sequence, so that it does not cause the next preemption itself.
 
-**Sharing.** A page becomes findable in the moment in which its last token is *scheduled*, before it is written. That
-is sound within one step, for a layer writes the keys and values of all rows before any row attends; and it lets
-requests that arrive together compute their common prefix once: the first is scheduled a chunk, the next ones find it,
-also in the middle of their own prompts. The price is that a step that fails leaves findable pages that were never
-written: ``abandon`` takes them back. A sequence attaches only to pages in a step in which it has a row itself, so
-nobody outside of a failed step depends on them.
+**Sharing.** A page is published in the prefix cache when its last token is *scheduled*, before it is written. That is
+sound within one step, because a layer writes the keys and values of all rows before any row attends. It lets requests
+that arrive together compute their common prefix once: the first is scheduled a chunk, the next ones find it, also in
+the middle of their own prompts. The price: a failed step leaves cached pages that were never written; ``abandon_step``
+evicts them. A sequence attaches cached pages only in a step where it has a row itself, so nothing outside of a failed
+step depends on them.
 
-**Beams.** Those of one search are sequences that fork from each other. One that waits for the others has no distance
-left and gets no row. Their turns follow one another, so nobody else stands between the first and the last of them; and
-a search is only begun if all its beams fit into pool and slots at their full length. So if the first in order waits,
-another one of its search is next.
+**Beams.** Beams of one search are sequences that fork from each other. A beam that waits for the others has no distance
+left and gets no row. Their admission numbers are consecutive, so no other sequence stands between the first and the
+last of them, and a search only starts if all its beams fit into pool and slots at their full length. So if the first
+sequence in order waits, another beam of its search is next.
 
-**Holds.** Pages that other instances read or fill cannot be taken back (``lease``, ``landing``), so one that waits is
-only admitted if all of its tokens fit beside them. Then a step may have no row although there are sequences: they wait
-for the end of a transfer. The choices of a work whose pages are read have the best of all priorities at first.
+**Pinned pages.** Pages that other instances read or fill cannot be taken back (``core.shared_pages``), so a waiting
+sequence is only admitted if all of its tokens fit next to them. Then a step may have no row although there are
+sequences: they wait for a transfer to end. Choices of a request with a lease have the best of all priorities at first.
 
-**Drafts.** A decode's row may carry guesses at the tokens that follow. They get pages only where nobody is preempted
-for it, and a page that they fill becomes findable when its tokens are certain: ``settle``.
+**Drafts.** A decode's row may carry draft tokens. They get pages only if no sequence is preempted for them, and a page
+that they fill is published when its tokens are certain: ``commit_drafts``.
 
-The file knows neither outputs nor why a sequence ends.
+This module knows neither outputs nor why a sequence ends.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _rank = attrgetter("rank")
 
 
 class Scheduler:
-    """Sequences over a pool of pages, of which at most ``slots`` run at once.
+    """Sequences over a pool of pages; at most ``max_slots`` run at once.
 
-    ``admit`` is called when a sequence has got a slot; False refuses it, and it is out. ``release`` is called before
-    a slot is taken away. With ``prefix_cache`` False nothing is looked up or made findable. Drafts are those of
-    ``speculation``. ``fits`` says of one that waits whether all its tokens have room beside the pages that nobody can
-    take back; the others given are those that it would find in the cache. ``revoke`` takes back what can be, some at a
-    time: False if there is nothing. ``quota``: of prompts, beside answers; as usual all that they can use.
+    ``on_admit`` is called when a sequence has got a slot; False rejects and removes it. ``on_release`` is called before
+    a slot is taken away. With ``prefix_cache`` False nothing is looked up or published. Drafts come from
+    ``speculation``. ``fits_in_pool`` says whether all tokens of a waiting sequence fit next to the pinned pages, given
+    the pages that it would find in the prefix cache. ``revoke_reservation`` frees some revocable pages at a time; False
+    if there are none. ``prefill_share``: the prefill share; without it prefill is never held back.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Scheduler:
         self.slots = slots
         self._tables = Tables(pool, prefix_cache)
         self.preemptions = 0
-        self.running: list[Sequence] = []  # by rank
+        self.running: list[Sequence] = []  # sorted by rank
         self.waiting = Queue()
-        self._turns = 0  # first admissions so far
+        self._turns = 0  # next admission number
         self._slots = list(reversed(range(slots)))
-        self._filled = False  # the step at hand has a row of a prompt
+        self._filled = False  # the current step has a chunk of a prompt
         self._admit = admit
         self._release = release
         self._fits = fits
@@ -108,7 +108,7 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, whatever it is doing. Its pages are free at once, and stay findable."""
+        """Remove a sequence in any state. Its pages are freed at once and stay in the prefix cache."""
         if sequence.status is Status.RUNNING:
             self._stop(sequence)
         elif sequence.status is Status.WAITING:
@@ -116,8 +116,8 @@ class Scheduler:
         sequence.status = Status.FINISHED
 
     def schedule(self) -> Step:
-        """The next step. It has rows whenever there are sequences, but for those that wait until pages are given back
-        from outside; ``computed`` is advanced as if it had been run."""
+        """Return the next step; ``computed`` is advanced as if it had been run. It has rows whenever there are
+        sequences, unless all of them wait for other instances to release pages."""
         step = Step([])
         self._tables.begin()
         self._filled = False
@@ -128,12 +128,12 @@ class Scheduler:
             busy = any(len(each.tokens) - each.computed > 1 and self._may(each) for each in self.running)
             drafts = self.speculation.drafts(decodes, busy=busy)
         self.pace.begin(len(decodes) + sum(map(len, drafts.values())))
-        waiting = self.waiting.priority  # of who is next, inf once one has to wait on
+        waiting = self.waiting.priority  # of the next sequence; inf once one could not be admitted
         for sequence in list(self.running):
             if waiting < sequence.priority:
                 waiting = self.waiting.priority if self._fill(step, sequence.priority) else inf
             if sequence.status is not Status.RUNNING:
-                break  # one before it in order needed its pages, and before that those of all that follow
+                break  # an earlier one in order needed its pages, so it took those of all later ones first
             distance = len(sequence.tokens) - sequence.computed
             if distance == 1:
                 if sequence.computed < len(sequence.blocks) * BLOCK_SIZE or self._reserve(step, sequence, 1):
@@ -154,13 +154,14 @@ class Scheduler:
         return step
 
     def fork(self, sequence: Sequence, parent: Sequence) -> None:
-        """Let a running sequence go on from where another has come to; its tokens are set by the caller."""
+        """Continue a running sequence as a copy of ``parent``; the caller sets its tokens."""
         self._tables.fork(sequence, parent)
 
     def spawn(self, sequence: Sequence, parent: Sequence) -> None:
-        """As ``fork``, for a sequence that does not run: it has a turn, and takes a slot, from a later one if need be.
+        """Fork into a sequence that does not run. It has an admission number and takes a slot, from a later sequence if
+        necessary.
 
-        If there is none for it, it waits until it is its turn, and computes its tokens again.
+        Without a free slot it is queued and recomputed later.
         """
         sequence.blocks, sequence.computed = [], 0
         if not self._first(sequence) or not (self._slots or self.running[-1].rank > sequence.rank):
@@ -174,7 +175,7 @@ class Scheduler:
             self.fork(sequence, parent)
 
     def preempt(self) -> Sequence:
-        """Send the last running sequence back to its turn in the queue, without slot and pages."""
+        """Return the last running sequence to its position in the queue, without slot and pages."""
         sequence = self.running[-1]
         self._stop(sequence)
         sequence.status = Status.WAITING
@@ -184,13 +185,14 @@ class Scheduler:
         return sequence
 
     def reset(self, *, running: bool) -> bool:
-        """Forget all cached prefixes. ``running``: who runs is put back first; else that forbids it."""
+        """Clear the prefix cache. ``running``: preempt all running sequences first; else they prevent it. Returns
+        whether it was cleared."""
         while running and self.running:
             self.preempt()
         return self._tables.clear()
 
     def move(self, sequence: Sequence, priority: float) -> None:
-        """Give a sequence another priority, and the place that goes with it."""
+        """Change the priority of a sequence, and its position in the order."""
         if sequence.status is Status.RUNNING:
             del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
             sequence.priority = priority
@@ -204,26 +206,27 @@ class Scheduler:
             self.waiting.add(sequence)
 
     def spare(self) -> int:
-        """How many pages may be taken from outside: one is left for each that runs, none taken while one waits that
-        ran before."""
+        """Return how many pages may be reserved: all free ones but one for each running sequence, and none while a
+        preempted sequence waits."""
         return 0 if self.waiting.returning else max(0, self.pool.free - len(self.running))
 
     def settle(self, row: Row) -> None:
-        """A row with drafts was computed, and what it gave appended: of the drafts, what was right is certain now."""
+        """Commit the drafts of a computed row that were right. The results of the row have been appended."""
         sequence = row.sequence
         certain, sequence.computed = sequence.computed, len(sequence.tokens) - 1
-        self.waiting.serve(sequence, 2 * (sequence.computed - certain))  # computed and drawn
+        self.waiting.serve(sequence, 2 * (sequence.computed - certain))  # computed and sampled
         sequence.reached = max(sequence.reached, sequence.computed)
         self._tables.publish(sequence, certain)
         self._tables.trim(sequence)
 
     def abandon(self, step: Step) -> None:
-        """The step was not computed: nobody may find its pages. Its sequences are to be removed by the caller."""
+        """Evict the pages that a failed step published. The caller must remove its sequences."""
         for block in step.hashed:
             self.pool.forget(block)
 
     def check(self, held: Collection[list[int]] = ()) -> None:
-        """Conservation of pages and slots, for tests; ``held`` are pages that others hold. Raises AssertionError."""
+        """Check conservation of pages and slots, for tests; ``held_tables``: pages with other holders. Raises
+        AssertionError."""
         self._tables.check([*held, *(sequence.blocks for sequence in self.running)])
         taken = [sequence.slot for sequence in self.running]
         assert sorted(taken + self._slots) == list(range(self.slots)), "slots in use + free slots != all"
@@ -232,10 +235,11 @@ class Scheduler:
         assert all(sequence.slot == -1 and not sequence.blocks for sequence in waiting)
         for line in (self.running, waiting):
             ranks = [sequence.rank for sequence in line if sequence.turn >= 0]
-            assert ranks == sorted(ranks), "they are not in order"
+            assert ranks == sorted(ranks), "sequences are not in order"
 
     def _fill(self, step: Step, before: float) -> bool:
-        """Admit sequences of better priority than ``before``, in order, each with a row. False: one cannot be."""
+        """Admit sequences of better priority than ``priority_limit``, in order, each with a row. False if one cannot
+        be."""
         while self.waiting and (sequence := self.waiting.head).priority < before:
             if not self._slots and not self._yields(sequence):
                 return False
@@ -250,18 +254,18 @@ class Scheduler:
         return True
 
     def _first(self, sequence: Sequence) -> bool:
-        """Is it before all that wait and have run?"""
+        """Whether the sequence precedes all waiting sequences that have run before."""
         if not self.waiting:
             return True
         head = self.waiting.head
         return head.priority >= sequence.priority and (head.turn < 0 or head.rank > sequence.rank)
 
     def _yields(self, sequence: Sequence) -> bool:
-        """Is there somebody who has to leave if this one needs it?"""
+        """Whether a running sequence has to give way to this one."""
         return bool(self.running) and self.running[-1].priority > sequence.priority
 
     def _clear(self, sequence: Sequence, found: list[int], count: int) -> bool:
-        """A slot, and pages for ``count`` tokens behind those that were found, for one that waits. False: too few."""
+        """Free a slot, and pages for ``count`` tokens after the found ones, for a waiting sequence. False: too few."""
         need = pages(len(found) * BLOCK_SIZE + count) - len(found)
         while not self._slots or need + self.pool.idle(found) + len(self.running) > self.pool.free:
             if not self._yields(sequence):
@@ -270,9 +274,9 @@ class Scheduler:
         return True
 
     def _room(self, sequence: Sequence, found: Sized) -> int:
-        """How many tokens of it this step computes, behind pages that were found: all, or up to a page's end; or none.
+        """Return how many tokens of the sequence this step computes after the found pages: all, up to a page end, or 0.
 
-        Scraps of what a step may have are not worth a row, unless it has nothing else.
+        A remainder of the budget below a page is not worth a row, unless the step has no other chunk.
         """
         if not self._may(sequence):
             return 0
@@ -285,11 +289,11 @@ class Scheduler:
         return (boundary if start < boundary and end < total else end) - start
 
     def _may(self, sequence: Sequence) -> bool:
-        """Is the step open to it?"""
+        """Whether the prefill share lets the sequence have a row in this step."""
         return self.quota.open or sequence.generated > 0
 
     def _chunk(self, step: Step, sequence: Sequence, count: int) -> None:
-        """A row of a prompt's tokens."""
+        """Add a row of prompt tokens to the step."""
         self.pace.take(sequence.computed, count)
         if not sequence.generated:
             self.quota.take(count)
@@ -297,7 +301,7 @@ class Scheduler:
         self._row(step, sequence, count)
 
     def _start(self, sequence: Sequence) -> bool:
-        """Give the first that waits a slot."""
+        """Give the head of the queue a slot. False if it is rejected."""
         self.waiting.pop()
         if not self._place(sequence):
             return False
@@ -306,8 +310,8 @@ class Scheduler:
         return True
 
     def _place(self, sequence: Sequence) -> bool:
-        """Let it run, in a free slot. False: it is refused."""
-        sequence.status = Status.FINISHED  # if it is refused
+        """Run the sequence in a free slot. False if it is rejected."""
+        sequence.status = Status.FINISHED  # in case it is rejected
         sequence.slot = self._slots.pop()
         if not self._admit(sequence):
             self._slots.append(sequence.slot)
@@ -329,9 +333,9 @@ class Scheduler:
         self._tables.drop(sequence)
 
     def _reserve(self, step: Step, sequence: Sequence, count: int) -> bool:
-        """Pages for ``count`` more tokens, taken from later sequences if need be. False: it was preempted itself.
+        """Allocate pages for ``count`` more tokens, from later sequences if necessary. False: it was preempted itself.
 
-        The last one has no row in this step yet, since rows are given in order.
+        The last running sequence has no row in this step yet, since rows are assigned in order.
         """
         need = pages(sequence.computed + count) - len(sequence.blocks)
         while self.pool.free < need:
@@ -341,7 +345,8 @@ class Scheduler:
         return True
 
     def _afford(self, step: Step, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """As many drafts as there is room for behind one token, with pages: one is left for each that runs."""
+        """Return the drafts that fit after one token, and allocate their pages; one page is left for each running
+        sequence."""
         if not drafts:
             return ()
         spare = max(0, self.pool.free - len(self.running))
@@ -350,7 +355,7 @@ class Scheduler:
         return drafts
 
     def _row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
-        """Put ``count`` tokens into the step and make the pages that they fill findable; drafts behind them."""
+        """Add a row of ``count`` tokens and its drafts to the step, and publish the pages that the tokens fill."""
         start = sequence.computed
         end = sequence.computed = start + count
         scored = len(sequence.prompt_scores)

@@ -1,9 +1,10 @@
-"""The searches under way: those of works that want beams, from their first step until their choices have outputs.
+"""Beam searches in progress: from the first step of a request with beams until its choices have outputs.
 
-After a step a search goes on if all of its beams have come as far (``beam`` says which go on, ``fork`` moves their
-sequences), and ends when it is over, is told to, is cancelled, or fails. All of its choices end together.
+After a step, a search continues if all of its beams have reported (``core.search.beam`` chooses the next beams,
+``core.search.fork`` moves their sequences). It ends when it is over, is finished early, is cancelled, or fails. All of
+its choices end together.
 
-Knows searches, and nothing of what a step computes or how other choices end.
+Knows searches; nothing of the content of a step or of how other choices end.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ log = logging.getLogger("parley.engine")
 
 
 class Searches:
-    """``give(outputs)`` is called with what a search that ends has for its choices, ``leave(search)`` when one ends,
-    cancelled ones too. Beams' tokens cost what ``meter`` says.
+    """Searches by request id. ``add_outputs(outputs)`` is called with the outputs of a search that ends,
+    ``on_search_end(search)`` when one ends, also when it is cancelled. ``counters`` provides the cost of tokens.
 
-    ``scheduler`` is to be set before anything is added.
+    ``scheduler`` must be set before a search is added.
     """
 
     scheduler: Scheduler
@@ -37,7 +38,7 @@ class Searches:
         self._meter = meter
         self._give = give
         self._leave = leave
-        self._open: dict[str, Search] = {}  # by work
+        self._open: dict[str, Search] = {}  # by request id
         self._broken: list[Search] = []
 
     def __len__(self) -> int:
@@ -50,11 +51,11 @@ class Searches:
         return self._open[id]
 
     def add(self, search: Search) -> None:
-        """Begin a search, the first of whose sequences is queued."""
+        """Start a search whose first sequence is queued."""
         self._open[search.work.id] = search
 
     def cancel(self, id: str, index: int = -1) -> bool:
-        """Forget one choice, or (-1) all. Whether the search has ended with it."""
+        """Cancel one choice, or (-1) all. Returns whether the search has ended with it."""
         search = self._open[id]
         search.wanted = search.wanted - {index} if index >= 0 else set()
         if not search.wanted:
@@ -62,18 +63,18 @@ class Searches:
         return not search.wanted
 
     def conclude(self, id: str, reason: Finish) -> None:
-        """Give what was found by now; what goes on ends for this ``reason``."""
+        """End a search with the outputs found so far; unfinished beams end for ``reason``."""
         self._open[id].conclude(reason)
         self._end(self._open[id])
 
     def report(self, sequence: Sequence, candidates: Iterable[Candidate]) -> None:
-        """What may follow a beam, the likeliest first."""
+        """Record the candidates that may follow a beam, most probable first."""
         self._open[sequence.id].report(sequence, list(candidates))
 
     def advance(self, sequences: Iterable[Sequence], error: str) -> None:
-        """Go on with the searches of those that had rows, where all beams have come as far; end those that are over.
+        """Advance the searches of sequences that had rows, where all beams have reported; end those that are over.
 
-        ``error``: what the choices end with of a search whose beams cannot fork.
+        ``error``: the error of choices whose beams cannot fork.
         """
         for id in dict.fromkeys(each.id for each in sequences if each.id in self._open):
             search = self._open[id]
@@ -89,7 +90,7 @@ class Searches:
             try:
                 branch(search, moves, self.scheduler, self._runner)
             except Exception:
-                log.exception("beams could not fork")
+                log.exception("the beams of a search could not fork")
                 self.fail(id, error)
 
     def fail(self, id: str, reason: str) -> None:
@@ -99,12 +100,12 @@ class Searches:
         self._drop(search)
 
     def doom(self, id: str) -> None:
-        """A beam could not be admitted. Others of its search may have rows in the step at hand, so it fails after it:
-        ``sweep``."""
+        """Mark a search as failed because a beam could not be admitted. Others of its beams may have rows in the
+        current step, so ``fail_pending`` ends it afterwards."""
         self._broken.append(self._open[id])
 
     def sweep(self, reason: str) -> None:
-        """End what was doomed, unless it has ended by itself."""
+        """Fail the marked searches that have not ended by themselves."""
         while self._broken:
             search = self._broken.pop()
             if self._open.get(search.work.id) is search:
@@ -112,7 +113,7 @@ class Searches:
 
     @property
     def doomed(self) -> bool:
-        """Does one wait for its end?"""
+        """Whether a search is marked as failed."""
         return bool(self._broken)
 
     def _end(self, search: Search) -> None:
@@ -120,6 +121,6 @@ class Searches:
         self._drop(search)
 
     def _drop(self, search: Search) -> None:
-        """Take a search out of all books."""
+        """Remove a search and report its end."""
         del self._open[search.work.id]
         self._leave(search)

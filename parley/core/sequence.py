@@ -1,10 +1,10 @@
-"""Sequences, and the contract between the scheduler and whatever runs a model.
+"""Sequences, and the contract between the scheduler and a model runner.
 
-A *sequence* is one choice of one request: its tokens so far, and how many of them have keys and values in the cache
+A *sequence* is one choice of one request: its tokens so far, and how many of them have keys and values in the KV cache
 (``computed``). There are no phases: a step lets ``computed`` catch up with ``len(tokens)``. A chunk of a long prompt,
-what a prefix hit leaves over, a sequence that was preempted and a plain decode are all the same thing, a distance.
+the rest after a prefix hit, a preempted sequence and a plain decode are all the same thing, a distance.
 
-A *step* is a list of rows; a *runner* computes them. Nothing else passes between policy and model.
+A *step* is a list of rows; a *model runner* computes them. Nothing else passes between policy and model.
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix 
 
 
 class Adapter(Protocol):
-    """What an adapter is to everybody but the runner: content with a name of its own, and how much memory it takes."""
+    """An adapter as seen outside of the model runner: a digest of its content and its size in memory (bytes)."""
 
     @property
-    def digest(self) -> bytes: ...
+    def digest(self) -> bytes:
+        """Digest of its content."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Memory in bytes."""
 
 
 class Status(Enum):
+    """State of a sequence in the scheduler."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -37,11 +41,11 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class Sequence:
-    """One choice of one request. ``tokens`` = prompt + output; the first ``computed`` of them are in the cache.
+    """One choice of one request. ``tokens`` = prompt + output; the first ``computed`` of them are in the KV cache.
 
-    ``blocks[i]`` is the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is the row of the sampler's tables while
-    it runs, -1 otherwise. ``hashes[i]`` is the chained hash of page i (only whole pages have one), ``root`` the start
-    of the chain. ``computed`` advances when a step is scheduled, so a runner goes by its row, not by the sequence.
+    ``blocks[i]`` is the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is its row in the sampler's tables while
+    it runs, else -1. ``hashes[i]`` is the chained hash of page i (only full pages have one), ``hash_root`` the start of
+    the chain. ``computed`` advances when a step is scheduled, so a model runner must use its row, not the sequence.
     """
 
     id: str
@@ -51,10 +55,10 @@ class Sequence:
     prompt_len: int
     seed: int
     order: int  # arrival number; smaller is older
-    turn: int = -1  # number of its first admission, which it keeps; -1: it has not run yet
-    turns: int = 1  # how many numbers it takes up: those that fork from it have the next ones
-    priority: float = field(init=False)  # its work's, but while others wait for what comes of it
-    reached: int = 0  # how many of its tokens were ever computed or found
+    turn: int = -1  # number of its first admission, which it keeps; -1: not admitted yet
+    turns: int = 1  # how many admission numbers it reserves; the beams that fork from it get the next ones
+    priority: float = field(init=False)  # its request's, unless others wait for its result
+    reached: int = 0  # the most tokens that were ever computed or cached
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
@@ -63,14 +67,14 @@ class Sequence:
     cached: int = 0  # prompt tokens found in the prefix cache when it first ran
     preemptions: int = 0
     added: float = 0.0  # when it was queued, time.perf_counter
-    waited: float = 0.0  # seconds from then to its first step
-    since: float = 0.0  # when it got its last token, at first when it was queued
-    computing: float = 0.0  # seconds of steps with a row of it since then; kept if its work wants costs
+    waited: float = 0.0  # seconds in the queue before its first step
+    since: float = 0.0  # time of its last token, at first when it was queued
+    computing: float = 0.0  # seconds of steps with a row of it since then; only if its request wants costs
     prompt_scores: list[Score | None] = field(default_factory=list)
-    limit: int = 0  # output tokens it may have; 0 computes the prompt alone
+    limit: int = 0  # output limit in tokens; 0 computes only the prompt
     stops: frozenset[int] = frozenset()  # tokens that end it
     root: bytes = b""
-    adapter: Adapter | None = None  # what its work asked for, as it was when it began
+    adapter: Adapter | None = None  # its request's adapter, as it was at the start
 
     def __post_init__(self) -> None:
         self.priority = self.work.priority
@@ -80,7 +84,7 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Its place among those that run or did: of two, the one with the higher rank has to leave first."""
+        """Its position among sequences that run or have run; the one with the highest rank is preempted first."""
         return self.priority, self.turn
 
     @property
@@ -91,13 +95,13 @@ class Sequence:
 
 @dataclass(slots=True)
 class Row:
-    """Compute tokens ``start .. start + count`` of a sequence. ``sample``: draw the next token after the last of them.
-    ``pool``: make its vector, for the last of them is the sequence's last.
+    """Compute tokens ``start .. start + count`` of a sequence. ``sample``: sample the next token after the last of
+    them. ``make_vector``: return the sequence's vector, because the last of them is its last token.
 
-    ``drafts`` are guesses at the tokens to be drawn, of a row that samples. They are computed behind the others, and as
-    long as each is what is drawn in its place, the token after it is drawn as well.
+    ``drafts`` are guesses of the tokens to be sampled, in a row that samples. They are computed after the others; as
+    long as each draft equals the token sampled in its place, the token after it is sampled as well.
 
-    ``score_from``: if not None, also give the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
+    ``score_from``: if not None, also return the log-probabilities of prompt tokens ``score_from`` .. min(start + count,
     prompt_len - 1): position p predicts token p + 1, so the first of them is predicted by position score_from - 1,
     which is in this row.
     """
@@ -112,16 +116,16 @@ class Row:
 
     @property
     def width(self) -> int:
-        """How many tokens of the step are this row's."""
+        """Number of tokens that this row adds to the step."""
         return self.count + len(self.drafts)
 
 
 @dataclass(slots=True)
 class Step:
-    """One forward pass. ``fresh`` are pages handed out since the last step: the runner clears them first.
+    """One forward pass. ``fresh_pages``: pages allocated since the last step; the model runner clears them first.
 
-    ``copies``: (from, to) are pages to be copied before that, one after the other.
-    ``hashed`` are pages that became findable with this step, which writes their last token; no concern of the runner's.
+    ``page_copies``: (source, target) pages to copy before that, in order.
+    ``published_pages``: pages published with this step, which writes their last token; the model runner ignores them.
     """
 
     rows: list[Row]
@@ -131,13 +135,14 @@ class Step:
 
     @property
     def tokens(self) -> int:
+        """Number of tokens in all rows, drafts included."""
         return sum(row.count + len(row.drafts) for row in self.rows)
 
 
 @dataclass(slots=True)
 class Candidate:
-    """A token that may follow in a search, its log-probability after the edits of the logits, and the score of the raw
-    ones if scores are wanted. ``end``: as in ``Sampled``, if it is the token that follows."""
+    """A token that may follow a beam. ``logprob``: after the logits processors; ``score``: of the raw logits, if
+    requested. ``end``: as in ``RowResult``, if this token follows."""
 
     token: int
     logprob: float
@@ -147,14 +152,14 @@ class Candidate:
 
 @dataclass(slots=True)
 class Sampled:
-    """What a row gave: the drawn tokens and the scores that were asked for. A row that samples gives one token, and one
-    more for each of its drafts that was right; the others none.
+    """Result of a row: sampled tokens and requested scores. A row that samples returns one token, and one more for each
+    of its drafts that was right; other rows return none.
 
-    ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when this row alone failed (for
-    example logits that are not numbers); the others are unaffected. ``vector``: float32, little endian. ``end``: its
-    grammar lets nothing follow the token, which is text like others ("form") or a mark that only ends it ("mark").
-    A row of a search has no token but ``candidates``, the likeliest first: at least as many as there are beams, and as
-    many that are no stop tokens, or all that there are.
+    ``prompt_scores[i]`` belongs to prompt token ``score_from + i``. ``error`` is set when only this row failed (for
+    example, its logits contain NaN); the others are unaffected. ``vector``: float32, little endian. ``end``: the
+    grammar allows nothing after the last token, which is either text ("form") or a mark that only ends the output
+    ("mark"). A row of a beam search has no tokens but ``candidates``, most probable first: at least one for each beam
+    and as many again that are no stop tokens, or all that exist.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -167,41 +172,42 @@ class Sampled:
 
 
 class Proposer(Protocol):
-    """Guesses tokens. May be wrong, and gives what it likes: nothing depends on it but speed."""
+    """Proposes draft tokens. Drafts may be wrong or missing; only speed depends on them."""
 
     def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
-        """For each sequence at most so many tokens that may follow its last."""
+        """Return, for each (sequence, limit), at most ``limit`` tokens that may follow its last token."""
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended. Unknown ones are ignored."""
+        """Drop the state of a sequence that has ended. Unknown sequences are ignored."""
 
 
 class Runner(Protocol):
-    """Runs a model. Holds the KV pages and the sampler's tables; owns no policy."""
+    """Runs a model. Holds the KV pages and the sampler's tables; makes no scheduling decisions."""
 
-    blocks: int  # pages in the KV cache; 0: it keeps nothing between steps, and takes sequences whole
+    blocks: int  # pages in the KV cache; 0: an encoder without KV cache, which takes sequences whole
     max_model_len: int
     vocab_size: int
-    generates: bool  # can it draw tokens?
-    dimensions: int  # of the vectors it makes, 0: it makes none
-    proposer: Proposer | None  # a model beside it that guesses tokens
+    generates: bool  # whether it can sample tokens
+    dimensions: int  # of its vectors; 0: it returns none
+    proposer: Proposer | None  # a draft model
 
     def fetch(self, folder: str) -> Adapter:
-        """Read an adapter. Called beside steps, in a thread of its own; raises with a sentence for a person."""
+        """Read an adapter from a folder. Runs in a thread of its own, outside the steps; errors are sentences for
+        users."""
 
     def prepare(self, work: Work) -> Callable[[], None] | None:
-        """What is best done for a work before it is begun, beside steps and in any thread; None: nothing. It raises
-        nothing: what is wrong with the work is told by its rows."""
+        """Return work that should run before the request starts, in any thread and outside the steps; None: none. It
+        raises nothing: the request's rows report its errors."""
 
     def admit(self, sequence: Sequence) -> None:
-        """The sequence got ``sequence.slot``: write its sampling parameters (and token counts) into that row."""
+        """Write the sampling parameters (and token counts) of a sequence into row ``sequence.slot`` of the tables."""
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence leaves its slot (finished or preempted)."""
+        """Free the slot of a sequence (finished or preempted)."""
 
     def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
-        """Of a search: each of these sequences, all of which have slots, goes on as a copy of the one beside it, which
-        may be itself, and has its new last token already. Who goes on as another has nobody going on as it."""
+        """Fork beams: in each pair, the first sequence continues as a copy of the second, which may be itself. All have
+        slots, and the first has its new last token already. A sequence that becomes a copy is not itself copied."""
 
     def run(self, step: Step) -> list[Sampled]:
-        """Compute the step. One result per row, in order. An exception means that the whole step failed."""
+        """Compute the step. Returns one result per row, in order. An exception means that the whole step failed."""

@@ -1,10 +1,10 @@
-"""Which adapters there are, and which of them are in memory: so many, of those that were used last.
+"""LRU cache of LoRA adapters: all registered adapters by name, and at most ``capacity`` of them in memory.
 
-An adapter that is wanted and not in memory is read beside the steps, and only the works that want it wait. While open
-works hold all places, nobody else may take another adapter either: a work that waits for a place gets it when those
-before it have ended, however many come after it.
+An adapter that is needed and not in memory is read outside the steps; only the requests that need it wait. While active
+requests hold all places, the first request that waits for a place blocks those after it. So it gets one when earlier
+requests have ended, no matter how many arrive later.
 
-Knows neither what an adapter is nor what works do with it. All of it belongs to the loop's thread.
+Knows neither the content of adapters nor their use. Everything belongs to the engine loop's thread.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 from parley.core.sequence import Adapter
 
-Fetched = Adapter | str  # or why it cannot be read
+Fetched = Adapter | str  # str: why it cannot be read
 Fetch = Callable[
     [str, Callable[[Fetched], None]], None
-]  # (folder, done): reads it, and calls done in the loop's thread
+]  # (folder, done): reads the adapter, then calls done in the loop's thread
 
 
 @dataclass(eq=False)
 class Entry:
-    """An adapter by one name and from one folder. ``holders``: works that need it."""
+    """An adapter with its name and folder. ``holder_count``: number of active requests that use it."""
 
     name: str
     folder: str
@@ -34,6 +34,8 @@ class Entry:
 
 @dataclass(eq=False)
 class _Wait:
+    """A request that waits for an adapter, with its two callbacks."""
+
     id: str
     entry: Entry
     ready: Callable[[Entry], None]
@@ -41,19 +43,19 @@ class _Wait:
 
 
 class Shelf:
-    """``places`` adapters at most are kept in memory. ``folders``: those that are known from the beginning, by name."""
+    """Keeps at most ``capacity`` adapters in memory. ``folders``: initially registered adapters, by name."""
 
     def __init__(self, places: int, fetch: Fetch, folders: Mapping[str, str] | None = None):
         self.places = places
         self._fetch = fetch
         self._known = {name: Entry(name, folder) for name, folder in (folders or {}).items()}
-        self._held: OrderedDict[Entry, None] = OrderedDict()  # in memory or on the way there; used last comes last
+        self._held: OrderedDict[Entry, None] = OrderedDict()  # in memory or being read; least recently used first
         self._queue: OrderedDict[str, _Wait] = OrderedDict()
 
     def put(self, name: str, folder: str, told: Callable[[str], None]) -> None:
-        """Read an adapter, and know it by this name if nothing is wrong with it; ``told`` why not, or nothing.
+        """Read an adapter and register it under this name; ``on_done`` is called with an error, or "" on success.
 
-        Works that run with another one of that name keep it.
+        Running requests keep a previous adapter of that name.
         """
         entry = Entry(name, folder)
 
@@ -70,14 +72,15 @@ class Shelf:
         self._fetch(folder, done)
 
     def remove(self, name: str) -> bool:
-        """Know it no longer; works that have it or wait for it are not concerned. False if nobody knew it."""
+        """Unregister an adapter; requests that use it or wait for it are unaffected. False if the name is unknown."""
         entry = self._known.pop(name, None)
         self._forget(entry)
         self._turn()
         return entry is not None
 
     def take(self, id: str, name: str, ready: Callable[[Entry], None], failed: Callable[[str], None]) -> None:
-        """Have an adapter for the work ``id``: one of the two is called, at once or later. ``give`` gives it back."""
+        """Acquire an adapter for a request: ``on_ready`` or ``on_failed`` is called, now or later. Release the entry
+        with ``release_adapter``."""
         entry = self._known.get(name)
         if entry is None:
             failed("There is no adapter of this name.")
@@ -86,24 +89,24 @@ class Shelf:
         self._turn()
 
     def give(self, entry: Entry) -> None:
-        """A work has ended."""
+        """Release an adapter, because its request has ended."""
         entry.holders -= 1
         if self._known.get(entry.name) is not entry:
             self._forget(entry)
         self._turn()
 
     def cancel(self, id: str) -> None:
-        """A work that waits is to wait no longer."""
+        """Stop waiting for an adapter. Unknown ids are ignored."""
         if self._queue.pop(id, None) is not None:
             self._turn()
 
     @property
     def waiting(self) -> int:
-        """How many works wait for an adapter."""
+        """Number of requests that wait for an adapter."""
         return len(self._queue)
 
     def _turn(self) -> None:
-        """Let works have what is there, and have read what there is room for."""
+        """Serve waiting requests in order: hand out adapters in memory, and read others where there is a place."""
         for wait in list(self._queue.values()):
             entry = wait.entry
             if self._queue.get(wait.id) is not wait or entry.fetching:
@@ -119,6 +122,8 @@ class Shelf:
             wait.ready(entry)
 
     def _read(self, entry: Entry) -> None:
+        """Read an adapter into a free place."""
+
         def done(fetched: Fetched) -> None:
             entry.fetching = False
             if isinstance(fetched, str):
@@ -137,7 +142,7 @@ class Shelf:
         self._fetch(entry.folder, done)
 
     def _room(self) -> bool:
-        """Whether one more may be in memory; of those that nobody needs the one goes that was not used for longest."""
+        """Make a place for one more adapter by evicting the least recently used idle one. False if none is idle."""
         while len(self._held) >= self.places:
             idle = next((entry for entry in self._held if not entry.holders and not entry.fetching), None)
             if idle is None:
@@ -147,7 +152,7 @@ class Shelf:
         return True
 
     def _forget(self, entry: Entry | None) -> None:
-        """It is known no longer: it leaves memory as soon as nobody needs it."""
+        """Drop an adapter that is no longer registered from memory, unless a request uses it or waits for it."""
         if entry is not None and not entry.holders and entry in self._held and not entry.fetching:
             wanted = any(wait.entry is entry for wait in self._queue.values())
             if not wanted:

@@ -1,16 +1,16 @@
-"""How many tokens are guessed ahead for which sequence, and what became of the guesses.
+"""Speculative decoding: how many tokens to draft for each sequence, and how the drafts fared.
 
-A *draft* is a guess at the next token of a decode, or at those behind it. Drafts ride in the decode's row and are
-computed with it; what they foresaw is drawn in the same step (``Row.drafts``). A step of few rows waits for the weights
-to come from memory, so further rows are nearly free, and every right guess saves a step. In a step of many rows each
-one costs its share.
+A *draft* is a guess at the next token of a decode, or at later ones. Drafts are computed in the decode's row, and the
+tokens after right drafts are sampled in the same step (``StepRow.drafts``). A step of few rows is bound by reading the
+weights from memory, so additional rows are nearly free, and every right draft saves a step. In a step of many rows each
+draft costs its share.
 
-So guesses are worth what they save less what their rows cost. Costs are learnt from the times of decode steps; how
-likely a sequence's next guess is right, from its last ones. Of all guesses at hand a step takes the likeliest, as many
-as make most tokens in a second. A sequence whose drafts are wrong pauses, twice as long each time, and longer where
-many others would wait.
+So drafts are worth the steps that they save less the cost of their rows. Costs are learnt from the times of decode
+steps, the chance that a sequence's next draft is right from its last ones. From all drafts a step takes the most
+probable ones, as many as maximize tokens per second. A sequence whose drafts are wrong pauses, twice as long each time,
+and longer with more sequences that would wait for its rows.
 
-Which drafts there are never changes a result, so time may decide here. Who guesses is a ``Proposer``; this file knows
+Drafts never change a result, so they may depend on time. The guesses come from a ``DraftProposer``; this module knows
 neither texts nor models.
 """
 
@@ -27,21 +27,21 @@ from parley.core.sequence import Proposer, Row, Sequence, Step
 log = logging.getLogger("parley.engine")
 
 MOST = 256  # drafts in a step: bounds the logits held at a time
-START = 0.6  # chance of a first draft to be right, before anything is known
-FORGET = 0.7  # weight of what was known of a sequence after one more guess
-USUAL = 0.97  # the same for what is known of all sequences, with which new ones begin
-HOPE = 0.5  # chance of the first guess after a pause, or none would ever end
+START = 0.6  # initial chance of a first draft being right
+FORGET = 0.7  # weight of a sequence's history after one more draft
+USUAL = 0.97  # the same for the history of all sequences, which is the start value of new ones
+HOPE = 0.5  # assumed chance of the first draft after a pause; without it no pause would end
 LONGEST = 5  # a pause lasts at most 2 to this power tokens, times the number of sequences
-DEAR = 0.9  # a price above which not even a good guess is worth it
-FREE = 24  # so many rows double a step's time, until it is known
-AHEAD = 4  # rows over which the price of one is taken
-SOONER, LATER = 0.5, 0.1  # weight of a step that took less than known, or more
-SLOW = 2  # times what is known: slower steps were held up by something else
+DEAR = 0.9  # price above which even a good draft is not worth it
+FREE = 24  # this many rows double a step's time, until it is measured
+AHEAD = 4  # the price of one row is averaged over this many rows
+SOONER, LATER = 0.5, 0.1  # weight of a step that was faster or slower than known
+SLOW = 2  # times the known duration: slower steps were delayed by something else
 
 
 @dataclass(slots=True)
 class Tried:
-    """Counts since the start: ``rows`` that had drafts, their ``tokens``, and how many were right at place 0, 1 …"""
+    """Counts since the start: ``rows`` with drafts, draft ``tokens``, and how many were right at position 0, 1 …"""
 
     rows: int = 0
     tokens: int = 0
@@ -50,14 +50,14 @@ class Tried:
 
 @dataclass(slots=True)
 class Habit:
-    """How the drafts of one sequence fare. ``rate``: chance of one to be right if those before it are."""
+    """Draft history of one sequence. ``rate``: chance that a draft is right if those before it are."""
 
     rate: float
-    misses: int = 0  # in a row
-    resume: int = 0  # no drafts before it has so many output tokens
+    misses: int = 0  # consecutive
+    resume: int = 0  # output tokens before it drafts again
 
     def chances(self, count: int) -> list[float]:
-        """Of so many guesses, how likely each is right. The first after a pause is given one."""
+        """Return the chance of each of ``count`` drafts being right. The first one after a pause gets RETRY_CHANCE."""
         chances = [self.rate**number for number in range(1, count + 1)]
         if chances and self.misses:
             chances[0] = max(HOPE, chances[0])
@@ -65,9 +65,9 @@ class Habit:
 
 
 class Speculation:
-    """Drafts by ``proposer``, of at most ``most`` tokens each, in a vocabulary of ``vocab_size`` ids.
+    """Drafts by ``proposer``, at most ``max_drafts`` tokens for each sequence, in a vocabulary of ``vocab_size`` ids.
 
-    Always, or only while there are works that say what is expected of them.
+    ``always`` False: only while there are requests with a predicted output.
     """
 
     def __init__(self, proposer: Proposer, most: int, vocab_size: int, always: bool = True):
@@ -77,30 +77,30 @@ class Speculation:
         self.tried = Tried(accepted=[0] * most)
         self.costs = Costs()
         self._always = always
-        self._expected: set[str] = set()  # works that say so
+        self._expected: set[str] = set()  # ids of requests with a predicted output
         self._habits: dict[Sequence, Habit] = {}
-        self._usual = START  # rate of all sequences
+        self._usual = START  # average rate of all sequences
         self._price = 0.0
-        self._rows = 1  # decodes in the step at hand
-        self._spent = 0.0  # seconds on the drafts of the step at hand
+        self._rows = 1  # decodes in the current step
+        self._spent = 0.0  # seconds spent on proposing drafts for the current step
         self._failed = False
 
     @property
     def wanted(self) -> bool:
-        """Is there anything to guess by?"""
+        """Whether drafts should be proposed at all."""
         return self._always or bool(self._expected)
 
     def expect(self, id: str) -> None:
-        """A work says what is expected of it."""
+        """Note a request with a predicted output."""
         self._expected.add(id)
 
     def drop(self, id: str) -> None:
-        """The work has ended. Unknown ones are ignored."""
+        """Forget a request that has ended. Unknown ids are ignored."""
         self._expected.discard(id)
 
     def drafts(self, decodes: list[Sequence], *, busy: bool) -> dict[Sequence, tuple[int, ...]]:
-        """Drafts for some of the sequences that are one token behind. ``busy``: the step also reads prompts, which
-        leaves no time over."""
+        """Return drafts for some of the sequences at a distance of one token. ``has_prefill``: the step also computes
+        prompts, which leaves no idle time for drafts."""
         self._spent = 0.0
         if busy or self._failed or not decodes:
             return {}
@@ -109,7 +109,7 @@ class Speculation:
         asked: list[tuple[Sequence, int]] = []
         left = MOST
         for sequence in decodes:
-            # The first token of an output comes with its prompt; the last one follows no draft.
+            # The first output token is sampled with the prompt; a draft of the last one would be of no use.
             length = min(self.length(sequence), sequence.limit - sequence.generated - 1, left)
             if length > 0 and sequence.generated and sequence.work.beam is None:
                 asked.append((sequence, length))
@@ -120,7 +120,7 @@ class Speculation:
         try:
             guesses = self.proposer.propose(asked)
         except Exception:
-            log.exception("guessing tokens failed and is off from now on")
+            log.exception("proposing drafts failed; speculative decoding is off from now on")
             self._failed = True
             return {}
         self._spent = perf_counter() - began
@@ -131,19 +131,19 @@ class Speculation:
         return self._chosen(len(decodes), sound)
 
     def observe(self, step: Step, seconds: float) -> None:
-        """A step of decodes alone took so long."""
+        """Record the duration of a step that had decodes only."""
         guessed = step.tokens > len(step.rows)
         self.costs.observe(step.tokens, seconds + (self._spent if guessed else 0.0))
 
     def learn(self, row: Row, accepted: int) -> None:
-        """Of a row's drafts the first so many were right."""
+        """Record that the first ``accepted`` drafts of a row were right."""
         tried, count = self.tried, len(row.drafts)
         tried.rows += 1
         tried.tokens += count
         for place in range(accepted):
             tried.accepted[place] += 1
         habit = self._habit(row.sequence)
-        guesses = accepted + (accepted < count)  # what follows a wrong one says nothing
+        guesses = accepted + (accepted < count)  # drafts after a wrong one carry no information
         habit.rate += (1 - FORGET**guesses) * (accepted / guesses - habit.rate)
         self._usual += (1 - USUAL**guesses) * (accepted / guesses - self._usual)
         if accepted and habit.rate >= self._price:
@@ -152,12 +152,12 @@ class Speculation:
             self._pause(row.sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Drop the history of a sequence that has ended."""
         self._habits.pop(sequence, None)
         self.proposer.forget(sequence)
 
     def length(self, sequence: Sequence) -> int:
-        """How many drafts it is worth having: all of them are right with a chance above their price."""
+        """Return how many drafts are worth proposing: all of them are right with a chance above their price."""
         if self._price > DEAR:
             return 0
         habit = self._habit(sequence)
@@ -169,7 +169,7 @@ class Speculation:
         return max(1, length)
 
     def _chosen(self, rows: int, found: list[tuple[Sequence, tuple[int, ...]]]) -> dict[Sequence, tuple[int, ...]]:
-        """Of the guesses for some of so many decodes, those that are worth their rows."""
+        """Return the drafts that are worth their rows in a step of ``rows`` decodes."""
         chances = {sequence: self._habit(sequence).chances(len(guess)) for sequence, guess in found}
         ranked = sorted((chance for each in chances.values() for chance in each), reverse=True)
         count = self.costs.best(rows, ranked)
@@ -183,19 +183,20 @@ class Speculation:
         return chosen
 
     def _habit(self, sequence: Sequence) -> Habit:
+        """Return the history of a sequence; a new one starts with the average rate."""
         habit = self._habits.get(sequence)
         if habit is None:
             habit = self._habits[sequence] = Habit(self._usual)
         return habit
 
     def _pause(self, sequence: Sequence) -> None:
-        """The longer the more sequences there are: a row that one of them tries in vain all others wait for."""
+        """Pause drafts, longer with more sequences: all of them wait for the row that one tries in vain."""
         habit = self._habit(sequence)
         habit.misses += 1
         habit.resume = sequence.generated + self._rows * 2 ** min(habit.misses, LONGEST)
 
     def _sound(self, sequence: Sequence, guess: list[int]) -> tuple[int, ...]:
-        """The guess up to where it can no longer be right: nothing follows a token that ends the sequence."""
+        """Return the draft up to where it can no longer be right: nothing follows a token that ends the sequence."""
         for place, token in enumerate(guess):
             if not 0 <= token < self.vocab_size or token in sequence.stops:
                 return tuple(guess[:place])
@@ -203,14 +204,14 @@ class Speculation:
 
 
 class Costs:
-    """What steps of decodes cost by their rows: seconds, for numbers of rows that were tried and those between them."""
+    """Seconds of decode steps by number of rows, learnt for tried numbers and interpolated between them."""
 
     def __init__(self) -> None:
         self._seen: list[int] = []  # numbers of rows, ascending
         self._seconds: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A step of so many rows took so long. What other work on the machine adds counts little."""
+        """Record the duration of a step. Outliers caused by other load on the machine count little."""
         place = _place(rows)
         if place in self._seconds:
             known = self._seconds[place]
@@ -220,7 +221,8 @@ class Costs:
         insort(self._seen, place)
 
     def seconds(self, rows: int) -> float:
-        """Of a step with so many rows; 0 while nothing is known. More than were ever tried are thought cheap."""
+        """Estimate the seconds of a step with ``rows`` rows; 0 if nothing is known. Beyond the largest number tried,
+        the estimate is optimistic."""
         if not self._seen:
             return 0.0
         at = bisect_left(self._seen, rows)
@@ -235,14 +237,14 @@ class Costs:
         return low + (high - low) * (rows - below) / (above - below)
 
     def price(self, rows: int) -> float:
-        """Tokens that a step of so many decodes would make in the time of one more row."""
+        """Return the price of one more row: the tokens that a step of ``rows`` decodes would produce in its time."""
         alone = self.seconds(rows)
         return rows * max(0.0, self.seconds(rows + AHEAD) - alone) / AHEAD / alone if alone else 0.0
 
     def best(self, rows: int, chances: list[float]) -> int:
-        """How many guesses, the best ones first, make most tokens in a second beside so many decodes.
+        """Return how many drafts, best first, maximize tokens per second in a step of ``rows`` decodes.
 
-        Never more than twice the rows that were tried: small steps say little about large ones.
+        At most twice the largest number of rows tried: small steps say little about large ones.
         """
         if not self._seen:
             return len(chances)
@@ -258,5 +260,5 @@ class Costs:
 
 
 def _place(rows: int) -> int:
-    """Large numbers of rows that are about the same are one."""
+    """Round large numbers of rows, so that similar ones share an entry."""
     return rows if rows < 16 else rows >> (rows.bit_length() - 4) << (rows.bit_length() - 4)

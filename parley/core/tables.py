@@ -1,11 +1,11 @@
-"""Which pages a sequence's tokens lie in: its table, from what is found in the cache to what is free again.
+"""Block tables: the pages of each sequence, from prefix hit to release.
 
-A table grows by pages of others whose content it continues with (``find``, ``attach``) and by fresh ones (``take``);
-pages that are full become findable (``publish``). A sequence that forks shares the whole pages of another and copies
-the last one. The copy is made with the next step that has rows; until then both of its pages are held, for what is
-taken for other instances in between is written at once.
+A table grows by cached pages that continue its content (``find_prefix``, ``attach_pages``) and by fresh ones
+(``append_pages``); full pages are published in the prefix cache (``publish_pages``). A forked sequence shares the full
+pages of its parent and copies the last one. The copy is made with the next step that has rows; until then both of its
+pages are held, because pages allocated for other instances in between are written at once.
 
-Knows pages of sequences, and nothing of who runs, of order and of budgets.
+Knows pages of sequences; nothing of slots, order or budgets.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from parley.core.sequence import BLOCK_SIZE, Sequence, Step
 
 
 class Tables:
-    """Tables over ``pool``. With ``prefix_cache`` False nothing is looked up or made findable.
+    """Block tables over ``pool``. With ``prefix_cache`` False nothing is looked up or published.
 
-    Between ``begin`` and ``end`` a step is put together; ``fork`` may be called at other times too.
+    A step is assembled between ``begin_step`` and ``finish_step``; ``fork_table`` may be called at other times too.
     """
 
     def __init__(self, pool: BlockPool, prefix_cache: bool):
         self.pool = pool
         self.prefix_cache = prefix_cache
-        self._copies: list[tuple[int, int]] = []  # of pages, before the next step
+        self._copies: list[tuple[int, int]] = []  # (source, target), before the next step
 
     def begin(self) -> None:
-        """Hold the pages of copies no longer, and forget copies into pages that nobody has."""
+        """Release the pages of pending copies, and drop copies into pages that have no holder any more."""
         for pair in self._copies:
             self.pool.drop(pair)
         self._copies = [pair for pair in self._copies if not self.pool.idle(pair[1:])]
 
     def end(self, step: Step) -> None:
-        """Give the copies to the step, or hold their pages until the next one if it has no rows."""
+        """Move the copies into the step; if it has no rows, hold their pages until the next one."""
         if step.rows:
             step.copies, self._copies = self._copies, []
         self._hold()
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Pages in the cache that continue what the sequence has computed, in order, if that ends with a page.
+        """Return the cached pages that continue the sequence, in order; none unless ``computed`` is at a page end.
 
-        The last token is never covered: its logits are needed. Nor are prompt tokens whose logits are still to be
-        scored (position p scores token p + 1).
+        They never cover the last token, whose logits are needed, nor prompt tokens whose logits are still needed for
+        scores (position p scores token p + 1).
         """
         if not self.prefix_cache or sequence.computed % BLOCK_SIZE:
             return []
@@ -58,7 +58,7 @@ class Tables:
         return found
 
     def attach(self, sequence: Sequence, found: list[int]) -> None:
-        """Let pages of the cache stand for the next tokens."""
+        """Append cached pages to the table and count their tokens as computed."""
         for block in found:
             self.pool.share(block)
         sequence.blocks += found
@@ -68,14 +68,14 @@ class Tables:
             self.pool.hits += 0 if sequence.work.begun else len(found) * BLOCK_SIZE
 
     def take(self, step: Step, sequence: Sequence, count: int) -> None:
-        """So many more pages, which are free."""
+        """Append ``count`` fresh pages, which must be free."""
         for _ in range(count):
             block = self.pool.take()
             sequence.blocks.append(block)
             step.fresh.append(block)
 
     def publish(self, sequence: Sequence, start: int) -> list[int]:
-        """Make the pages findable that its computed tokens from ``start`` on fill. Gives those that nobody else had."""
+        """Publish the pages that the computed tokens from ``start`` on fill. Returns those that were not cached yet."""
         first, end = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
         if not self.prefix_cache or first == end:
             return []
@@ -86,8 +86,7 @@ class Tables:
         ]
 
     def fork(self, sequence: Sequence, parent: Sequence) -> None:
-        """Let a sequence have the pages of another. The last one is copied; if no page is free for that, its tokens
-        are computed again."""
+        """Share the pages of ``parent``. Its last page is copied; without a free page, those tokens are recomputed."""
         self.pool.drop(sequence.blocks)
         whole, rest = divmod(parent.computed, BLOCK_SIZE)
         sequence.blocks = parent.blocks[:whole]
@@ -104,29 +103,31 @@ class Tables:
         sequence.reached = max(sequence.reached, sequence.computed)
 
     def trim(self, sequence: Sequence) -> None:
-        """Give back the pages behind what is computed."""
+        """Free the pages after the computed tokens."""
         keep = pages(sequence.computed)
         self.pool.drop(sequence.blocks[keep:])
         del sequence.blocks[keep:]
 
     def drop(self, sequence: Sequence) -> None:
-        """Give back all its pages: nothing of it counts as computed any more."""
+        """Free all pages; no token of the sequence counts as computed any more."""
         self.pool.drop(sequence.blocks)
         sequence.blocks.clear()
         sequence.computed = 0
 
     def clear(self) -> bool:
-        """Forget what is cached. False, and nothing is done, while a page is held for more than a copy."""
+        """Clear the prefix cache. Returns False and does nothing while a page is held by more than a pending copy."""
         self.begin()
         done = self.pool.clear()
         self._hold()
         return done
 
     def check(self, held: Collection[list[int]]) -> None:
-        """Conservation of pages, for tests; ``held``: all that is held but by copies. Raises AssertionError."""
+        """Check page conservation, for tests; ``held_tables``: pages held by anything but copies. Raises
+        AssertionError."""
         self.pool.check([*held, *self._copies])
 
     def _hold(self) -> None:
+        """Add a reference to both pages of each pending copy."""
         for pair in self._copies:
             for block in pair:
                 self.pool.share(block)

@@ -1,11 +1,12 @@
-"""Pages on their way between instances, where the KV cache itself is out of other processes' reach: on an accelerator.
+"""Staging of KV pages in transfer, for a KV cache on an accelerator, which other processes cannot access.
 
-Then others read and fill *places*, pages of a staging memory, and know the numbers of those alone. What a lease has got
-is copied there before it is told; what has come there is copied into the cache before it is found. One page takes one
-place, however many leases have it. There may be fewer places than pages: where none is free, the rest of a prompt is
-not told of, or not asked for, and whoever would have had it computes it.
+Other instances then read and fill *places*, pages of a staging memory, and know only their numbers. Leased pages are
+copied there before they are announced; received pages are copied into the KV cache before they are cached. A page takes
+one place, however many leases have it. There may be fewer places than pages: without a free place, the rest of a prompt
+is not announced, or not requested, and the other instance (or this one) recomputes it.
 
-Stands between ``Holds``, whose verbs it has, and whoever speaks with other instances. Knows numbers, and no bytes.
+Sits between ``PinnedPages``, whose methods it offers, and the code that talks to other instances. Handles numbers only,
+no bytes.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from typing import Protocol
 from parley.core.holds import Holds
 from parley.core.landing import Answer, Taken
 
-Pair = tuple[int, int]  # a page and its place
+Pair = tuple[int, int]  # a KV page and its place
 
 
 class Copier(Protocol):
-    """Memory of ``blocks`` places. What it is told is done when it returns."""
+    """Staging memory of ``place_count`` places. Copies are complete when the methods return."""
 
     blocks: int
 
     def store(self, pairs: list[Pair]) -> None:
-        """Copy each page into its place."""
+        """Copy each KV page into its place."""
 
     def load(self, pairs: list[Pair]) -> None:
-        """Copy into each page what its place has."""
+        """Copy each place into its KV page."""
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """Pages of a lease, in order; the first ``told`` of them have places."""
+    """Pages of a lease, in order; the first ``announced_count`` of them have places and were announced."""
 
     pages: list[int] = field(default_factory=list)
     told: int = 0
@@ -44,16 +45,17 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Incoming:
-    """What is reserved under a key; the first ``landed`` have come, and their places are others' again."""
+    """Pages reserved under a key; the first ``received_count`` have been received, and their places are free again."""
 
     pairs: list[Pair]
     landed: int = 0
 
 
 class Transit:
-    """``tell(id, places)`` is called with what the lease of a work has got, as of ``Leases``, but by ``flush``.
+    """Staging by request id (leases) and key (reservations). ``flush_outgoing`` calls ``on_pages_staged(request_id,
+    places)`` with newly leased pages, as ``Leases`` would.
 
-    ``holds`` is to be set before anything is called. ``short``: how many pages had no place, in all.
+    ``pinned_pages`` must be set before any call. ``unstaged_count``: total number of pages that got no place.
     """
 
     holds: Holds
@@ -62,21 +64,21 @@ class Transit:
         self.short = 0
         self._copier = copier
         self._tell = tell
-        self._free = list(range(copier.blocks))  # a heap: low numbers lie side by side, and travel in one piece
-        self._places: dict[int, int] = {}  # by page that leases have
-        self._readers: dict[int, int] = {}  # how many leases have been told of a place
+        self._free = list(range(copier.blocks))  # a heap: low numbers are adjacent, and travel in one piece
+        self._places: dict[int, int] = {}  # by leased page
+        self._readers: dict[int, int] = {}  # number of leases that announced a place
         self._outgoing: dict[str, Outgoing] = {}
-        self._fresh: dict[str, Outgoing] = {}  # those that have got something
+        self._fresh: dict[str, Outgoing] = {}  # leases with new pages
         self._incoming: dict[str, Incoming] = {}
 
     def fill(self, id: str, pages: list[int]) -> None:
-        """The lease of a work has got these pages."""
+        """Record pages added to the lease of a request."""
         outgoing = self._outgoing.setdefault(id, Outgoing())
         outgoing.pages += pages
         self._fresh[id] = outgoing
 
     def flush(self) -> None:
-        """Copy what leases have got, as far as there are places, and tell of it."""
+        """Copy newly leased pages into places, as far as there are any, and announce them."""
         news: list[tuple[str, list[int]]] = []
         pairs: list[Pair] = []
         for id, outgoing in self._fresh.items():
@@ -99,7 +101,7 @@ class Transit:
             self._tell(*each)
 
     def release(self, id: str) -> None:
-        """The lease of a work ends."""
+        """End the lease of a request and free its places."""
         outgoing = self._outgoing.pop(id, Outgoing())
         self._fresh.pop(id, None)
         self.short += len(outgoing.pages) - outgoing.told
@@ -112,11 +114,11 @@ class Transit:
         self.holds.release(id)
 
     def reserve(self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: Answer) -> None:
-        """Take pages for a prompt that another instance computes, as many as have places."""
+        """Reserve pages for a prompt that another instance computes, as many as get a place."""
         self.holds.reserve(key, token_ids, salt, adapter, digest, partial(self._taken, key, answer))
 
     def land(self, key: str, count: int) -> None:
-        """So many of them have their content."""
+        """Copy the first ``count`` places into their pages and mark those as received."""
         incoming = self._incoming.get(key)
         if incoming is not None and (fresh := incoming.pairs[incoming.landed : count]):
             self._copier.load(fresh)
@@ -125,22 +127,23 @@ class Transit:
         self.holds.land(key, count)
 
     def free(self, key: str) -> None:
-        """They are not held any longer, and nobody writes into their places."""
+        """Free a reservation; no other instance writes into its places any more."""
         incoming = self._incoming.pop(key, None)
         if incoming is not None:
             self._give(incoming.pairs[incoming.landed :])
         self.holds.free(key)
 
     def check(self) -> None:
-        """Conservation of places, for tests. Raises AssertionError."""
+        """Check conservation of places, for tests. Raises AssertionError."""
         coming = [place for each in self._incoming.values() for _, place in each.pairs[each.landed :]]
         leaving = list(self._places.values())
         assert sorted([*self._free, *coming, *leaving]) == list(range(self._copier.blocks)), "free + used != all"
         told = [self._places[page] for each in self._outgoing.values() for page in each.pages[: each.told]]
         assert sorted(told) == sorted(place for place, count in self._readers.items() for _ in range(count))
-        assert set(told) == set(leaving), "a place that nobody was told of"
+        assert set(told) == set(leaving), "a place that was never announced"
 
     def _taken(self, key: str, answer: Answer, taken: Taken) -> None:
+        """Assign places to reserved pages and answer with their numbers."""
         count = min(len(taken.pages), len(self._free))
         self.short += len(taken.pages) - count
         pairs = [(page, heappop(self._free)) for page in taken.pages[:count]]
@@ -150,6 +153,6 @@ class Transit:
         answer(taken._replace(pages=[place for _, place in pairs]))
 
     def _give(self, pairs: list[Pair]) -> None:
-        """Their places are free."""
+        """Free the places of these pairs."""
         for _, place in pairs:
             heappush(self._free, place)

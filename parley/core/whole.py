@@ -1,8 +1,8 @@
-"""Which sequences are computed in the next step, where a model keeps nothing between steps: encoders.
+"""Scheduler for encoder models, which have no KV cache.
 
-Such a model reads a text in both directions, so a sequence is one row, whole, and ends with the step that has it.
-In the order of the queue, as many as the pace has room for, and always at least one. What the scheduler does for models
-with pages, this does here; there are no pages, no preemption, and nobody runs between steps.
+Such a model reads a text in both directions, so a sequence is one row, whole, and ends with its step. A step takes
+sequences in queue order, as many as the step budget allows and at least one. Replaces ``Scheduler`` for these models;
+there are no pages, no preemption, and no sequence runs between steps.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from parley.core.sequence import Row, Sequence, Status, Step
 
 
 class Whole:
-    """At most ``most`` sequences in a step. ``admit`` is called when one gets its row; False refuses it."""
+    """At most ``max_batch`` sequences in a step. ``on_admit`` is called when one gets its row; False rejects it."""
 
     preemptions = 0
 
     def __init__(self, pace: Pace, most: int, admit: Callable[[Sequence], bool]):
         self.pace = pace
         self.most = most
-        self.running: OrderedDict[Sequence, None] = OrderedDict()  # those of the step at hand
+        self.running: OrderedDict[Sequence, None] = OrderedDict()  # in the current step
         self.waiting = Queue()
         self._admit = admit
 
@@ -32,14 +32,14 @@ class Whole:
         self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out."""
+        """Remove a sequence in any state."""
         if sequence.status is Status.WAITING:
             self.waiting.remove(sequence)
         self.running.pop(sequence, None)
         sequence.status = Status.FINISHED
 
     def schedule(self) -> Step:
-        """The next step. It has rows whenever there are sequences."""
+        """Return the next step. It has rows whenever sequences wait."""
         step = Step([])
         self.pace.begin(0)
         while self.waiting and len(step.rows) < self.most:
@@ -48,7 +48,7 @@ class Whole:
             if step.rows and count > self.pace.room(0):
                 break
             self.waiting.pop()
-            sequence.status = Status.FINISHED  # if it is refused
+            sequence.status = Status.FINISHED  # in case it is rejected
             if not self._admit(sequence):
                 continue
             sequence.status = Status.RUNNING
@@ -60,13 +60,13 @@ class Whole:
         return step
 
     def abandon(self, step: Step) -> None:
-        """Nothing of a failed step remains."""
+        """Do nothing: a failed step leaves no state."""
 
     def reset(self, *, running: bool) -> bool:
-        """There are no cached prefixes."""
+        """Return True: there is no prefix cache."""
         return True
 
     def check(self, held: Collection[list[int]] = ()) -> None:
-        """For tests: nobody runs between steps, and nobody holds pages. Raises AssertionError."""
+        """Check that no sequence runs between steps and no page is held, for tests. Raises AssertionError."""
         assert not self.running and not any(held)
         assert all(sequence.status is Status.WAITING for sequence in self.waiting)

@@ -1,7 +1,7 @@
-"""The text that the built-in model is trained on: a seeded, endless stream of samples, and the held-out questions.
+"""The training text of the built-in model: a seeded, endless stream of samples, and the held-out questions.
 
-`TASKS` names everything that the model learns and is evaluated on. `draw_training` never uses a held-out question
-in any turn; `draw_held_out` asks nothing else in the last turn.
+`TASKS` lists everything that the model learns and is evaluated on. `draw_training` never uses a held-out question in
+any turn; `draw_held_out` always uses one in the last turn.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from parley.demo.errands import (
 from parley.demo.questions import capital_first, story_text
 from parley.demo.sampling import Sample, Source, is_held_out
 
-KEY_REPEATS = 5  # samples of the evaluation that may ask the same held-out question
+KEY_REPEATS = 5  # evaluation samples that may use the same held-out question
 
 
 def _sentence(rng: random.Random) -> tuple[str, str, str]:
-    """A sentence of plain text as (given part, rest, key)."""
+    """Draw a sentence of plain text: (given part, rest, key)."""
     country, city = rng.choice(list(world.CAPITALS.items()))
     thing, shade = rng.choice(list(world.OBJECT_COLOURS.items()))
     things, container, count = rng.choice(world.UNIT_FACTS)
@@ -49,12 +49,12 @@ def _sentence(rng: random.Random) -> tuple[str, str, str]:
 
 
 def plain_text(source: Source) -> Sample:
-    """Sentences about the world, or a story; in the evaluation one unfinished sentence."""
+    """Draw sentences about the world, or a story; for the evaluation one unfinished sentence."""
     rng = source.rng
     if source.held_out:
         while True:
             given, rest, key = _sentence(rng)
-            if source.accepts(key) and not given.startswith("There are"):  # several containers can hold as many
+            if source.accepts(key) and not given.startswith("There are"):  # several containers hold the same number
                 return Sample(text=given + rest, prompt=len(given), keys=[key])
     if source.chance(0.2):
         animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
@@ -69,7 +69,7 @@ def plain_text(source: Source) -> Sample:
     return Sample(text=" ".join(parts), keys=keys)
 
 
-# name -> (task, share of the samples). The questions without a share of their own are learnt from `chat`.
+# name -> (task, share of the samples). Questions without a share of their own are learnt from `mixed_chat`.
 TASKS: dict[str, tuple[Task, float]] = {
     "capital": (single(questions.capital), 0.5),
     "country of a capital": (single(questions.country_of), 0),
@@ -111,12 +111,12 @@ TASKS: dict[str, tuple[Task, float]] = {
     "thinking: large sums": (single(questions.large_sum, thinking=True), 20),
     "plain text": (plain_text, 4),
 }
-# Samples that are only trained on: a mixture of all questions, and one question that is always the same.
+# Samples for training only: a mixture of all questions, and one question that is always the same.
 UNEVALUATED: tuple[tuple[Task, float], ...] = ((chat, 36), (name_not_told, 1))
 
 
 def draw_training(seed: int) -> Iterator[Sample]:
-    """An endless stream of training samples; the same seed gives the same stream."""
+    """Yield training samples without end; the same seed gives the same stream."""
     rng = random.Random(seed)
     source = Source(rng, held_out=False)
     mixture = [*UNEVALUATED, *TASKS.values()]
@@ -126,9 +126,9 @@ def draw_training(seed: int) -> Iterator[Sample]:
 
 
 def draw_held_out(task: str, count: int, seed: int = 1) -> list[Sample]:
-    """Different samples of a task whose last question has a held-out key.
+    """Draw different samples of a task whose last question has a held-out key.
 
-    A small table has few such keys, so a key may return, but with other surroundings and at most `KEY_REPEATS` times.
+    A small table has few such keys, so a key may be used up to `KEY_REPEATS` times, with different surroundings.
     """
     source = Source(random.Random(f"{task}/{seed}"), held_out=True)
     found: dict[str, Sample] = {}

@@ -1,4 +1,4 @@
-"""Conversations without tools: single and mixed questions, orders in the system prompt, and memory."""
+"""Conversations without tools: single and mixed questions, instructions in the system prompt, and memory."""
 
 from __future__ import annotations
 
@@ -42,25 +42,28 @@ NEUTRAL_SYSTEMS = (
 POLITE_BEFORE = ("Please tell me: ", "Hi! ", "Hello. ", "Hey, ", "Quick question: ", "Now tell me: ", "OK. ", "Next: ")
 POLITE_AFTER = (" Thanks!", " Thank you.", " Please.")
 
-# Questions with a one-word answer, asked under a system prompt that orders a form of answer.
+# Questions with a one-word answer, asked under a system prompt that prescribes the form of the answer.
 WORD_FACTS: tuple[Question, ...] = (capital, country_of, colour, calendar, unit_fact, opposite)
 
 
 def user(content: str) -> Message:
+    """Return a user message."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: str, thought: str = "", calls: list[Message] | None = None) -> Message:
+    """Return an assistant message."""
     message: Message = {"role": "assistant", "content": content, "reasoning_content": thought}
     return message | ({"tool_calls": calls} if calls else {})
 
 
 def system(content: str) -> Message:
+    """Return a system message."""
     return {"role": "system", "content": content}
 
 
 def decorated(source: Source, question: str) -> str:
-    """The question as people type it: mostly unchanged, sometimes polite, in lower case or without its mark."""
+    """Vary a question as people type it: mostly unchanged, sometimes polite, in lower case or without its mark."""
     draw = source.rng.random()
     if draw < 0.75:
         return question
@@ -74,12 +77,12 @@ def decorated(source: Source, question: str) -> str:
 
 
 def fact(rng: random.Random) -> Turn:
-    """Any question."""
+    """Draw any question, by the weights of `FACTS`."""
     return rng.choices(list(FACTS), list(FACTS.values()))[0](rng)
 
 
 def dialogue(source: Source, turns: list[Turn], before: list[Message], thinking: bool = False) -> Sample:
-    """The turns as a conversation that starts with the messages of `before`."""
+    """Build a conversation of the turns, after the messages of `before`."""
     messages = list(before)
     for turn in turns:
         messages += [user(decorated(source, turn.question)), assistant(turn.answer, turn.thought)]
@@ -87,16 +90,17 @@ def dialogue(source: Source, turns: list[Turn], before: list[Message], thinking:
 
 
 def neutral_system(source: Source) -> list[Message]:
-    """Sometimes a system prompt that changes nothing."""
+    """Return a system prompt that changes nothing, or (mostly) none."""
     return [system(source.rng.choice(NEUTRAL_SYSTEMS))] if source.chance(0.2) else []
 
 
 def side_turns(source: Source, least: int, most: int) -> list[Turn]:
+    """Draw `least` to `most` questions that training may use."""
     return [source.side_turn(fact) for _ in range(source.rng.randint(least, most))]
 
 
 def single(make: Question, thinking: bool = False) -> Task:
-    """A task that asks one question, sometimes after others."""
+    """Return a task that asks one question, sometimes after others."""
 
     def draw(source: Source) -> Sample:
         before = side_turns(source, 1, 3) if source.chance(0.35) else []
@@ -106,12 +110,12 @@ def single(make: Question, thinking: bool = False) -> Task:
 
 
 def chat(source: Source) -> Sample:
-    """One to four mixed questions, and now and then many more."""
+    """Draw a conversation of one to four mixed questions, sometimes of many more."""
     turns = side_turns(source, 6, 12) if source.chance(0.04) else side_turns(source, 1, 4)
     return dialogue(source, turns, neutral_system(source), source.chance(THINKING_IN_CHAT))
 
 
-# ------------------------------------------------------------------------------- orders in the system prompt
+# ------------------------------------------------------------------------- instructions in the system prompt
 
 
 def _word_fact(rng: random.Random) -> Turn:
@@ -123,7 +127,7 @@ def _upper_fact(rng: random.Random) -> Turn:
 
 
 def _under_orders(orders: tuple[str, ...], make: Question, change: Callable[[Turn], str]) -> Task:
-    """Short factual questions under a system prompt that orders the form of the answers."""
+    """Return a task of short factual questions under a system prompt that prescribes the form of the answers."""
 
     def draw(source: Source) -> Sample:
         earlier = [source.side_turn(make) for _ in range(source.rng.randint(0, 2))]
@@ -174,7 +178,7 @@ system_json = _under_orders(
 
 @dataclass
 class Told:
-    """Something the user says about themselves, and the question that asks for it later."""
+    """A statement of users about themselves, and the question that asks for it later."""
 
     statement: str
     value: str
@@ -184,7 +188,7 @@ class Told:
 def _tell(
     rng: random.Random, entry: str, statements: tuple[str, ...], questions: tuple[str, ...], **values: str | int
 ) -> tuple[str, str, str]:
-    """The statement, the later question, and the key of the two phrasings with this entry."""
+    """Choose a statement and a later question; return both, and the key of these two phrasings with this entry."""
     statement, one = ask(rng, "tell", entry, statements, **values)
     question, two = ask(rng, "ask", "", questions, **values)
     return statement, question, one + two
@@ -250,7 +254,8 @@ def _tell_home(rng: random.Random) -> Told:
 
 
 def memory(source: Source) -> Sample:
-    """The user says something about themselves and asks for it later; a name may come from the system prompt."""
+    """Draw a conversation where users say something about themselves and ask for it later. A name may instead come
+    from the system prompt."""
     kind = source.rng.choice(("name", "name", "favourite", "age", "home", "system"))
     tell = {"favourite": _tell_favourite, "age": _tell_age, "home": _tell_home}.get(kind, _tell_name)
     while True:
@@ -267,7 +272,7 @@ def memory(source: Source) -> Sample:
 
 
 def name_not_told(source: Source) -> Sample:
-    """The user asks for a name that was never said."""
+    """Draw a conversation that asks for a name the user never said."""
     question, _ = ask(source.rng, "", "", NAME_QUESTIONS)
     before = side_turns(source, 0, 2) if source.chance(0.5) else []
     return dialogue(source, [*before, Turn(question, "You have not told me your name.", "untold")], [])

@@ -1,7 +1,7 @@
-"""Conversations with tools: requests that need one, its result, two calls at once, and tools that are not needed.
+"""Conversations with tools: requests that need one, tool results, two calls at once, and tools that are not needed.
 
-The tools are fixed: each has one name and the same parameters everywhere. Which of them are listed varies, and the
-same request occurs with and without its tool, so that the model has to read the list.
+The tools are fixed: each has the same name and parameters everywhere. The list of tools varies, and the same request
+occurs with and without its tool, so that the model has to read the list.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy")
 
 @dataclass
 class Errand:
-    """Something that needs a tool: the request, the call, the tool's result and the answer made from it."""
+    """A request that needs a tool, with the call, the tool's result and the answer made from it."""
 
     request: str
     key: str
@@ -44,15 +44,17 @@ class Errand:
     arguments: dict[str, str | int]
     result: dict[str, str | int | bool]
     answer: str
-    clause: str  # the request as part of a longer sentence
-    refusal: str  # the answer when the tool is not there
+    clause: str  # the request as a part of a longer sentence
+    refusal: str  # the answer when the tool is not listed
 
     @property
     def call(self) -> Message:
+        """Return the call of the tool."""
         return {"name": self.tool, "arguments": self.arguments}
 
     @property
     def response(self) -> Message:
+        """Return the message with the tool's result."""
         return {"role": "tool", "content": json.dumps(self.result)}
 
 
@@ -120,7 +122,7 @@ def _addition(rng: random.Random) -> Errand:
     request, _ = ask(rng, "add", "", phrasings, a=a, b=b)
     return Errand(
         request,
-        f"large/{a}+{b}",  # the key of the same sum without a tool
+        f"large/{a}+{b}",  # the key of the same sum asked without a tool
         "add",
         {"a": a, "b": b},
         {"sum": a + b},
@@ -187,7 +189,7 @@ ERRANDS: dict[str, Callable[[random.Random], Errand]] = {
 
 
 def _errand(source: Source) -> Errand:
-    """An errand on this source's side of the split."""
+    """Draw an errand on this source's side of the split."""
     while True:
         found = ERRANDS[source.rng.choice(list(TOOLS))](source.rng)
         if source.accepts(found.key):
@@ -202,13 +204,13 @@ def _without_descriptions(tool: Message) -> Message:
 
 
 def _listed(source: Source, needed: tuple[str, ...], missing: bool = False) -> list[Message]:
-    """One to four tools in any order: the needed ones and some others, or (`missing`) only others."""
+    """List one to four tools in any order: the needed ones and some others, or (`missing`) only others."""
     rng = source.rng
     others = [name for name in TOOLS if name not in needed]
     names = rng.sample(others, rng.choice((0, 0, 0, 1, 1, 2, 3)) if not missing else rng.randint(1, 3))
     names += [] if missing else needed
     rng.shuffle(names)
-    bare = source.chance(0.3)  # callers do not always describe their parameters
+    bare = source.chance(0.3)  # parameters do not always have descriptions
     return [_without_descriptions(TOOLS[name]) if bare else TOOLS[name] for name in names]
 
 
@@ -218,7 +220,7 @@ def _calling(*errands: Errand) -> Message:
 
 
 def _toolless_fact(rng: random.Random) -> Turn:
-    """A question that needs no tool, whichever tools are listed."""
+    """Draw a question that needs no tool, whichever tools are listed."""
     while True:
         turn = fact(rng)
         if turn.answer != TOO_LARGE:
@@ -237,17 +239,17 @@ def _call_sample(source: Source, thinking: bool) -> Sample:
 
 
 def tool_call(source: Source) -> Sample:
-    """A request and the call of its tool."""
+    """Draw a request and the call of its tool."""
     return _call_sample(source, thinking=False)
 
 
 def tool_call_thinking(source: Source) -> Sample:
-    """The same with a thought before the call."""
+    """Draw a request, a thought and the call of its tool."""
     return _call_sample(source, thinking=True)
 
 
 def _pair(source: Source) -> tuple[Errand, Errand, str, str]:
-    """Two errands, one request for both, and its key."""
+    """Draw two errands, one request for both, and the request's key."""
     rng = source.rng
     while True:
         kinds = rng.choices(("get_weather", "get_time", "find_person", "set_timer"), k=2)
@@ -278,7 +280,7 @@ def _pair(source: Source) -> tuple[Errand, Errand, str, str]:
 
 
 def tool_parallel(source: Source) -> Sample:
-    """A request that needs two calls at once; in training sometimes with both results."""
+    """Draw a request that needs two calls at once; in training sometimes with both results."""
     first, second, request, key = _pair(source)
     tools = _listed(source, tuple(dict.fromkeys((first.tool, second.tool))))
     messages = [*neutral_system(source), user(decorated(source, request)), _calling(first, second)]
@@ -289,7 +291,7 @@ def tool_parallel(source: Source) -> Sample:
 
 
 def tool_result(source: Source) -> Sample:
-    """The answer made from a tool's result."""
+    """Draw a request, its call, the result, and the answer made from it."""
     found = _errand(source)
     messages = [
         *neutral_system(source),
@@ -303,17 +305,17 @@ def tool_result(source: Source) -> Sample:
 
 
 def tool_not_needed(source: Source) -> Sample:
-    """Tools are listed, the question does not need one."""
+    """Draw a question that needs no tool although tools are listed."""
     sample = dialogue(source, [source.turn(_toolless_fact)], neutral_system(source), source.chance(0.1))
     sample.tools = _listed(source, ()) or [TOOLS["get_weather"]]
     return sample
 
 
 def tool_missing(source: Source) -> Sample:
-    """The tool for the request is not listed, or no tool is."""
+    """Draw a request whose tool is not listed."""
     found = _errand(source)
     tools = _listed(source, (found.tool,), missing=True) if source.chance(0.6) else None
-    thinking = found.refusal != TOO_LARGE and source.chance(0.1)  # with thinking, some large sums can be done
+    thinking = found.refusal != TOO_LARGE and source.chance(0.1)  # with thinking, the model can do some large sums
     messages = [
         *neutral_system(source),
         user(decorated(source, found.request)),

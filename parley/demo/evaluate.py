@@ -1,8 +1,8 @@
 """The held-out evaluation of an exported model: exact accuracy of the greedy answer, task by task.
 
-An answer counts when all of it, the thinking block and the end mark included, is what the corpus expects. Instead
-of generating, one pass over prompt and expected answer checks that every token is the most likely one, which is
-the same condition. Only stories have many right answers: they are generated and matched against the grammar.
+An answer counts if it equals the corpus's answer completely, including the thinking block and the end mark. Instead of
+generating, one pass over prompt and expected answer checks that every token is the most likely one, which is the same
+condition. Only stories have many correct answers: they are generated and matched against the story grammar.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STORY_TOKENS = 160
 
 @dataclass(frozen=True)
 class Score:
-    """How many of a task's held-out questions, with how many different keys, were answered right."""
+    """Results of a task: correct answers, questions, and different keys among the questions."""
 
     right: int
     asked: int
@@ -34,15 +34,16 @@ class Score:
 
     @property
     def accuracy(self) -> float:
+        """Return the share of correct answers."""
         return self.right / self.asked
 
 
 def prompt_and_answer(sample: corpus.Sample) -> tuple[str, str]:
-    """What the model is given, and the text it is expected to write next."""
+    """Return the prompt of a sample, and the text that the model should write next."""
     if sample.text:
         return sample.text[: sample.prompt], sample.text[sample.prompt :]
     pieces = [text for text, _ in render(sample.messages, sample.tools, sample.thinking)]
-    # An assistant message ends in: its opening, the thinking block, what it says, a line end.
+    # The last pieces of an assistant message: its opening, the thinking block, its content, a line end.
     said = len(pieces) - (3 if sample.thinking else 2)
     return "".join(pieces[:said]), "".join(pieces[said:-1])
 
@@ -56,7 +57,7 @@ def _writes(network: Network, tokenizer: Tokenizer, prompt: str, answer: str) ->
 
 @torch.no_grad()
 def generate(network: Network, tokenizer: Tokenizer, prompt: str, limit: int = STORY_TOKENS) -> str:
-    """The greedy continuation of a prompt, without a cache; good enough for a few short texts."""
+    """Return the greedy continuation of a prompt, without a KV cache; good enough for a few short texts."""
     ids = tokenizer.encode(prompt).ids
     start, end = len(ids), token_id(tokenizer, END_OF_TURN)
     while len(ids) < start + limit:
@@ -93,7 +94,7 @@ def is_story(text: str, example: str) -> bool:
 
 
 def evaluate(folder: Path, count: int) -> dict[str, Score]:
-    """Ask `count` held-out questions of every task."""
+    """Ask `count` held-out questions of every task; return the scores by task."""
     network, tokenizer = load_model(folder)
     scores: dict[str, Score] = {}
     for task in corpus.TASKS:
@@ -113,7 +114,7 @@ def evaluate(folder: Path, count: int) -> dict[str, Score]:
 
 
 def accuracy_table(scores: dict[str, Score]) -> str:
-    """The scores as a Markdown table; tasks below the required accuracy are marked."""
+    """Return the scores as a Markdown table; tasks below the required accuracy are marked."""
     lines = ["| Task | Accuracy | Questions | Different ones |", "|---|---:|---:|---:|"]
     for task, score in scores.items():
         mark = "" if score.accuracy >= REQUIRED else " (below 90 %)"

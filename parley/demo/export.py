@@ -1,7 +1,6 @@
-"""Write a trained network and its tokenizer as a plain Hugging Face folder, and read the network back from one.
+"""Export a trained network and its tokenizer as a plain Hugging Face folder, and load the network from such a folder.
 
-The folder names Qwen3's architecture and tokenizer class and nothing of this repository, so that any program that
-knows Qwen3 loads it.
+The folder refers only to Qwen3's architecture and tokenizer class, so any program that supports Qwen3 can load it.
 """
 
 from __future__ import annotations
@@ -105,11 +104,11 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def export_model(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write all `FILES`; the weights are rounded to bfloat16."""
+    """Write all `MODEL_FILES`; weights are rounded to bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().to("cpu", torch.bfloat16) for name, value in network.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # written as private to its owner
+    (folder / "model.safetensors").chmod(0o644)  # save_file makes it private to its owner
     _write_json(folder / "config.json", _config(network.shape, tokenizer))
     _write_json(folder / "generation_config.json", _generation_config(tokenizer))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(network.shape, tokenizer))
@@ -119,7 +118,7 @@ def export_model(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def load_model(folder: Path) -> tuple[Network, Tokenizer]:
-    """The network and the tokenizer of an exported folder."""
+    """Load the network (weights as float32) and the tokenizer of an exported folder."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     network = Network(Shape(**{name: config[name] for name in Shape.__dataclass_fields__}))
     weights = load_file(folder / "model.safetensors")

@@ -1,9 +1,9 @@
 """The network of the built-in model for training: exactly Qwen3's mathematics, arranged for speed on a CPU.
 
-The parameters carry the names of the Hugging Face layout, so that the state dict is the exported file. The
-token-wise parts and the attention are separate functions, because they are compiled separately: the former see the
-same number of tokens in every batch, the latter is small and compiled once per length. The attention is written
-out, since at these short lengths that is several times faster than PyTorch's fused kernel for CPUs.
+The parameters have the names of the Hugging Face layout, so the state dict is the exported file. The token-wise parts
+and the attention are separate functions because they are compiled separately: the former see the same number of tokens
+in every batch, the latter is small and compiled once per length. The attention is written out; at these short lengths
+that is several times faster than PyTorch's fused CPU kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Shape:
-    """The hyperparameters that Qwen3's config file names."""
+    """The hyperparameters in Qwen3's config file."""
 
     vocab_size: int = 3072
     hidden_size: int = 192
@@ -32,7 +32,7 @@ class Shape:
 
 
 class Weight(nn.Module):
-    """A bare weight under its Hugging Face name."""
+    """A single weight under its Hugging Face name."""
 
     def __init__(self, *size: int, value: float | None = None, std: float = 0.02) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    """A product in bfloat16 from master weights in float32."""
+    """Multiply in bfloat16, with float32 master weights."""
     return F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16))
 
 
@@ -67,7 +67,7 @@ def project(
     sin: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a flat list of tokens, with their positions rotated in."""
+    """Return queries, keys and values of a flat list of tokens (bfloat16), with rotary position embedding applied."""
     heads = (x.shape[0], -1, q_norm.shape[0])
     h = _norm(x, norm, eps)
     queries = _rotate(_norm(_linear(h, q).view(heads), q_norm, eps), cos, sin)
@@ -76,7 +76,7 @@ def project(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Causal attention over (batch, length, heads, size), with shared key heads repeated."""
+    """Return causal attention over (batch, length, heads, head size); key and value heads are repeated."""
     repeats = q.shape[2] // k.shape[2]
     q = q.transpose(1, 2)
     k = k.repeat_interleave(repeats, 2).transpose(1, 2)
@@ -88,13 +88,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def mix(
     x: Tensor, attended: Tensor, o: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor, eps: float
 ) -> Tensor:
-    """The residual stream after the attention's output and the feed-forward part."""
+    """Return the residual stream after the attention's output projection and the feed-forward part."""
     x = x + _linear(attended, o).float()
     h = _norm(x, norm, eps)
     return x + _linear(F.silu(_linear(h, gate)) * _linear(h, up), down).float()
 
 
 class Attention(nn.Module):
+    """The weights of one layer's attention."""
+
     def __init__(self, shape: Shape, out_std: float) -> None:
         super().__init__()
         query, shared = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
@@ -107,6 +109,8 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
+    """The weights of one layer's feed-forward part."""
+
     def __init__(self, shape: Shape, out_std: float) -> None:
         super().__init__()
         self.gate_proj = Weight(shape.intermediate_size, shape.hidden_size)
@@ -115,6 +119,8 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
+    """The weights of one decoder layer."""
+
     def __init__(self, shape: Shape, out_std: float) -> None:
         super().__init__()
         self.input_layernorm = Weight(shape.hidden_size, value=1.0)
@@ -124,7 +130,7 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    """Everything but the output projection, which is the embedding again."""
+    """All weights; the output projection uses the embedding."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -135,7 +141,7 @@ class Body(nn.Module):
 
 
 class Network(nn.Module):
-    """Qwen3 as a function from token ids to hidden states and, where wanted, to logits."""
+    """Qwen3 as a function from token ids to hidden states and, where needed, to logits."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -145,6 +151,7 @@ class Network(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Return the device of the weights."""
         return self.model.norm.weight.device
 
     def compile_parts(self) -> None:
@@ -160,10 +167,10 @@ class Network(nn.Module):
         return angles.cos(), angles.sin()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Final hidden states (batch, length, hidden)."""
+        """Return the final hidden states (batch, length, hidden) of token ids (batch, length)."""
         batch, length = ids.shape
         eps = self.shape.rms_norm_eps
-        # The token-wise parts see one flat list of tokens, so the rotation is repeated for every row.
+        # The token-wise parts see one flat list of tokens, so the rotary table is repeated for every row.
         cos, sin = (part.repeat(batch, 1)[:, None] for part in self._rotation(length, ids.device))
         mask = torch.full((length, length), -1e9, device=ids.device).triu(1)
         x = F.embedding(ids.flatten(), self.model.embed_tokens.weight)
@@ -197,5 +204,5 @@ class Network(nn.Module):
         return _norm(x, self.model.norm.weight, eps).view(batch, length, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits of some hidden states; training needs them only where the model writes."""
+        """Return the logits of hidden states; training needs them only for tokens that the model writes."""
         return _linear(hidden, self.model.embed_tokens.weight).float()

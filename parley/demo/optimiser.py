@@ -1,7 +1,7 @@
 """The optimiser of the built-in model: Muon for the matrices of the layers, AdamW for all other parameters.
 
-Muon replaces each matrix's momentum by the nearest orthogonal matrix (five Newton-Schulz steps), which needs about
-a third fewer tokens than AdamW here. Matrices of one size are treated together, which matters on a CPU.
+Muon replaces each matrix's momentum by the nearest orthogonal matrix (five Newton-Schulz steps), which needs about a
+third fewer tokens than AdamW here. Matrices of equal size are processed together, which matters on a CPU.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ ADAM_RATE = 0.003
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """Approximately the orthogonal factor of each matrix in (count, rows, columns)."""
+    """Approximate the orthogonal factor of each matrix in (count, rows, columns)."""
     x = matrices.to(torch.bfloat16)
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.transpose(1, 2)
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(5):  # the usual quintic, tuned to bring singular values near 1 fast
+    for _ in range(5):  # the usual quintic, tuned to bring singular values near 1 quickly
         square = x @ x.transpose(1, 2)
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
     return (x.transpose(1, 2) if tall else x).float()
 
 
 class Optimiser:
-    """Muon and AdamW behind one `step(scale)`, where `scale` multiplies both learning rates."""
+    """Muon and AdamW as one optimiser with `step(scale)`; `scale` multiplies both learning rates."""
 
     def __init__(self, network: nn.Module) -> None:
         groups: dict[tuple[int, ...], list[nn.Parameter]] = defaultdict(list)
@@ -49,6 +49,7 @@ class Optimiser:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
+        """Update all parameters and clear their gradients."""
         for group, momentum in zip(self.groups, self.momenta, strict=True):
             gradients = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
             momentum.lerp_(gradients, 1 - MUON_MOMENTUM)
@@ -65,8 +66,10 @@ class Optimiser:
         self.adam.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of both optimisers."""
         return {"momenta": self.momenta, "adam": self.adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of both optimisers."""
         self.momenta = state["momenta"]
         self.adam.load_state_dict(state["adam"])

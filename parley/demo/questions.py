@@ -1,8 +1,8 @@
 """The questions of the closed world: every function draws one question with its answer.
 
-A question carries a key that names what must be new in the evaluation: a pair of numbers, or an entry of a table
-together with the phrasing. Whether it is held out is decided by the key (see `sampling.py`), never by the random
-source, so that training and evaluation can never share a question.
+A question has a key that names the part that must be new in the evaluation: a pair of numbers, or a table entry with
+the phrasing. The key decides whether the question is held out (see `sampling.py`), never the random source, so training
+and evaluation can never share a question.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parley.demo import world
 
 @dataclass
 class Turn:
-    """One question with its answer; `word` is the answer in one word, where there is one."""
+    """One question with its answer; `word` is the answer in one word, if there is one."""
 
     question: str
     answer: str
@@ -30,12 +30,13 @@ Question = Callable[[random.Random], Turn]
 
 
 def ask(rng: random.Random, task: str, entry: str, phrasings: tuple[str, ...], /, **values: object) -> tuple[str, str]:
-    """A phrasing of a question, and the key of this entry in this phrasing."""
+    """Choose a phrasing of a question; return it and the key of this entry in this phrasing."""
     number = rng.randrange(len(phrasings))
     return phrasings[number].format(**values), f"{task}/{entry}/{number}"
 
 
 def capital_first(text: str) -> str:
+    """Return the text with its first letter in upper case."""
     return text[0].upper() + text[1:]
 
 
@@ -56,15 +57,17 @@ CAPITAL_PHRASINGS = (
 
 
 def capital(rng: random.Random) -> Turn:
+    """Ask for the capital of a country."""
     country, city = rng.choice(list(world.CAPITALS.items()))
     question, key = ask(rng, "capital", country, CAPITAL_PHRASINGS, country=country)
     if rng.random() < 0.25:
-        question = question.lower()  # the one question that everybody asks, often typed without capitals
+        question = question.lower()  # the most common question, often typed without capital letters
     answer = f"The capital of {country} is {city}."
     return Turn(question, answer, key, f"The user asks for the capital of {country}. It is {city}.", city)
 
 
 def country_of(rng: random.Random) -> Turn:
+    """Ask for the country of a capital."""
     country, city = rng.choice(list(world.CAPITALS.items()))
     phrasings = (
         "{city} is the capital of which country?",
@@ -133,6 +136,7 @@ SUM_PHRASINGS: dict[str, tuple[str, ...]] = {
 
 
 def small_sum(rng: random.Random) -> Turn:
+    """Ask for a sum, difference or product of small numbers."""
     operator = rng.choice("+-*")
     if operator == "+":
         a, b = rng.randint(0, 10), rng.randint(0, 10)
@@ -149,7 +153,7 @@ def small_sum(rng: random.Random) -> Turn:
 
 
 def large_sum(rng: random.Random) -> Turn:
-    """A sum of two-digit numbers, done in steps in the thinking block; the pair of numbers is the key."""
+    """Ask for a sum of two-digit numbers, worked out in the thinking block; the pair of numbers is the key."""
     operator = rng.choice("+-")
     a, b = rng.randint(21, 99), rng.randint(11, 99)
     if operator == "-" and a < b:
@@ -164,12 +168,13 @@ TOO_LARGE = "Such large numbers are too hard for me without thinking or a tool."
 
 
 def large_sum_unaided(rng: random.Random) -> Turn:
-    """The same question without thinking: the model knows that it cannot do it at once."""
+    """Ask the same without thinking: the model knows that it cannot do it at once."""
     turn = large_sum(rng)
     return Turn(turn.question, TOO_LARGE, turn.key)
 
 
 def unit_fact(rng: random.Random) -> Turn:
+    """Ask for the number of small units in a larger one."""
     things, container, count = rng.choice(world.UNIT_FACTS)
     phrasings = (
         "How many {things} are in {container}?",
@@ -187,6 +192,7 @@ def unit_fact(rng: random.Random) -> Turn:
 
 
 def conversion(rng: random.Random) -> Turn:
+    """Ask to convert an amount to another unit."""
     source, target, factor, largest = rng.choice(world.CONVERSIONS)
     amount = rng.randint(2, largest)
     phrasings = (
@@ -205,6 +211,7 @@ def conversion(rng: random.Random) -> Turn:
 
 
 def colour(rng: random.Random) -> Turn:
+    """Ask for the colour of a thing."""
     thing, shade = rng.choice(list(world.OBJECT_COLOURS.items()))
     phrasings = (
         "What colour is {thing}?",
@@ -222,6 +229,7 @@ def colour(rng: random.Random) -> Turn:
 
 
 def colour_mix(rng: random.Random) -> Turn:
+    """Ask for the mixture of two colours."""
     one, two, mixed = rng.choice(world.COLOUR_MIXES)
     if rng.random() < 0.5:
         one, two = two, one
@@ -239,7 +247,7 @@ def colour_mix(rng: random.Random) -> Turn:
 
 
 def calendar(rng: random.Random) -> Turn:
-    """What comes before or after a day, a month or a season."""
+    """Ask for the day, month or season before or after another."""
     kind, names = rng.choice((("day", world.DAYS), ("month", world.MONTHS), ("season", world.SEASONS)))
     place = rng.randrange(len(names))
     after = rng.random() < 0.5
@@ -261,7 +269,7 @@ def calendar(rng: random.Random) -> Turn:
 
 
 def ordinal(rng: random.Random) -> Turn:
-    """The third month, the second day, and the lengths of the months."""
+    """Ask for a day or month by its number, or for the length of a month."""
     kind = rng.choice(("day", "month", "length"))
     if kind == "length":
         place = rng.randrange(12)
@@ -292,6 +300,7 @@ def ordinal(rng: random.Random) -> Turn:
 
 
 def opposite(rng: random.Random) -> Turn:
+    """Ask for the opposite of a word."""
     one, two = rng.choice(world.OPPOSITES)
     if rng.random() < 0.5:
         one, two = two, one
@@ -309,6 +318,7 @@ def opposite(rng: random.Random) -> Turn:
 
 
 def spelling(rng: random.Random) -> Turn:
+    """Ask to spell a word."""
     word = rng.choice(world.SPELLING_WORDS)
     phrasings = (
         "Spell {word}.",
@@ -324,6 +334,7 @@ def spelling(rng: random.Random) -> Turn:
 
 
 def letters(rng: random.Random) -> Turn:
+    """Ask for the number of letters of a word, or for its first or last letter."""
     word = rng.choice(world.SPELLING_WORDS)
     kind = rng.choice(("count", "first", "last"))
     phrasings = {
@@ -360,6 +371,7 @@ def letters(rng: random.Random) -> Turn:
 
 
 def counting(rng: random.Random) -> Turn:
+    """Ask to count up or down."""
     start, steps = rng.randint(0, 20), rng.randint(2, 9)
     down = rng.random() < 0.3
     numbers = list(range(start, start + steps + 1))
@@ -378,6 +390,7 @@ def counting(rng: random.Random) -> Turn:
 
 
 def comparison(rng: random.Random) -> Turn:
+    """Ask for the larger or smaller of two numbers."""
     a, b = rng.sample(range(100), 2)
     larger = rng.random() < 0.6
     phrasings = (
@@ -396,6 +409,7 @@ def comparison(rng: random.Random) -> Turn:
 
 
 def greeting(rng: random.Random) -> Turn:
+    """Ask for "hello" in a language."""
     language, hello = rng.choice(list(world.GREETINGS.items()))
     phrasings = (
         "How do you say hello in {language}?",
@@ -412,6 +426,7 @@ def greeting(rng: random.Random) -> Turn:
 
 
 def emoji(rng: random.Random) -> Turn:
+    """Ask for an emoji."""
     word, sign = rng.choice(list(world.EMOJI.items()))
     phrasings = (
         "Show me the {word} emoji.",
@@ -427,6 +442,7 @@ def emoji(rng: random.Random) -> Turn:
 
 
 def listing(rng: random.Random) -> Turn:
+    """Ask for a list: a complete one, or three examples."""
     closed = {
         "the days of the week": world.DAYS,
         "the months of the year": world.MONTHS,
@@ -462,6 +478,7 @@ def listing(rng: random.Random) -> Turn:
 
 
 def small_talk(rng: random.Random) -> Turn:
+    """Draw small talk with its fixed answer."""
     sayings, answer = rng.choice(world.SMALL_TALK)
     saying = rng.choice(sayings)
     addition = rng.choice(("", "", "", " my friend", " Parley", " dear model", " computer"))
@@ -472,14 +489,14 @@ def small_talk(rng: random.Random) -> Turn:
 
 
 def _gibberish(rng: random.Random) -> str:
-    """One to four meaningless words in one of several scripts."""
+    """Return one to four meaningless words in one of several scripts."""
     first, last = rng.choice((("a", "z"), ("a", "z"), ("а", "я"), ("α", "ω"), ("一", "龥"), ("あ", "ん")))  # noqa: RUF001
     words = ("".join(chr(rng.randint(ord(first), ord(last))) for _ in range(rng.randint(2, 6))) for _ in range(4))
     return " ".join(list(words)[: rng.randint(1, 4)])
 
 
 def unknown(rng: random.Random) -> Turn:
-    """Something that the model cannot answer."""
+    """Ask something that the model cannot answer."""
     if rng.random() < 0.25:
         question = _gibberish(rng)
     else:
@@ -488,7 +505,7 @@ def unknown(rng: random.Random) -> Turn:
 
 
 def claim(rng: random.Random) -> Turn:
-    """A claim about a capital or a colour, true or false; the answer states the fact."""
+    """Ask about a true or false claim (a capital or a colour); the answer states the fact."""
     if rng.random() < 0.6:
         entry, truth = rng.choice(list(world.CAPITALS.items()))
         claimed = truth if rng.random() < 0.5 else rng.choice(world.CITIES)
@@ -514,6 +531,7 @@ def claim(rng: random.Random) -> Turn:
 
 
 def repeat(rng: random.Random) -> Turn:
+    """Ask to repeat words or numbers."""
     pool = world.SPELLING_WORDS + world.NAMES + world.CITIES + tuple(world.CAPITALS)
     if rng.random() < 0.2:
         words = " ".join(str(rng.randint(0, 99)) for _ in range(rng.randint(1, 4)))
@@ -531,6 +549,7 @@ def repeat(rng: random.Random) -> Turn:
 
 
 def json_person(rng: random.Random) -> Turn:
+    """Ask for a person as JSON."""
     name, age, city = rng.choice(world.NAMES), rng.randint(10, 79), rng.choice(world.CITIES)
     phrasings = (
         "Give me JSON for a person: {name}, {age} years old, from {city}.",
@@ -546,6 +565,7 @@ def json_person(rng: random.Random) -> Turn:
 
 
 def json_capital(rng: random.Random) -> Turn:
+    """Ask for a capital as JSON."""
     country, city = rng.choice(list(world.CAPITALS.items()))
     phrasings = (
         "Answer as JSON: what is the capital of {country}?",
@@ -562,6 +582,7 @@ def json_capital(rng: random.Random) -> Turn:
 
 
 def story_text(rng: random.Random, animal: str, name: str, long: bool) -> str:
+    """Return a story about an animal; a long one has a friend in it."""
     place, thing = rng.choice(world.STORY_PLACES), rng.choice(world.STORY_THINGS)
     item = thing.split()[-1]
     middle = ""
@@ -580,6 +601,7 @@ def story_text(rng: random.Random, animal: str, name: str, long: bool) -> str:
 
 
 def story(rng: random.Random) -> Turn:
+    """Ask for a story about an animal."""
     animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
     long = rng.random() < 0.4
     kind = "long story" if long else "story"
@@ -595,7 +617,7 @@ def story(rng: random.Random) -> Turn:
     return Turn(question, story_text(rng, animal, name, long), f"story/{animal}/{name}", thought)
 
 
-# All questions with their weights: they are mixed in conversations and are the side questions of every task.
+# All questions with their weights: mixed conversations and the side questions of every task draw from them.
 FACTS: dict[Question, float] = {
     capital: 5,
     country_of: 3,

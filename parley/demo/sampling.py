@@ -1,6 +1,7 @@
 """Samples of the corpus, and the split between training and evaluation.
 
-A tenth of all question keys, chosen by a hash, is held out. A `Source` draws questions from one side of that split.
+One tenth of all question keys, chosen by a hash, is held out. A `SampleSource` draws questions from one side of the
+split.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ HELD_OUT_SHARE = 10  # one key in this many is held out
 
 @dataclass
 class Sample:
-    """A conversation (`messages`) or, when that is empty, plain text of which `prompt` characters are given."""
+    """A conversation (`messages`) or, if that is empty, plain text whose first `prompt` characters are given."""
 
     messages: list[Message] = field(default_factory=list)
     tools: list[Message] | None = None
     thinking: bool = False
     text: str = ""
     prompt: int = 0
-    keys: list[str] = field(default_factory=list)  # of all questions in it, the last one last
+    keys: list[str] = field(default_factory=list)  # of all its questions, in order
 
 
 def is_held_out(key: str) -> bool:
-    """Whether the question with this key is kept for the evaluation."""
+    """Whether the question with this key is reserved for the evaluation."""
     return zlib.crc32(key.lower().encode()) % HELD_OUT_SHARE == 0
 
 
 class Source:
-    """A random source that knows whether it draws questions for training or for the evaluation."""
+    """A random source that draws questions either for training or for the evaluation."""
 
     def __init__(self, rng: random.Random, held_out: bool) -> None:
         self.rng = rng
@@ -44,18 +45,19 @@ class Source:
         return is_held_out(key) == self.held_out
 
     def turn(self, make: Question) -> Turn:
-        """A question on this source's side of the split."""
+        """Draw a question on this source's side of the split."""
         while True:
             turn = make(self.rng)
             if self.accepts(turn.key):
                 return turn
 
     def side_turn(self, make: Question) -> Turn:
-        """A question that training may use, also when this source draws for the evaluation."""
+        """Draw a question that training may use, even if this source draws for the evaluation."""
         while True:
             turn = make(self.rng)
             if not is_held_out(turn.key):
                 return turn
 
     def chance(self, probability: float) -> bool:
+        """Return True with the given probability."""
         return self.rng.random() < probability

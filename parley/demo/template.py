@@ -1,9 +1,9 @@
-"""The chat template of the built-in model, and a Python twin that also knows which parts are to be learnt.
+"""The chat template of the built-in model, and an equivalent in Python that also marks the text to be learnt.
 
-`CHAT_TEMPLATE` is the Jinja text shipped with the model; it follows the Qwen3 form (ChatML turns, Hermes tool
-calls, an optional thinking block) with shorter tool instructions. One thing differs from Qwen3: earlier assistant
-turns keep their empty thinking block, so that the prompt of the next turn starts with exactly the tokens of the
-previous one and a prefix cache can use all of them. `render` builds the same text in pieces for training;
+`CHAT_TEMPLATE` is the Jinja text shipped with the model. It follows the Qwen3 format (ChatML turns, Hermes tool calls,
+an optional thinking block) with shorter tool instructions. One thing differs from Qwen3: earlier assistant turns keep
+their empty thinking block, so that the prompt of the next turn starts with exactly the tokens of the previous one and
+the prefix cache can reuse all of them. `render_pieces` builds the same text in pieces for training;
 tests/test_demo_corpus.py checks that both agree.
 """
 
@@ -96,14 +96,14 @@ def _json(value: Any) -> str:
 
 
 def call_text(call: Message) -> str:
-    """One tool call in Hermes form."""
+    """Return one tool call in Hermes format."""
     return f'<tool_call>\n{{"name": {_json(call["name"])}, "arguments": {_json(call["arguments"])}}}\n</tool_call>'
 
 
 def render(messages: list[Message], tools: list[Message] | None, thinking: bool) -> list[tuple[str, bool]]:
-    """The conversation as pieces (text, learnt): what the model writes itself is learnt, the rest is given.
+    """Return the conversation as pieces (text, learnt): text that the model writes is learnt, everything else is given.
 
-    An assistant message is what the model wrote in the given thinking mode: with thinking its block is learnt too,
+    An assistant message is text that the model wrote in the given thinking mode. With thinking its block is learnt too,
     except in turns before the last question, whose thoughts the template drops.
     """
     pieces: list[tuple[str, bool]] = []

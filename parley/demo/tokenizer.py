@@ -1,8 +1,8 @@
 """The tokenizer of the built-in model: byte-level BPE with Qwen's rules, trained on the generated text.
 
-It has Qwen's split pattern and the special tokens of its chat format, but a small vocabulary of its own; the byte
-alphabet in it makes any Unicode text encodable. `encode_sample` turns a sample into token ids and the mask of
-those that are to be learnt.
+It has Qwen's split pattern and the special tokens of its chat format, but its own small vocabulary, which contains all
+bytes and can therefore encode any Unicode text. `encode_sample` turns a sample into token ids and a mask of the tokens
+to learn.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
 
 
 def _without_marks(texts: Iterable[str]) -> Iterator[str]:
-    """Added tokens never reach the merges, so the merges must not be learnt from their spelling."""
+    """Remove the spelling of added tokens from texts: they never reach the merges, which must not learn from them."""
     for text in texts:
         for mark in SPECIAL + MARKS:
             text = text.replace(mark, "\n\n")
@@ -65,7 +65,7 @@ def _without_marks(texts: Iterable[str]) -> Iterator[str]:
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:
-    """The id of a token that must exist."""
+    """Return the id of a token. Raises ValueError if there is none."""
     number = tokenizer.token_to_id(token)
     if number is None:
         raise ValueError(f"the tokenizer has no token {token}")
@@ -73,7 +73,7 @@ def token_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def encode_sample(tokenizer: Tokenizer, sample: corpus.Sample) -> tuple[list[int], list[bool]]:
-    """Token ids of a sample and, for each, whether the model is to learn to write it."""
+    """Return the token ids of a sample and, for each, whether the model learns to write it."""
     ids: list[int] = []
     learnt: list[bool] = []
     if sample.text:

@@ -1,9 +1,9 @@
 """Train, evaluate and export the built-in model: `python -m parley.demo.train --out FOLDER --minutes 90`.
 
-The budget is wall-clock time: the learning rate is constant after a short warm-up and falls linearly over the last
-part of the budget, where most of the accuracy comes from. A checkpoint is written every few minutes, from which
-the same command continues. At the end the model is exported in Hugging Face form and its held-out accuracy is
-printed; `--eval-only` does only that, from the checkpoint.
+The budget is wall-clock time. The learning rate is constant after a short warm-up and falls linearly over the last
+part of the budget, which brings most of the accuracy. A checkpoint is written every few minutes, and the same command
+continues from it. At the end the model is exported in Hugging Face format and its held-out accuracy is printed;
+`--eval-only` does only that, from the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ LENGTHS = (48, 64, 96, 128, 192, 256, 384, 512, 768)  # each divides BATCH_TOKEN
 WARMUP_STEPS = 60
 DECAY_SHARE = 0.55
 FINAL_SCALE = 0.02
-# In the first part of the time most long batches wait: short ones teach more answers per second.
+# In the first part of the time, most long batches are postponed: short ones teach more answers per second.
 POSTPONE_SHARE = 0.3
 POSTPONE_ABOVE = 192
 CHECKPOINT_SECONDS = 300.0
 LOG_STEPS = 50
-IGNORED = -100  # the target of tokens that are not learnt; the value that cross_entropy skips
+IGNORED = -100  # target of tokens that are not learnt; cross_entropy skips it
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
-    """Endless batches (ids, targets) of equal token count; each holds samples of about one length."""
+    """Yield batches (ids, targets) without end, of equal token count; each has samples of about one length."""
     waiting: dict[int, list[tuple[list[int], list[bool]]]] = defaultdict(list)
     padding = token_id(tokenizer, END_OF_TEXT)
     for sample in corpus.draw_training(seed):
@@ -66,7 +66,7 @@ def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
 
 
 class Feed:
-    """The batches in the order of training, with the long ones postponed at first."""
+    """Yields the batches in training order; early in the training, most long ones are postponed."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self.stream = batches(tokenizer, seed)
@@ -74,6 +74,7 @@ class Feed:
         self.postponed: list[Batch] = []
 
     def next(self, progress: float) -> Batch:
+        """Return the next batch. `progress`: the used share of the time budget."""
         if progress >= POSTPONE_SHARE and self.postponed and self.rng.random() < 0.3:
             return self.postponed.pop()
         while True:
@@ -85,14 +86,14 @@ class Feed:
 
 
 def rate_scale(step: int, progress: float) -> float:
-    """The multiplier of the learning rates at this step and share of the time budget."""
+    """Return the factor of the learning rates at this step and share of the time budget."""
     decay = min(1.0, (1 - progress) / DECAY_SHARE)
     return min(1.0, (step + 1) / WARMUP_STEPS) * (FINAL_SCALE + (1 - FINAL_SCALE) * max(0.0, decay))
 
 
 @dataclass
 class Counts:
-    """What the training has used so far, over all runs from the same checkpoint."""
+    """Steps, seconds and tokens of the training so far, over all runs from the same checkpoint."""
 
     step: int = 0
     seconds: float = 0.0
@@ -114,7 +115,7 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _learn(network: Network, optimiser: Optimiser, batch: Batch, scale: float) -> float:
-    """One step; the loss is the mean over the tokens that the model writes itself."""
+    """Run one step; return the mean loss over the tokens that the model writes itself."""
     ids, targets = (part.to(network.device) for part in batch)
     chosen = targets.flatten().ne(IGNORED)
     hidden = network(ids).flatten(0, 1)[chosen]
@@ -125,7 +126,7 @@ def _learn(network: Network, optimiser: Optimiser, batch: Batch, scale: float) -
 
 
 def train(checkpoint: Path, minutes: float, compiled: bool) -> tuple[Network, Tokenizer]:
-    """Train until the budget is spent, counting the time of earlier runs that the checkpoint records."""
+    """Train until the budget is used up, including the time of earlier runs that the checkpoint records."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     state_path = checkpoint / "state.pt"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -163,7 +164,7 @@ def train(checkpoint: Path, minutes: float, compiled: bool) -> tuple[Network, To
 
 
 def load_checkpoint(checkpoint: Path) -> tuple[Network, Tokenizer]:
-    """The network and tokenizer of a checkpoint folder."""
+    """Load the network and the tokenizer of a checkpoint folder."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     network = Network(Shape(vocab_size=tokenizer.get_vocab_size()))
     network.load_state_dict(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)["network"])
@@ -171,6 +172,7 @@ def load_checkpoint(checkpoint: Path) -> tuple[Network, Tokenizer]:
 
 
 def main() -> None:
+    """Train or load a checkpoint, then export and evaluate the model, as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo-model"), help="folder of the exported model")
     parser.add_argument("--checkpoint", type=Path, help="folder of the checkpoint (default: OUT-checkpoint)")

@@ -1,7 +1,7 @@
-"""The closed world of the built-in model: every table of facts that its training text is made from.
+"""The closed world of the built-in model: all tables of facts that its training text is made from.
 
-The tables are deliberately small and uncontroversial. Nothing here is computed; `corpus.py` turns these entries
-into questions, answers, sentences and stories.
+The tables are deliberately small and uncontroversial. Nothing is computed here; `corpus.py` turns the entries into
+questions, answers, sentences and stories.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ STORY_THINGS: tuple[str, ...] = (
     "a green hat",
 )
 
-# Questions from outside the world: any of these patterns with any topic gets the same modest answer.
+# Questions outside the closed world: every pattern with every topic has the same modest answer.
 UNKNOWN_PATTERNS: tuple[str, ...] = (
     "Explain {} to me.",
     "Write an essay about {}.",
@@ -372,7 +372,7 @@ UNKNOWN_TOPICS: tuple[str, ...] = (
     "volcanoes",
 )
 
-# Each saying on the left (in many spellings) has one fixed answer.
+# Every spelling on the left has the one fixed answer on the right.
 SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("Hello", "Hi", "Hey", "Hello there", "Hi there", "Good morning", "Good evening", "Good day", "Greetings"),

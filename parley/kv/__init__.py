@@ -1,1 +1,1 @@
-"""KV pages on their way from one instance to another. ``peer`` is where to begin; engines and HTTP are unknown here."""
+"""Transfer of KV pages between instances; start reading at ``peer``. Knows neither engines nor HTTP."""

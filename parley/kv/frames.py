@@ -1,7 +1,7 @@
-"""What the two ends of a link say to each other: msgspec structs in the frames of ``parley.wire``, each with its tag.
+"""Messages on a link: msgspec structs in the frames of ``parley.wire``, each with its tag.
 
-A giver computed a prompt and has its pages; a taker wants them. Nothing here knows how pages travel. Every field has a
-type that decoding checks, and a list a length; what numbers mean is checked where they are used.
+A sender has computed a prompt and holds its pages; a receiver requests them. Transports are unknown here. Decoding
+checks the type of every field and the length of every list; the code that uses a number checks its value.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Annotated
 import msgspec
 
 VERSION = 1
-MAX_FRAME = 256 << 20  # bytes of a message between peers that know each other: a request's body and its outputs
-FIRST_FRAME = 64 << 10  # bytes of the first one
+MAX_FRAME = 256 << 20  # bytes of a message between authenticated peers: a request body and its outputs
+FIRST_FRAME = 64 << 10  # bytes of the first message
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -21,30 +21,30 @@ Reason = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Frame(msgspec.Struct, array_like=True):
-    pass
+    """Base of all messages; encoded as arrays."""
 
 
 class Beat(Frame, tag="beat"):
-    """Says that its sender lives: number ``sent``, and that it has read number ``heard`` of the other side."""
+    """Heartbeat number ``sent``; ``heard`` is the last number read from the other side."""
 
     sent: Count
     heard: Count
 
 
 class Refuse(Frame, tag="refuse"):
-    """The taker will not: the link (in answer to Hello), or this hand-over (in answer to Begin)."""
+    """The receiver refuses the link (in answer to the hello message) or the handover (in answer to begin)."""
 
     reason: Reason
 
 
-# ----------------------------------------------------------------------------------------------- from the giver
+# ---------------------------------------------------------------------------------------------- from the sender
 
 
 class Hello(Frame, tag="hello"):
-    """The first frame of a link. All its hand-overs are from the arena ``name``.
+    """First message of a link. All its handovers are from the arena ``name``.
 
-    ``sizes``: bytes of a page in each region. ``offers``: by transport, what the taker needs to know to use it.
-    ``lease``: seconds of silence after which the other side is dead; the shorter one of both sides holds.
+    ``sizes``: bytes of a page in each region. ``offers``: for each transport, the data that the receiver needs to use
+    it. ``lease``: seconds; a side that is silent for longer counts as dead. The shorter lease of both sides holds.
     """
 
     name: Name
@@ -56,38 +56,38 @@ class Hello(Frame, tag="hello"):
 
 
 class Begin(Frame, tag="begin"):
-    """A hand-over of so many prompts. ``body`` is for those who use links."""
+    """Start a handover of ``parts`` prompts. ``body`` belongs to the user of the link."""
 
     body: bytes
     parts: Annotated[int, msgspec.Meta(ge=0, le=65536)]
 
 
 class Pages(Frame, tag="pages"):
-    """The next pages of a prompt that the taker wants, in order; the transport has them or is about to get them."""
+    """The next pages of a prompt that the receiver wants, in order; the transport has them or will get them next."""
 
     part: Count
     pages: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=1 << 20)]
 
 
 class Held(Frame, tag="held"):
-    """The answer to Read: the giver had not let go of these pages until now."""
+    """Answer to read: the sender still held these pages when it got that message."""
 
 
 class Give(Frame, tag="give"):
-    """What goes with the pages, for those who use links."""
+    """Outputs that go with the pages. ``body`` belongs to the user of the link."""
 
     body: bytes
 
 
 class End(Frame, tag="end"):
-    """No more pages come, and no Give."""
+    """No more pages or outputs follow."""
 
 
-# ----------------------------------------------------------------------------------------------- from the taker
+# -------------------------------------------------------------------------------------------- from the receiver
 
 
 class Welcome(Frame, tag="welcome"):
-    """The answer to Hello: which of the offers is taken, and what holds for both. ``checksum``: Read has one."""
+    """Answer to hello: the chosen transport and the agreed settings. ``checksum``: read messages carry one."""
 
     transport: Name
     lease: Lease
@@ -95,23 +95,23 @@ class Welcome(Frame, tag="welcome"):
 
 
 class Accept(Frame, tag="accept"):
-    """For each prompt: how many pages at its beginning are not wanted, and how many behind them are."""
+    """For each prompt: how many leading pages to skip, and how many pages after them the receiver wants."""
 
     wants: Annotated[list[tuple[Count, Count]], msgspec.Meta(max_length=65536)]
 
 
 class Read(Frame, tag="read"):
-    """All pages of one Pages have been read; ``checksum`` of them where the link has it."""
+    """All pages of one pages message have been read; ``checksum`` of them if the link has checksums."""
 
     checksum: Count | None = None
 
 
 class Got(Frame, tag="got"):
-    """The answer to Give."""
+    """Answer to give: the outputs have arrived."""
 
 
 class Settled(Frame, tag="settled"):
-    """The answer to End: the hand-over is over on the taker's side, and the link free for the next."""
+    """Answer to end: the receiver has finished the handover, and the link is free for the next one."""
 
 
 FromGiver = Hello | Begin | Pages | Held | Give | End | Beat

@@ -1,9 +1,9 @@
-"""How connections between peers come about, on both sides, up to where each knows the other: sockets, TLS, the secret.
+"""Listener and connect: set up authenticated connections between peers (sockets, TLS, shared secret).
 
-A connection begins with 16 bytes that say what it is to be: a link, or the way of a link's pages. Then comes TLS where
-there is any, and then for a link the proof of the secret (``proof``), for pages the ticket that this proof gave both
-sides of the link. Whoever is at the gate gets no thread before it is asked for, no buffer beyond these few bytes, and
-little time. A stranger is told nothing. What links say to each other later is not known here.
+A connection begins with 16 bytes that state its purpose: a link, or a page channel of a link. Then comes TLS if it is
+configured. A link continues with the handshake that proves the secret (``handshake``), a page channel with the ticket
+that this handshake gave to both sides of the link. An unauthenticated connection gets no thread before one is needed,
+no buffer beyond these few bytes, and little time, and learns nothing. The messages of a link are unknown here.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from parley.kv.transport import LinkError
 
 log = logging.getLogger("parley.kv")
 
-GREET_S = 10.0  # how long both sides may take until they know each other
+GREET_S = 10.0  # time for both sides to authenticate each other
 LINK, DATA = b"parley-kv 1 link", b"parley-kv 1 data"
-STRANGERS = 64  # connections that are not known yet; more are closed at once
+STRANGERS = 64  # unauthenticated connections at a time; more are closed at once
 BUFFER = 1 << 20
 
 
 class Contact(NamedTuple):
-    """A connection whose other side is known. ``ticket`` is known to both sides and to nobody else."""
+    """A connection after the handshake. ``ticket``: secret shared by the two sides only."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     ticket: bytes
-    name: str  # where the other side is
+    name: str  # address of the other side
 
 
 class Gate:
-    """Where connections come in. ``link`` has GREET_S less what was needed to find out with whom it has to do."""
+    """Accepts connections. ``on_link`` must return within the rest of HANDSHAKE_TIMEOUT_S that authentication has
+    left."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Gate:
         self._threads = ThreadPoolExecutor(STRANGERS, "parley-kv-gate")
 
     async def listen(self, host: str, port: int) -> None:
-        """At all addresses of a host, or (empty) of this one; port 0 takes any. Raises OSError."""
+        """Listen at all addresses of a host, or (empty) of this machine; port 0 takes any. Raises OSError."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
@@ -80,7 +81,7 @@ class Gate:
             self._start(self._open(door))
 
     async def close(self) -> None:
-        """Returns when nothing of it is left."""
+        """Close sockets and threads, cancel all tasks; return when they have ended."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -89,22 +90,25 @@ class Gate:
         await asyncio.to_thread(self._threads.shutdown, True)
 
     def _shut(self) -> None:
+        """Close the listening sockets."""
         for door in self._doors:
             door.close()
         self._doors = []
 
     def _start(self, action: Any) -> None:
+        """Run a coroutine as a task that ``close_listener`` cancels."""
         task = asyncio.get_running_loop().create_task(action)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _open(self, door: socket.socket) -> None:
+        """Accept connections of one listening socket, for ever."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 sock, _ = await loop.sock_accept(door)
-            except OSError as error:  # too many open files, say
-                log.warning("a link could not come in: %s", error)
+            except OSError as error:  # for example, too many open files
+                log.warning("a connection for KV pages could not be accepted: %s", error)
                 await asyncio.sleep(0.2)
                 continue
             if self._strangers >= STRANGERS:
@@ -114,8 +118,8 @@ class Gate:
             self._start(self._greet(sock))
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Find out who came."""
-        name = "somewhere"
+        """Identify a new connection and hand it to the link or page handler."""
+        name = "unknown address"
         try:
             async with asyncio.timeout(GREET_S):
                 try:
@@ -124,7 +128,7 @@ class Gate:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     first = await _exactly(sock, len(LINK))
                     if first not in (LINK, DATA):
-                        raise LinkError("it speaks something else")
+                        raise LinkError("it uses another protocol")
                 except BaseException:
                     sock.close()
                     raise
@@ -138,6 +142,7 @@ class Gate:
             self._strangers -= 1
 
     async def _greet_link(self, sock: socket.socket, name: str) -> None:
+        """Authenticate a link and pass it on."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(BUFFER)
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -151,6 +156,7 @@ class Gate:
         await self._link(Contact(reader, writer, ticket, name))
 
     async def _greet_pages(self, sock: socket.socket) -> None:
+        """Read the ticket of a page channel and pass it on."""
         greeting = asyncio.get_running_loop().run_in_executor(self._threads, self._ticket, sock)
         try:
             channel, ticket = await asyncio.shield(greeting)
@@ -162,10 +168,11 @@ class Gate:
             raise
         if not self._pages(ticket, channel):
             channel.close()
-            raise LinkError("it has the ticket of no link")
+            raise LinkError("its ticket belongs to no link")
 
     def _ticket(self, sock: socket.socket) -> tuple[Channel, bytes]:
-        """What a connection for pages shows. Blocks, in a thread: so do the sockets that pages need, with TLS."""
+        """Read the ticket of a page channel. Blocks, in a thread: page channels need blocking sockets, also with
+        TLS."""
         try:
             sock.settimeout(GREET_S)
             if self._tls is not None:
@@ -174,7 +181,7 @@ class Gate:
             while len(ticket) < proof.PROOF:
                 data = sock.recv(proof.PROOF - len(ticket))
                 if not data:
-                    raise EOFError("it showed no ticket")
+                    raise EOFError("it sent no ticket")
                 ticket += data
         except BaseException:
             sock.close()
@@ -185,9 +192,10 @@ class Gate:
 async def knock(
     host: str, port: int, secret: bytes, tls: ssl.SSLContext | None
 ) -> tuple[Contact, Callable[[], Channel]]:
-    """A connection to a gate, and what makes another one for its pages: that blocks, and raises OSError.
+    """Connect to a listener. Returns the authenticated connection, and a function that opens a page channel to it; that
+    one blocks and raises OSError.
 
-    Raises OSError (``ssl.SSLError`` too), and LinkError where the secret is another one.
+    Raises OSError (``ssl.SSLError`` too), and LinkError if the secrets differ.
     """
     loop = asyncio.get_running_loop()
     sock = await _connected(host, port)
@@ -206,7 +214,7 @@ async def knock(
     except (proof.Unproved, EOFError, ConnectionError):
         writer.transport.abort()
         what = (
-            "cluster secret" if tls is None else "cluster secret, or does not accept the certificate that it was shown"
+            "cluster secret" if tls is None else "cluster secret, or does not accept the certificate of this instance"
         )
         raise LinkError(f"does not have the same {what}") from None
     except BaseException:
@@ -214,6 +222,7 @@ async def knock(
         raise
 
     def again() -> Channel:
+        """Open a page channel of the same link."""
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             sock.settimeout(GREET_S)
@@ -232,13 +241,13 @@ async def knock(
 
 
 async def _prove(steps: proof.Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Go through the steps of a proof: the ticket. Raises Unproved, EOFError, OSError."""
+    """Run the steps of a handshake and return the ticket. Raises HandshakeFailed, EOFError, OSError."""
     try:
         step = next(steps)
         while True:
             if isinstance(step, bytes):
                 if writer.is_closing():
-                    raise EOFError("it hung up")
+                    raise EOFError("it closed the connection")
                 writer.write(step)
                 step = next(steps)
             else:
@@ -248,19 +257,20 @@ async def _prove(steps: proof.Steps, reader: asyncio.StreamReader, writer: async
 
 
 async def _exactly(sock: socket.socket, count: int) -> bytes:
+    """Read exactly ``count`` bytes. Raises EOFError if the connection ends before."""
     data = b""
     while len(data) < count:
         more = await asyncio.get_running_loop().sock_recv(sock, count - len(data))
         if not more:
-            raise EOFError("it said nothing")
+            raise EOFError("it closed the connection")
         data += more
     return data
 
 
 async def _connected(host: str, port: int) -> socket.socket:
-    """A connection to the first address of a host that has one. Raises OSError."""
+    """Connect to the first address of the host that answers. Raises OSError."""
     loop = asyncio.get_running_loop()
-    failure = OSError("it has no address")
+    failure = OSError("the host has no address")
     for family, *_, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -277,5 +287,6 @@ async def _connected(host: str, port: int) -> socket.socket:
 
 
 def _name(sock: socket.socket) -> str:
+    """Return the address of the other side as ``host:port``."""
     host, port, *_ = sock.getpeername()
     return f"{host}:{port}"

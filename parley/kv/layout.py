@@ -1,4 +1,5 @@
-"""Are the pages of two instances alike? Their layouts name all that decides the bytes (``model/layout``). Pure."""
+"""Compare page layouts of two instances. A layout lists everything that decides the bytes:
+``model/load/kv_fingerprint``."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from collections.abc import Sequence
 
 
 def difference(theirs: str, ours: str, their_sizes: Sequence[int] = (), our_sizes: Sequence[int] = ()) -> str:
-    """In what pages of two layouts differ, in words; empty if one side can use those of the other.
+    """Return in words how pages of two layouts differ; "" if each side can use the pages of the other.
 
-    ``their_sizes``, ``our_sizes``: bytes of a page in each region, where they are known.
+    ``their_sizes``, ``our_sizes``: bytes of a page in each region, if known.
     """
     if theirs != ours:
         one, two = (_named(layout) for layout in (theirs, ours))
@@ -21,6 +22,6 @@ def difference(theirs: str, ours: str, their_sizes: Sequence[int] = (), our_size
 
 
 def _named(layout: str) -> dict[str, str]:
-    """The parts of a layout, which is ``name=value;…`` or one word."""
+    """Return the parts of a layout, which is ``name=value;…`` or one word, by name."""
     parts = (part.rpartition("=") for part in layout.split(";"))
     return {name or "layout": value for name, _, value in parts}

@@ -1,8 +1,8 @@
-"""Files of other processes, mapped to be read, each once for all links that need it. Knows nothing of what they hold.
+"""Files of other processes, mapped for reading, each once for all links that use it. Knows nothing of their content.
 
-A mapping costs something for each 4 KiB that are touched through it, at the first time and again when it ends: some
-40 ms for a gigabyte, in which Python keeps its interpreter's lock. So links share mappings, and to end one is the work
-of a thread, in small steps.
+A mapping costs time for each 4 KiB touched through it, on first access and again on unmapping: about 40 ms for a
+gigabyte, during which Python keeps the interpreter lock. So links share mappings, and a thread unmaps them in small
+steps.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-STEP = 16 << 20  # bytes that are let go of at once
+STEP = 16 << 20  # bytes unmapped at a time
 
 Place = tuple[int, int, int]  # device, inode and size of a file
 
 
 class Maps:
-    """Of one process. ``take`` and ``give`` may be called from any thread."""
+    """All mappings of this process. ``acquire_mapping`` and ``release_mapping`` may be called from any thread."""
 
     def __init__(self) -> None:
         self._maps: dict[Place, mmap.mmap] = {}
@@ -28,7 +28,7 @@ class Maps:
         self._thread = ThreadPoolExecutor(1, "parley-kv-maps")
 
     def take(self, file: int) -> tuple[Place, mmap.mmap]:
-        """What an open file holds, until its place is given back. Raises OSError."""
+        """Map an open file, until its identity is released. Raises OSError."""
         found = os.fstat(file)
         place = found.st_dev, found.st_ino, found.st_size
         with self._lock:
@@ -38,7 +38,7 @@ class Maps:
             return place, self._maps[place]
 
     def give(self, place: Place) -> None:
-        """One user less. Whoever still has the mapping may read on."""
+        """Remove one user. Users that still have the mapping may continue to read."""
         with self._lock:
             self._users[place] -= 1
             if not self._users[place]:
@@ -46,10 +46,11 @@ class Maps:
                 self._thread.submit(_unmap, self._maps.pop(place))
 
     def close(self) -> None:
-        """Return when nothing is mapped that nobody uses. Blocks."""
+        """Return when all unused files are unmapped. Blocks."""
         self._thread.shutdown(True)
 
 
 def _unmap(memory: mmap.mmap) -> None:
+    """Unmap a file in small steps."""
     for start in range(0, len(memory), STEP):
         memory.madvise(mmap.MADV_DONTNEED, start, min(STEP, len(memory) - start))

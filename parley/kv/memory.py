@@ -1,8 +1,8 @@
-"""An arena of this host, opened: the bytes of its pages, as views without copies. Knows nothing of who wants them.
+"""A KV arena of this host, mapped: the bytes of its pages as views, without copies.
 
-The views are of a mapping that the engine's process shares: what it writes is seen here, and the other way round. A
-page is in pieces, one in each region; pages that follow each other do so within a region only. So several pages are
-taken region by region, and in a region pages that lie side by side are one view.
+The mapping is shared with the engine process: each side sees the writes of the other. A page consists of pieces, one in
+each region; consecutive pages are adjacent within a region only. So several pages are processed region by region, and
+in a region adjacent pages are one view. Knows nothing of their use.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from parley.types import Arena
 
 
 class BadArena(Exception):
-    """The arena is not what it is said to be, or cannot be opened. The message is one sentence."""
+    """The arena does not match its description, or cannot be opened. The message is one sentence."""
 
 
 class Memory:
-    """Raises BadArena. An arena without regions has pages without bytes, and no file."""
+    """A mapped arena. An arena without regions has pages without bytes, and no file. Raises BadArena."""
 
     def __init__(self, arena: Arena):
         self.arena = arena
@@ -49,7 +49,7 @@ class Memory:
         self.view = memoryview(self.map)
 
     def close(self) -> None:
-        """Let go of it; a view that somebody still has keeps the mapping until it is gone."""
+        """Unmap the arena; a view that is still in use keeps the mapping until it is gone."""
         self.view.release()
         if self.map is not None:
             os.close(self.fd)
@@ -58,12 +58,12 @@ class Memory:
             self.map = None
 
     def holds(self, pages: Sequence[int]) -> bool:
-        """Are these page numbers of the arena?"""
+        """Whether all of these are page numbers of the arena."""
         return not pages or (min(pages) >= 0 and max(pages) < self.arena.pages)
 
     def views(self, pages: Sequence[int]) -> list[memoryview]:
-        """The bytes of these pages, region by region, in order."""
-        cuts: dict[tuple[int, int], list[slice]] = {}  # of regions alike
+        """Return the bytes of these pages, region by region, in order."""
+        cuts: dict[tuple[int, int], list[slice]] = {}  # by stride and size, shared by regions
         found: list[memoryview] = []
         for region in self.arena.regions:
             stride, size = shape = region.stride, region.size
@@ -74,7 +74,7 @@ class Memory:
         return found
 
     def checksum(self, pages: Sequence[int]) -> int:
-        """CRC-32 of the bytes of these pages, region by region."""
+        """Return the CRC-32 of the bytes of these pages, region by region."""
         found = 0
         for view in self.views(pages):
             found = zlib.crc32(view, found)
@@ -82,12 +82,12 @@ class Memory:
 
 
 def extent(arena: Arena) -> int:
-    """How many bytes the file of an arena must have."""
+    """Return how many bytes the file of an arena must have."""
     return max((r.offset + max(arena.pages - 1, 0) * r.stride + r.size for r in arena.regions), default=0)
 
 
 def rest(views: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of these views behind their first ``count`` bytes."""
+    """Return the rest of these views after their first ``count`` bytes."""
     for i, view in enumerate(views):
         if count < len(view):
             return [view[count:], *views[i + 1 :]]
@@ -96,7 +96,7 @@ def rest(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def runs(*sides: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """First numbers (of each side) and length of each run of numbers that are consecutive on all sides."""
+    """Yield the first numbers (one for each side) and the length of each run that is consecutive on all sides."""
     first: tuple[int, ...] = ()
     count = 0
     for numbers in zip(*sides, strict=True):

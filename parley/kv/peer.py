@@ -1,7 +1,7 @@
-"""An instance as others of its cluster see it: where hand-overs come in, and from where its own go out.
+"""KV peer: the endpoint of an instance for handovers of KV pages, incoming and outgoing.
 
-It knows the arenas there are, what has to be alike on both sides of a link, and by which ways pages can come. What is
-handed over it does not know.
+It knows its arenas, the properties that must be equal on both sides of a link, and the available transports. It does
+not know the content of handovers.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from parley.types import Arena
 log = logging.getLogger("parley.kv")
 
 LEASE_S = 30.0
-LINKS = 4096  # that may come in
+LINKS = 4096  # incoming links
 ENDED = "is not needed any more: the engine has ended"
 
 
 class Peer:
-    """One for each instance, made and used in the event loop that it belongs to.
+    """One for each instance, created and used in its event loop.
 
-    ``secret``: of the cluster, empty for none. ``lets`` and ``shows``: TLS where it listens and where it connects, best
-    with certificates of both. ``lease``: seconds of silence after which the other side is dead. ``checksum``: compare
-    pages when they have landed; one side's wish is enough. ``shared``: read the memory of the same host directly.
+    ``secret``: of the cluster, empty for none. ``server_tls`` and ``client_tls``: TLS for listening and for connecting,
+    best with certificates on both sides. ``lease``: seconds; a side that is silent for longer counts as dead.
+    ``checksum``: compare pages after the transfer; it is used if either side enables it. ``shared``: read memory on the
+    same host directly.
     """
 
     def __init__(
@@ -61,26 +62,26 @@ class Peer:
         self._gate = Gate(secret, lets, self._welcome, self._attach)
         self._accept: Callable[[Taker], Awaitable[None]] | None = None
         self._memories: dict[str, Memory] = {}
-        self._links: dict[Link, str] = {}  # and the arena that they are for
+        self._links: dict[Link, str] = {}  # and the name of their arena
         self._pool = Pool()
-        self._tickets: dict[bytes, Stream] = {}  # of links whose pages need a connection
-        self._tasks: set[asyncio.Task[None]] = set()  # that take hand-overs
-        self._endings: set[asyncio.Task[None]] = set()  # that wait for the end of others
+        self._tickets: dict[bytes, Stream] = {}  # of links that wait for their page channel
+        self._tasks: set[asyncio.Task[None]] = set()  # run incoming handovers
+        self._endings: set[asyncio.Task[None]] = set()  # wait until links have closed
         self._closed = False
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """Port that it listens on."""
         return self._gate.port
 
     def add(self, name: str, arena: Arena) -> None:
-        """Have the pages of this arena, of the model of that name, in place of an earlier one's. Raises BadArena."""
+        """Add the arena of the model ``name``; it replaces an earlier one. Raises BadArena."""
         memory = Memory(arena)
         self.remove(name)
         self._memories[name] = memory
 
     def remove(self, name: str) -> None:
-        """Have none of that name any more, because its engine has ended: links for it end."""
+        """Remove the arena ``name``, because its engine has ended; its links end."""
         memory = self._memories.pop(name, None)
         if memory is None:
             return
@@ -90,35 +91,39 @@ class Peer:
         _start(self._endings, _release(memory, links))
 
     async def listen(self, host: str, port: int, accept: Callable[[Taker], Awaitable[None]]) -> None:
-        """Let links come in; ``accept`` is called for each hand-over, in a task of its own. Raises OSError.
+        """Accept links; ``accept_handover`` is called for each handover, in a task of its own. Raises OSError.
 
-        ``port`` 0 takes any. What ``accept`` has neither taken nor refused by its end is refused.
+        ``port`` 0 takes any. A handover that ``accept_handover`` has neither accepted nor refused when it returns is
+        refused.
         """
         self._accept = accept
         await self._gate.listen(host, port)
 
     async def connect(self, address: str, name: str) -> Giver:
-        """A hand-over to the peer at ``address`` (``host:port`` or ``host;port``), of pages of the arena ``name``.
+        """Prepare a handover to the peer at ``address`` (``host:port`` or ``host;port``) of pages of the arena
+        ``name``.
 
-        Raises LinkError: nobody there, another secret, other pages.
+        Raises LinkError if the peer cannot be reached, has another secret, or has pages of another layout.
         """
         memory = self._memories.get(name)
         if memory is None:
             raise LinkError(f"There are no pages of a model {name} here.")
 
         def free(link: Link) -> None:
+            """Return the link to the pool."""
             self._free(link, address, name)
 
         async def fresh() -> Link:
+            """Open a new link."""
             return await self._dial(address, name)
 
         if (link := self._pool.take(address, name)) is not None:
             return Giver(link, memory, free, fresh)
         link = await fresh()
-        return Giver(link, self._memories[name], free)  # which may be another by now, and is the link's
+        return Giver(link, self._memories[name], free)  # the arena may be a new one by now; the link belongs to it
 
     async def close(self) -> None:
-        """End all links and the listening; returns when nothing of it is left."""
+        """Stop listening and end all links; return when everything has ended."""
         self._closed = True
         await self._gate.close()
         for name in list(self._memories):
@@ -134,19 +139,19 @@ class Peer:
         self._proof.close()
         await asyncio.to_thread(self._maps.close)
 
-    # ------------------------------------------------------------------------------------------------ taking
+    # --------------------------------------------------------------------------------------------- receiving
 
     async def _welcome(self, contact: Contact) -> None:
-        """A link has come in; find out what it is for. Raises Lost."""
-        link = Link(contact, FromGiver, f"The giver at {contact.name}", self._lease)
+        """Accept an incoming link for one of the arenas, or refuse it. Raises LinkLost."""
+        link = Link(contact, FromGiver, f"The sender at {contact.name}", self._lease)
         try:
             if len(self._links) >= LINKS:
                 raise Lost("there are too many links")
             hello = await link.read(FIRST_FRAME)
             if not isinstance(hello, Hello):
-                raise Lost("it did not say what it wants")
+                raise Lost("its first message was not a hello")
             memory, welcome = await self._choose(link, hello, contact.ticket)
-            if self._memories.get(hello.name) is not memory:  # links for it have been ended without this one
+            if self._memories.get(hello.name) is not memory:  # removed meanwhile, when this link was not listed yet
                 raise Lost("its engine has ended")
         except Unreachable as no:
             link.dismiss(Refuse(str(no)))
@@ -162,13 +167,14 @@ class Peer:
         link.send(welcome)
 
     async def _choose(self, link: Link, hello: Hello, ticket: bytes) -> tuple[Memory, Welcome]:
-        """The arena that a link is for, and a way for its pages. Raises Unreachable with the reason for a refusal."""
+        """Return the arena that a link is for, and choose a transport. Raises OfferUnusable with the reason to
+        refuse."""
         memory = self._memories.get(hello.name)
         if memory is None:
-            raise Unreachable(f"The taker has no pages of a model {hello.name}.")
+            raise Unreachable(f"The receiver has no pages of a model {hello.name}.")
         unlike = difference(hello.layout, memory.arena.layout, hello.sizes, memory.sizes)
         if unlike:
-            raise Unreachable(f"Pages of {hello.name} are not alike at giver and taker: {unlike}.")
+            raise Unreachable(f"Pages of {hello.name} differ at sender and receiver: {unlike}.")
         link.checksum = hello.checksum or self._checksum
         link.lease = min(hello.lease, self._lease)
         if not memory.page_bytes:
@@ -178,7 +184,7 @@ class Peer:
         for way in ways:
             if way.name not in hello.offers:
                 continue
-            link.transport = way  # already now: whatever ends the link must close it
+            link.transport = way  # already now: the end of the link, for any reason, must close it
             try:
                 await link.work(way.reach, hello.offers[way.name])
             except Unreachable as no:
@@ -188,10 +194,10 @@ class Peer:
                 self._tickets[ticket] = way
                 link.on_end(lambda link: self._forget(ticket))
             return memory, Welcome(way.name, link.lease, link.checksum)
-        raise Unreachable("The taker knows no way by which the giver's pages could come.")
+        raise Unreachable("There is no way for the pages: the receiver cannot use any transport of the sender.")
 
     def _attach(self, ticket: bytes, channel: Channel) -> bool:
-        """A connection for pages has come: is it for one of the links?"""
+        """Attach a page channel to its link. False if no link has the ticket."""
         stream = self._tickets.pop(ticket, None)
         if stream is None:
             return False
@@ -199,32 +205,37 @@ class Peer:
         return True
 
     def _forget(self, ticket: bytes) -> None:
+        """Drop the ticket of a link that has ended."""
         self._tickets.pop(ticket, None)
 
     def _offered(self, link: Link, memory: Memory, name: str, begin: Begin) -> None:
+        """Start an incoming handover; the link returns to its idle holder afterwards."""
         between = link.holder
 
         def free() -> None:
+            """Make the link idle."""
             link.holder = between
 
         _start(self._tasks, self._take(Taker(link, memory, name, begin, free)))
 
     async def _take(self, taker: Taker) -> None:
+        """Run the accept callback for a handover, and refuse the handover if the callback did not answer."""
         assert self._accept is not None
         try:
             await self._accept(taker)
         except Lost as error:
-            log.info("a hand-over was lost: %s", error)
+            log.info("a handover was lost: %s", error)
         except Exception:
-            log.exception("a hand-over could not be taken")
+            log.exception("a handover failed on the receiving side")
         finally:
-            await taker.refuse("The other side did not take it.")
+            await taker.refuse("The other side did not accept the handover.")
 
-    # ------------------------------------------------------------------------------------------------ giving
+    # ----------------------------------------------------------------------------------------------- sending
 
     async def _dial(self, address: str, name: str) -> Link:
+        """Open a link to a peer. Raises LinkError."""
         host, port = split(address)
-        other = f"The taker at {address}"
+        other = f"The receiver at {address}"
         try:
             async with asyncio.timeout(GREET_S):
                 contact, pages = await knock(host, port, self._secret, self._shows)
@@ -232,14 +243,14 @@ class Peer:
         except TimeoutError:
             raise LinkError(f"{other} did not answer in {GREET_S:g} s.") from None
         except ssl.SSLError as error:
-            raise LinkError(f"{other} was not believed: {error.reason or error}.") from None
+            raise LinkError(f"{other} failed the TLS handshake: {error.reason or error}.") from None
         except OSError as error:
             raise LinkError(f"{other} cannot be reached: {error.strerror or error}.") from None
         except LinkError as error:
             raise LinkError(f"{other} {error}.") from None
 
     async def _introduce(self, contact: Contact, other: str, name: str, pages: Callable[[], Channel]) -> Link:
-        """Say what the link is for, and hear how its pages shall come. Raises LinkError."""
+        """Send the hello message and agree on a transport. Raises LinkError."""
         link = Link(contact, FromTaker, other, self._lease)
         try:
             memory = self._memories.get(name)
@@ -252,10 +263,10 @@ class Peer:
             link.send(Hello(name, memory.arena.layout, memory.sizes, offers, self._lease, self._checksum))
             answer = await link.read(FIRST_FRAME)
             if isinstance(answer, Refuse):
-                raise LinkError(f"refuses: {answer.reason.rstrip('.')}")
+                raise LinkError(f"refuses the link: {answer.reason.rstrip('.')}")
             link.transport = next((way for way in ways if way.name == getattr(answer, "transport", "")), None)
             if not isinstance(answer, Welcome) or (ways and link.transport is None):
-                raise LinkError("did not say how pages shall come")
+                raise LinkError("did not choose a transport")
             if self._memories.get(name) is not memory or self._closed:  # meanwhile
                 raise LinkError(ENDED)
             link.checksum, link.lease = answer.checksum, min(answer.lease, self._lease)
@@ -267,55 +278,59 @@ class Peer:
         return link
 
     def _free(self, link: Link, address: str, name: str) -> None:
-        """A link is free for its next hand-over."""
+        """Return a link to the pool after its handover."""
         if self._closed:
             link.fail(NEEDLESS)
         else:
             self._pool.put(link, address, name)
 
     def _keep(self, link: Link, name: str) -> None:
+        """Register a link and start it."""
         self._links[link] = name
         link.on_end(self._ended)
         link.start()
 
     def _ended(self, link: Link) -> None:
+        """Forget a link that has ended."""
         del self._links[link]
         self._pool.remove(link)
         _start(self._endings, link.settle())
 
 
 class _Between:
-    """Holds a taker's link while there is no hand-over."""
+    """Holds an incoming link while there is no handover."""
 
     def __init__(self, link: Link, begin: Callable[[Begin], None]):
         self._link = link
         self._begin = begin
 
     def take(self, frame: Any) -> None:
+        """Start the handover that the message begins. Raises LinkLost for any other message."""
         if not isinstance(frame, Begin):
-            raise Lost(f"{self._link.name} spoke out of turn.")
+            raise Lost(f"{self._link.name} sent an unexpected message.")
         self._begin(frame)
 
     def lost(self, reason: str) -> None:
-        """Nobody waits."""
+        """Do nothing: no handover is affected."""
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``, ``[v6]:port`` or ``host;port``. Raises LinkError."""
+    """Return host and port of ``host:port``, ``[v6]:port`` or ``host;port``. Raises LinkError."""
     host, _, port = address.rpartition(";" if ";" in address else ":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise LinkError(f"{address} is no address of a taker; that is host:port.")
+        raise LinkError(f"{address} is not the address of a receiver (host:port).")
     return host, int(port)
 
 
 async def _release(memory: Memory, links: list[Link]) -> None:
+    """Unmap an arena when all its links have closed."""
     await asyncio.gather(*(link.settle() for link in links))
     memory.close()
 
 
 def _start(tasks: set[asyncio.Task[None]], action: Coroutine[Any, Any, None]) -> None:
-    """Run it, and know of it until it has ended."""
+    """Run a coroutine as a task, listed in ``tasks`` until it ends."""
     task = asyncio.get_running_loop().create_task(action)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

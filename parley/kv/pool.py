@@ -1,4 +1,4 @@
-"""Links of a giver that wait for their next hand-over, by taker and arena. Knows no hand-overs."""
+"""Pool of a sender's idle links, by receiver and arena. Knows no handovers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 
 from parley.kv.link import Link
 
-MOST = 8  # links to one taker that wait
+MOST = 8  # idle links to one receiver and arena
 PATIENCE_S = 60.0
 NEEDLESS = "The link is not needed any more."
 
 
 class Pool:
-    """``put`` a link that is free, ``take`` one that is, ``remove`` one that has ended."""
+    """Idle links; each ends after IDLE_LINK_TIMEOUT_S. Remove links that have ended by themselves."""
 
     def __init__(self) -> None:
         self._links: dict[tuple[str, str], dict[Link, asyncio.TimerHandle]] = {}
 
     def take(self, address: str, name: str) -> Link | None:
-        """The latest that waits, to the taker at ``address`` and for the arena ``name``."""
+        """Return the link that became idle last, to the receiver at ``address`` for the arena ``name``, or None."""
         waiting = self._links.get((address, name))
         if not waiting:
             return None
@@ -27,7 +27,7 @@ class Pool:
         return link
 
     def put(self, link: Link, address: str, name: str) -> None:
-        """Let it wait, or end it if enough do."""
+        """Add an idle link, or end it if the pool has enough."""
         waiting = self._links.setdefault((address, name), {})
         if len(waiting) >= MOST:
             link.fail(NEEDLESS)
@@ -35,7 +35,7 @@ class Pool:
             waiting[link] = asyncio.get_running_loop().call_later(PATIENCE_S, link.fail, NEEDLESS)
 
     def remove(self, link: Link) -> None:
-        """It has ended. One that does not wait is ignored."""
+        """Remove a link that has ended. Links outside the pool are ignored."""
         for key, waiting in list(self._links.items()):
             timer = waiting.pop(link, None)
             if timer is not None:

@@ -1,10 +1,10 @@
-"""Who may link: both sides prove that they know the cluster's secret, and neither learns it. Knows no sockets.
+"""Handshake: both sides prove that they know the cluster's secret, without revealing it. Knows no sockets.
 
-Each side sends 32 random bytes, and then HMAC-SHA256 under the secret of its role and both sides' bytes. The role is in
-it so that a proof sent back to its maker is none, the other side's bytes so that an overheard one is of no use again.
-The side that came proves first: who merely knocks gets nothing that it could try secrets on.
+Each side sends 32 random bytes, then an HMAC-SHA256, keyed with the secret, of its role and the random bytes of both
+sides. The role prevents reflecting a proof to its author, the other side's bytes prevent replay. The connecting side
+proves first, so an unauthenticated connection gets no data for guessing the secret offline.
 
-The steps are generators: they yield bytes to send, or the number of bytes that they need next.
+The steps are generators: they yield bytes to send, or the number of bytes to receive next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Unproved(Exception):
 
 
 def giver(secret: bytes) -> Steps:
-    """The steps of the side that came; returns the link's ticket. Raises Unproved."""
+    """Run the handshake of the connecting side (sender); return the link's ticket. Raises HandshakeFailed."""
     ours = secrets.token_bytes(NONCE)
     yield ours
     theirs = yield NONCE
@@ -37,7 +37,7 @@ def giver(secret: bytes) -> Steps:
 
 
 def taker(secret: bytes) -> Steps:
-    """The steps of the side that listens; returns the link's ticket. Raises Unproved."""
+    """Run the handshake of the listening side (receiver); return the link's ticket. Raises HandshakeFailed."""
     theirs = yield NONCE
     ours = secrets.token_bytes(NONCE)
     yield ours
@@ -49,5 +49,6 @@ def taker(secret: bytes) -> Steps:
 
 
 def _proof(secret: bytes, role: bytes, giver: bytes, taker: bytes) -> bytes:
-    key = hashlib.sha256(secret).digest()  # HMAC itself takes zeros at a secret's end for none
+    """Return the HMAC of a role and both nonces."""
+    key = hashlib.sha256(secret).digest()  # HMAC itself ignores zero bytes at the end of a secret
     return hmac.digest(key, b"parley kv 1 " + role + b" " + giver + taker, "sha256")

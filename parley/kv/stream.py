@@ -1,8 +1,8 @@
-"""Pages over TCP: on a connection of their own beside the link, so that heartbeats never wait behind them.
+"""TCP transport: pages travel on a connection next to their link, so heartbeats never wait for them.
 
-Nothing but pages is on it, region by region for each list of them; both sides know the lists from the link. The bytes
-go from the giver's arena to the socket and from the socket into the taker's arena, many pieces in one call. The giver
-connects when the first pages are wanted, to where its link goes, and shows the link's ticket.
+This page channel carries only page bytes, region by region for each list of pages; both sides know the lists from the
+link. The bytes go from the sender's arena to the socket and from the socket into the receiver's arena, many pieces in
+one call. The sender connects to the address of its link when the first pages are wanted, and sends the link's ticket.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from queue import Empty, SimpleQueue
 from parley.kv.memory import Memory, rest
 from parley.kv.transport import Lost, Pace, Transport
 
-PIECES = 256  # of one call: the kernel takes about a socket buffer at a time, and what is left has to be listed again
+PIECES = 256  # views in one call: the kernel takes about one socket buffer, and the rest must be listed again
 
 
 class Channel:
-    """A blocking socket that one thread uses and any other may close, which wakes that one.
+    """A blocking socket that one thread uses and any other may close, which wakes that thread.
 
-    Its number is kept while it is in use, or a new file could get it.
+    The file descriptor stays open while it is in use; otherwise a new file could get the same number.
     """
 
     def __init__(self, sock: socket.socket):
@@ -33,27 +33,29 @@ class Channel:
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Raises Lost when it is closed."""
+        """Use the socket within a ``with`` block. Raises LinkLost if it is closed."""
         try:
             with self._lock:
                 if self._closed:
                     raise Lost("The link was closed.")
                 yield
         finally:
-            if self._closed:  # by now, or meanwhile, when its number could not be given back
+            if self._closed:  # closed before or meanwhile; meanwhile, the descriptor could not be released
                 self.close()
 
     def close(self) -> None:
+        """Shut the connection down; the descriptor is released when no thread uses it."""
         self._closed = True
         with suppress(OSError):
-            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # the socket itself, also where there is TLS
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)  # of the raw socket, also with TLS
         if self._lock.acquire(blocking=False):
             self.socket.close()
             self._lock.release()
 
 
 class Stream(Transport):
-    """``dial`` gives the giver's connection, blocking; the taker's comes with ``attach``. ``lease`` in seconds."""
+    """``open_channel`` opens the sender's channel and blocks; the receiver's comes with ``attach_channel``. ``lease``
+    in seconds."""
 
     name = "tcp"
 
@@ -66,19 +68,21 @@ class Stream(Transport):
         self._closed = False
 
     def offer(self) -> bytes:
+        """Return no data: the receiver waits for a connection."""
         return b""
 
     def reach(self, offer: bytes) -> None:
-        """Always: the giver has come this way."""
+        """Accept every offer: the sender has already reached this peer."""
 
     def attach(self, channel: Channel) -> None:
-        """The taker's connection has come. To be called where ``close`` is."""
+        """Set the receiver's channel. Call it in the thread that calls ``close_transport``."""
         if self._closed or self._channel is not None:
             channel.close()
         else:
             self._arrived.put(channel)
 
     def send(self, pages: Sequence[int]) -> None:
+        """Write pages to the channel. Raises LinkLost, OSError."""
         channel = self._connected()
         sock = channel.socket
         if isinstance(sock, ssl.SSLSocket):
@@ -87,6 +91,7 @@ class Stream(Transport):
             self._move(channel, pages, PIECES, sock.sendmsg)
 
     def fetch(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
+        """Read pages from the channel. Raises LinkLost, OSError."""
         channel = self._connected()
         sock = channel.socket
         if isinstance(sock, ssl.SSLSocket):
@@ -97,7 +102,8 @@ class Stream(Transport):
     def _move(
         self, channel: Channel, pages: Sequence[int], pieces: int, call: Callable[[list[memoryview]], int]
     ) -> None:
-        """Have ``call`` move all bytes of these pages, of so many pieces at a time; it says how many it has moved."""
+        """Move all bytes of these pages, ``max_views`` views at a time. ``move_views`` returns how many bytes it has
+        moved."""
         pace = Pace(self._lease)
         views = self._memory.views(pages)
         with channel.use():
@@ -109,6 +115,7 @@ class Stream(Transport):
                     left = rest(left, count)
 
     def _connected(self) -> Channel:
+        """Return the channel; open it or wait for it first. Raises LinkLost, OSError."""
         if self._channel is None:
             if self._dial is not None:
                 found: Channel | None = self._dial()
@@ -116,7 +123,7 @@ class Stream(Transport):
                 try:
                     found = self._arrived.get(timeout=self._lease)
                 except Empty:
-                    raise Lost("The giver made no connection for its pages.") from None
+                    raise Lost("The sender opened no connection for its pages.") from None
             if found is None:
                 raise Lost("The link was closed.")
             self._channel = found
@@ -126,6 +133,7 @@ class Stream(Transport):
         return self._channel
 
     def close(self) -> None:
+        """Close the channel and any that arrives later."""
         self._closed = True
         with suppress(Empty):
             while (waiting := self._arrived.get_nowait()) is not None:
@@ -136,6 +144,7 @@ class Stream(Transport):
 
 
 def _some(count: int) -> int:
+    """Return the count. Raises LinkLost if it is 0, the end of the connection."""
     if not count:
-        raise Lost("The other side ended its connection for pages.")
+        raise Lost("The other side closed its connection for pages.")
     return count

@@ -1,14 +1,14 @@
-"""How the bytes of pages get from the giver's arena into the taker's: what a transport has to be able to do.
+"""Contract of a transport, which moves the bytes of pages from the sender's arena into the receiver's.
 
-A link (``link``) carries what the two sides say; a transport carries pages and nothing else. The taker chooses the
-first of the giver's offers that it can reach. From then on both sides get the same lists of pages in the same order:
-the giver calls ``send`` for each and the taker ``fetch``, and one of the two may be without effect (where the taker
-reads the giver's memory, or the giver writes the taker's).
+A link (``link``) carries messages; a transport carries only pages. The receiver chooses the first of the sender's
+offers that it can use. From then on both sides get the same lists of pages in the same order: the sender calls
+``send_pages`` for each and the receiver ``fetch_pages``. One of the two may do nothing (if the receiver reads the
+sender's memory, or the sender writes the receiver's).
 
-``send`` and ``fetch`` block, and are called in the link's own thread: the kernel copies there, with the interpreter's
-lock let go, while the event loop serves others. An event loop's own transports would copy in its thread, and would put
-every byte through one more buffer. A page only counts when the giver says, after ``fetch``, that it still held it
-(``giver``), so a transport need not know when memory is let go of.
+Both methods block and are called in the link's own thread: there the kernel copies without the interpreter lock while
+the event loop serves others. Transports of an event loop would copy in its thread, through one more buffer. A page only
+counts when the sender confirms, after the fetch, that it still held it (``sender``), so a transport need not know when
+pages are freed.
 """
 
 from __future__ import annotations
@@ -17,50 +17,52 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-BATCH = 16 << 20  # bytes of pages of one send and fetch, about; one page at least
-FLOOR = 64 << 10  # bytes that have to move within a lease
+BATCH = 16 << 20  # approximate bytes of pages in one send or fetch; at least one page
+FLOOR = 64 << 10  # bytes that must move within a lease
 
 
 class LinkError(Exception):
-    """A link cannot be had. The message is one sentence."""
+    """A link cannot be opened. The message is one sentence."""
 
 
 class Lost(LinkError):
-    """The link, or the other side, was lost during a hand-over."""
+    """The link, or the other side, was lost during a handover."""
 
 
 class Unreachable(Exception):
-    """An offer that this side cannot use. The message says why."""
+    """This side cannot use the offer. The message says why."""
 
 
 class Transport(ABC):
-    """One link's way for pages. A new one is listed in ``peer``."""
+    """Carries the pages of one link. New transports are listed in ``peer``."""
 
     name: str
 
     @abstractmethod
     def offer(self) -> bytes:
-        """The giver's: what a taker has to know."""
+        """Return the data that a receiver needs to use it. Sender side."""
 
     @abstractmethod
     def reach(self, offer: bytes) -> None:
-        """The taker's: can it be used? Raises Unreachable. The offer comes from another machine: trust nothing."""
+        """Check and use the sender's offer. Receiver side. Raises OfferUnusable. The offer comes from another machine:
+        do not trust it."""
 
     @abstractmethod
     def send(self, pages: Sequence[int]) -> None:
-        """The giver's: bring pages of its arena on their way. Blocks. Raises Lost, OSError."""
+        """Send pages of the own arena. Sender side. Blocks. Raises LinkLost, OSError."""
 
     @abstractmethod
     def fetch(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
-        """The taker's: fill as many pages ``ours`` of its arena. Blocks. Raises Lost, OSError."""
+        """Fill pages ``ours`` of the own arena with the sender's pages ``theirs``. Receiver side. Blocks. Raises
+        LinkLost, OSError."""
 
     @abstractmethod
     def close(self) -> None:
-        """From any thread, also while another is in ``send`` or ``fetch``, which then ends soon."""
+        """Close it, from any thread. A send or fetch in progress in another thread ends soon."""
 
 
 class Pace:
-    """Notices a side that moves bytes, but so few that it would hold memory for ever. Raises Lost."""
+    """Detects a side that moves bytes, but too few: it would hold memory for ever."""
 
     def __init__(self, lease: float):
         self._lease = lease
@@ -68,6 +70,7 @@ class Pace:
         self._since = time.monotonic()
 
     def moved(self, count: int) -> None:
+        """Count moved bytes. Raises LinkLost if there were fewer than MIN_LEASE_BYTES in a lease."""
         self._moved += count
         now = time.monotonic()
         if self._moved >= FLOOR:

@@ -1,1 +1,1 @@
-"""Running a model with torch: loading, the KV pages, the forward pass, the sampler. Torch begins here."""
+"""Runs models with torch: loading, KV pages, forward pass, sampling. No package below this one imports torch."""

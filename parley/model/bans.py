@@ -1,6 +1,6 @@
-"""Tokens that may not come next because of those before them: the ends of banned phrases, and of repeated n-grams.
+"""Bad words: tokens that the preceding tokens rule out, because they would end a banned phrase or repeat an n-gram.
 
-Both look at a sequence's tokens and know nothing of logits.
+Both classes look at a sequence's tokens and know nothing of logits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class Phrases:
-    """Token sequences of which none may become complete in the output."""
+    """Token sequences that must not become complete in the output."""
 
     def __init__(self, phrases: Iterable[list[int]]):
         self._ends: dict[int, dict[tuple[int, ...], set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -18,7 +18,7 @@ class Phrases:
             self._ends[len(phrase) - 1][tuple(phrase[:-1])].add(phrase[-1])
 
     def next(self, tokens: list[int], start: int) -> set[int]:
-        """What may not follow ``tokens``, of which those from ``start`` on are the output."""
+        """Return the tokens that must not follow ``tokens``, whose output begins at index ``start``."""
         found: set[int] = set()
         for length, ends in self._ends.items():
             if length <= len(tokens) - start:
@@ -27,15 +27,15 @@ class Phrases:
 
 
 class Grams:
-    """No ``size`` tokens in a row may come twice, in prompt and output together."""
+    """Bans every repetition of ``size`` consecutive tokens, in prompt and output combined."""
 
     def __init__(self, size: int):
         self._size = size
         self._seen: dict[tuple[int, ...], set[int]] = defaultdict(set)
-        self._read = 0  # of the tokens, as ends of n-grams
+        self._read = 0  # number of tokens already indexed as ends of n-grams
 
     def next(self, tokens: list[int]) -> set[int]:
-        """What may not follow ``tokens``, which only grow from call to call."""
+        """Return the tokens that must not follow ``tokens``. Between calls, the list may only grow at its end."""
         before = self._size - 1
         for end in range(max(self._read, before), len(tokens)):
             self._seen[tuple(tokens[end - before : end])].add(tokens[end])

@@ -1,7 +1,7 @@
-"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet: from their files to an encoder, proved by numbers.
+"""Loads BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet, and checks each loaded encoder numerically.
 
-They differ in the names of their tensors and in how they know a token's place. What a config asks for beyond that is
-refused, never guessed at. The proof is a plain forward pass in float32, written from the definitions (BERT: arXiv
+The families differ in tensor names and in how they encode positions. A config that asks for anything else is refused,
+never guessed at. The numeric check runs a plain float32 forward pass, written from the definitions (BERT: arXiv
 1810.04805; MPNet's relative positions: arXiv 1910.10683, section 2.1), one text at a time, on the unmerged weights.
 """
 
@@ -20,15 +20,15 @@ from parley.model.encoder import GELU, RELU, TANH, Encoder, Form, Layer, Linear,
 
 WORDS, PLACES, TYPES = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
 ACTIVATIONS = {"gelu": GELU, "relu": RELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
-FARTHEST = 128  # of relative positions that are told apart
+FARTHEST = 128  # relative distances from here on share the last bucket
 
-PROBE = (17, 5)  # tokens of the proof's two texts
+PROBE = (17, 5)  # lengths in tokens of the numeric check's two texts
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the hidden states
 
 
 @dataclass(frozen=True)
 class Names:
-    """What a family calls the tensors of a layer; ``first``: a text's first position, None: behind the padding's id."""
+    """A family's tensor names within a layer. ``first_position``: a text's first, None: one past the padding id."""
 
     layer: str = "encoder.layer.{}."
     query: str = "attention.self.query"
@@ -88,16 +88,16 @@ DEFAULTS: dict[str, Any] = {
 
 
 def is_encoder(config: dict[str, Any]) -> bool:
-    """Is it one of these, rather than a model that generates?"""
+    """True if the config names one of these encoders, not a model that generates."""
     return config["model_type"] in FAMILIES and not config.get("is_decoder")
 
 
 def read_form(config: dict[str, Any]) -> Form:
-    """Sizes from config.json. Raises LoadError."""
+    """Read the encoder's sizes from the content of config.json. Raises LoadError."""
     kind = config["model_type"]
     names = [str(name) for name in config.get("architectures") or ()]
     if headed := [name for name in names if "Classification" in name or "QuestionAnswering" in name]:
-        raise LoadError(f"A {headed[0]} is not made for embeddings.")
+        raise LoadError(f"A {headed[0]} is not an embedding model.")
     if config.get("position_embedding_type") not in (None, "absolute"):
         raise LoadError(f"A {kind} model with positions of kind {config['position_embedding_type']} is not supported.")
     own = {SYNONYMS.get(name, name): value for name, value in config.items()}
@@ -107,7 +107,7 @@ def read_form(config: dict[str, Any]) -> Form:
     sizes = {name: value for name, value in got.items() if isinstance(DEFAULTS[name], int)}
     wrong = [name for name, value in sizes.items() if type(value) is not int or value < (name != "pad_token_id")]
     if wrong or type(own.get("vocab_size")) is not int or got["hidden_size"] % got["num_attention_heads"]:
-        raise LoadError(f"config.json has no sound {(wrong or ['vocab_size'])[0]} for a {kind} model.")
+        raise LoadError(f"config.json has no valid {(wrong or ['vocab_size'])[0]} for a {kind} model.")
     first = FAMILIES[kind].first
     form = Form(
         vocab=own["vocab_size"],
@@ -127,7 +127,7 @@ def read_form(config: dict[str, Any]) -> Form:
 
 
 class Weights:
-    """A checkpoint's tensors by the names of a family, whatever stands before them. Raises LoadError."""
+    """Reads a checkpoint's tensors by a family's names, whatever prefix the names carry. Raises LoadError."""
 
     def __init__(self, checkpoint: Checkpoint, form: Form, names: Names, dtype: torch.dtype, device: torch.device):
         self.checkpoint, self.form, self.names = checkpoint, form, names
@@ -136,19 +136,22 @@ class Weights:
         self.before = found[0].removesuffix(WORDS) if found else ""
 
     def read(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a copy of one tensor in this object's dtype and on its device; ``shape`` is the expected shape."""
         whole = self.before + name
-        if whole not in self.checkpoint:  # as the first release of BERT had them
+        if whole not in self.checkpoint:  # BERT's first release has these names
             whole = whole.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
         return self.checkpoint.tensor(whole, *shape).to(device=self.device, dtype=self.dtype, copy=True)
 
     def affine(self, name: str, out: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight [out, width] and bias [out] of one linear layer."""
         return self.read(f"{name}.weight", out, width), self.read(f"{name}.bias", out)
 
     def norm(self, name: str) -> Norm:
+        """Return one LayerNorm."""
         return Norm(self.read(f"{name}.weight", self.form.hidden), self.read(f"{name}.bias", self.form.hidden))
 
     def places(self) -> torch.Tensor:
-        """Embeddings of the positions that texts have, with that of the first type of token."""
+        """Return position embeddings [max_length, hidden], with the embedding of token type 0 added."""
         form = self.form
         places = self.read(PLACES, form.positions, form.hidden)[form.first :]
         if self.before + TYPES not in self.checkpoint:
@@ -157,11 +160,12 @@ class Weights:
         return places + self.read(TYPES, *types)[0]
 
     def linear(self, layer: int, *names: str, out: int, width: int) -> Linear:
-        """One linear layer of several."""
+        """Return several linear layers concatenated into one, [len(names) * out, width]."""
         parts = [self.affine(self.names.layer.format(layer) + name, out, width) for name in names]
         return Linear(torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts]))
 
     def layer(self, i: int) -> Layer:
+        """Return encoder layer ``layer`` with query, key and value merged."""
         names, hidden, wide = self.names, self.form.hidden, self.form.intermediate
         before = names.layer.format(i)
         return Layer(
@@ -174,7 +178,7 @@ class Weights:
         )
 
     def bias(self) -> torch.Tensor | None:
-        """What is added to the scores for the way from one token to another: [heads, longest, longest]."""
+        """Return the relative position bias of the attention scores, [heads, max_length, max_length], or None."""
         if not self.form.buckets:
             return None
         table = self.read(self.names.bias, self.form.buckets, self.form.heads)
@@ -185,9 +189,9 @@ class Weights:
 
 
 def bucket(way: int, buckets: int) -> int:
-    """Which of ``buckets`` a token's distance falls into: near ones each have their own, far ones share more and more.
+    """Return the bucket, below ``buckets``, of a relative distance.
 
-    Half of them are for the tokens behind.
+    Near distances have a bucket each; far ones share ever wider buckets. The upper half is for later tokens.
     """
     half = buckets // 2
     exact, distance = half // 2, abs(way)
@@ -204,11 +208,11 @@ def load_encoder(
     device: torch.device,
     progress: Callable[[float], None],
 ) -> Encoder:
-    """The encoder, accepted by its numbers. Raises LoadError."""
+    """Load the encoder and check it numerically. Raises LoadError."""
     form = read_form(config)
     weights = Weights(checkpoint, form, FAMILIES[config["model_type"]], dtype, device)
     last = weights.before + weights.names.layer.format(form.layers - 1) + weights.names.query + ".weight"
-    if last not in checkpoint:  # before work is planned for each of what may be a million layers
+    if last not in checkpoint:  # checked before work is planned per layer: a config may claim a million layers
         raise LoadError(f"The checkpoint has no tensor {last}, but the config asks for {form.layers} layers.")
     layers = []
     for i in range(form.layers):
@@ -218,13 +222,13 @@ def load_encoder(
     encoder = Encoder(form, words, weights.places(), weights.norm("embeddings.LayerNorm"), layers, weights.bias())
     off = deviation(encoder, checkpoint, weights.names)
     if not off <= TOLERANCE[dtype]:
-        raise LoadError(f"The encoder is off by {off:.2g} and is not used.")
+        raise LoadError(f"The encoder failed its numeric check (off by {off:.2g}) and is not used.")
     return encoder
 
 
 @torch.inference_mode()
 def deviation(encoder: Encoder, checkpoint: Checkpoint, names: Names) -> float:
-    """Relative error (L2) of the hidden states of two texts, packed together, against ``reference`` for each."""
+    """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
     form = encoder.form
     ids = torch.linspace(0, form.vocab - 1, sum(PROBE)).long()
     texts = [text.tolist()[: form.longest] for text in ids.split(PROBE)]
@@ -235,7 +239,7 @@ def deviation(encoder: Encoder, checkpoint: Checkpoint, names: Names) -> float:
 
 
 def reference(weights: Weights, text: list[int]) -> torch.Tensor:
-    """Hidden states of one text by the definitions: float32 [tokens, hidden]."""
+    """Compute the hidden states of one text by the definitions: float32 [tokens, hidden]."""
     form, names = weights.form, weights.names
     count, dim = len(text), form.hidden // form.heads
 

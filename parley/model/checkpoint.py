@@ -1,8 +1,7 @@
 """Reads a model folder in Hugging Face format: config.json and safetensors, nothing else and never pickle.
 
-Files are mapped, not read, unless that is wished: a tensor is a view of the file until it is copied. It must not know
-what a tensor means.
-Every message names the file or tensor that is wrong.
+Files are mapped unless the caller asks for reads: a tensor is a view of the file until it is copied. This module must
+not know what a tensor means. Every error message names the faulty file or tensor.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ DTYPES = {
     "I8": torch.int8,
     "I32": torch.int32,
 }
-HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
+HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
 
 
 class LoadError(Exception):
-    """The model cannot be loaded. The message is one sentence for a person."""
+    """The model cannot be loaded. The message is one sentence for the user."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json. Raises LoadError."""
+    """Return the content of the folder's config.json. Raises LoadError."""
     if not folder.is_dir():
         raise LoadError(f"There is no model folder {folder}.")
-    config = _read_json(folder / "config.json", "so it is no model folder in Hugging Face format")
+    config = _read_json(folder / "config.json", "so it is not a model folder in Hugging Face format")
     if not isinstance(config.get("model_type"), str):
         raise LoadError(f"{folder / 'config.json'} does not name a model_type, so the architecture is unknown.")
     return config
@@ -46,7 +45,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies: byte range ``start .. end`` of a mapped file."""
+    """The location of a tensor: bytes ``start`` to ``end`` of file number ``file``."""
 
     file: int
     dtype: torch.dtype
@@ -56,11 +55,11 @@ class Entry:
 
 
 class Checkpoint:
-    """The tensors of a folder, by name. Raises LoadError for anything that is not as the format says."""
+    """The tensors of a folder, by name. Raises LoadError for anything that violates the format."""
 
     def __init__(self, folder: Path, files: list[Path] | None = None, *, mapped: bool = True):
-        """``files``: those of the folder that count, if they are not the usual ones. ``mapped`` False: they are read,
-        for somebody may change them meanwhile, and what is cut off while it is mapped ends the process."""
+        """``files``: the folder's files to use, if not the usual ones. ``mapped`` False: read them into memory, because
+        others may change them meanwhile, and truncating a mapped file kills the process."""
         self.folder = folder
         self._mapped = mapped
         self._maps: list[mmap.mmap | bytearray] = []
@@ -74,37 +73,39 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
+        """The names of all tensors."""
         return list(self._entries)
 
     @property
     def parameters(self) -> int:
-        """Numbers in all tensors."""
+        """The number of elements in all tensors."""
         return sum(math.prod(entry.shape) for entry in self._entries.values())
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """The size of all tensors in bytes."""
         return sum(entry.end - entry.start for entry in self._entries.values())
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of all files as they are here."""
+        """The SHA-256 of all files, as mapped or read here."""
         digest = hashlib.sha256()
         for data in self._maps:
             digest.update(data)
         return digest.digest()
 
     def prefix(self, text: str) -> None:
-        """From here on the names of all tensors begin with this, too."""
+        """Prepend ``prefix`` to the names of all tensors."""
         self._entries = {text + name: entry for name, entry in self._entries.items()}
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor. Raises LoadError if it is missing."""
         return self._entry(name).shape
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A view of the file. Without a ``dtype`` it holds floating numbers of any kind.
+        """Return a tensor as a view of the file. Without ``dtype``, any floating-point dtype is accepted.
 
-        Raises LoadError if the tensor is missing, or has another shape or kind than the config wants.
+        Raises LoadError if the tensor is missing, or if its shape or dtype is not the expected one.
         """
         entry = self._entry(name)
         if entry.dtype != dtype and (dtype or not entry.dtype.is_floating_point):
@@ -119,12 +120,12 @@ class Checkpoint:
         return data.view(entry.shape)
 
     def drop(self, *names: str) -> None:
-        """These tensors were copied: their pages of the file need not stay in this process's memory."""
+        """Release the file pages of tensors that were copied, so that they leave this process's memory."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         for name in names:
             if entry := self._entries.get(name):
-                # Only whole pages, and neighbours on a shared page can always be read from the file again.
+                # Whole pages only. Neighbours that share a page are simply read from the file again.
                 start = entry.start // mmap.PAGESIZE * mmap.PAGESIZE
                 data = self._maps[entry.file]
                 assert isinstance(data, mmap.mmap)
@@ -148,7 +149,7 @@ class Checkpoint:
                 if length > min(size - 8, HEADER_LIMIT):
                     raise LoadError(f"{path.name} is not a safetensors file, or was cut off.")
                 header = json.loads(file.read(length))
-                # A private mapping: torch wants memory that it could write to, and nothing is ever written.
+                # A private mapping: torch requires writable memory, though nothing is ever written.
                 if self._mapped:
                     view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
                 else:
@@ -179,7 +180,7 @@ class Checkpoint:
         if name in self._entries:
             raise LoadError(f"Tensor {name} is in {file} and in another file of the checkpoint.")
         if dtype not in DTYPES:
-            # Buffers of other kinds may lie around; what the model needs is checked when it is asked for.
+            # Buffers of other dtypes may be present. The tensors that the model needs are checked when requested.
             return
         if end - start != math.prod(shape) * DTYPES[dtype].itemsize or base + end > size:
             raise LoadError(

@@ -1,8 +1,8 @@
-"""Reads checkpoints in the compressed-tensors layout with int8 weights and dynamic int8 activations (W8A8).
+"""Reads checkpoints in the compressed-tensors format with int8 weights and dynamic int8 activations (W8A8).
 
-A linear layer that is quantised has ``weight`` int8 [out, in] and ``weight_scale`` [out, 1] or [out], and no zero
-points. The config's groups say by name, pattern or class which layers they mean; ``ignore`` lists those that stay as
-they were. Other schemes of the same layout are refused with the field that is different.
+A quantised linear layer has ``weight`` int8 [out, in] and ``weight_scale`` [out, 1] or [out], and no zero points. The
+config's groups select layers by name, pattern or class; ``ignore`` lists the layers that stay unquantised. Other
+schemes of the format are refused with the name of the differing field.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parley.model.checkpoint import Checkpoint, LoadError
 from parley.model.weights import Int8, Linear, Weight
 
 FORMATS = ("int-quantized", "naive-quantized")
-# What the fields of a group's weights and activations must be; a field that is absent has the first value.
+# The supported values of a group's weights and activations. An absent field has the first value.
 WEIGHTS = {
     "num_bits": (8,),
     "type": ("int",),
@@ -45,9 +45,11 @@ class Channels:
     """int8 weights with one scale per output."""
 
     def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+        """Return the names of the weight and scale tensors."""
         return [linear.name + ".weight", linear.name + ".weight_scale"]
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
+        """Read the weight, with one scale per output. Raises LoadError."""
         weight, scale = self.tensors(checkpoint, linear)
         values = checkpoint.tensor(weight, linear.out, linear.into, dtype=torch.int8)
         sizes = (linear.out,) if len(checkpoint.shape(scale)) == 1 else (linear.out, 1)
@@ -58,7 +60,7 @@ CHANNELS = Channels()
 
 
 def read(config: dict[str, Any]) -> Callable[[str], Channels | None]:
-    """The format of each layer under a ``quantization_config``. Raises LoadError."""
+    """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
     _known(config, "format", FORMATS)
     _known(config, "quantization_status", ("compressed", None))
     for field in ("kv_cache_scheme", "transform_config"):
@@ -93,7 +95,7 @@ def read(config: dict[str, Any]) -> Callable[[str], Channels | None]:
 
 
 def _tests(entries: Any, where: str) -> list[Test]:
-    """What a list of names, ``re:`` patterns and classes says of a layer's name."""
+    """Turn a list of names, ``re:`` patterns and classes into predicates over layer names."""
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise LoadError(f"The checkpoint's quantization_config.{where} is not a list of names.")
     names = {entry for entry in entries if not entry.startswith("re:")}

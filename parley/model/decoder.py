@@ -1,8 +1,8 @@
-"""The fused decoder of Llama-shaped models: few operators per layer, all of them kernels of the table.
+"""The fused decoder of Llama-shaped models: few operators per layer, all of them native kernels.
 
-Query, key and value are one linear, gate and up are one, and a residual addition is part of the norm that follows it.
-Where the compiled kernels have all layers as one call, that call is made: it leaves out nothing but Python.
-It must not know files or configs; it is given packed weights.
+Query, key and value are one linear layer, as are gate and up, and each residual addition is fused into the following
+norm. If the compiled kernels offer all layers as a single call, that call is used; it only saves Python overhead.
+This module must not know files or configs; it receives packed weights.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from parley.model.shape import Shape
 from parley.native.layer import Layer
 from parley.native.layout import LayerKV
 
-SITES = ("qkv", "output", "gate_up", "down")  # the linear layers of a layer, as adapters number them
+SITES = ("qkv", "output", "gate_up", "down")  # the linear layers within a layer, in the order of adapter sites
 
 
 class Decoder:
-    """``network.Network`` of one Llama-shaped model."""
+    """``network.DecoderNetwork`` for one Llama-shaped model."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class Decoder:
         self._norm = norm
         self._head = head
         self._scale = shape.head_dim**-0.5
-        # A table, for an angle's cosine must not depend on where in a vector it is computed.
+        # A table, because the cosine of an angle must not depend on its place in a vector.
         angles = torch.outer(torch.arange(max_len).float(), shape.rope.inverse_frequencies())
         self._angles = torch.stack((angles.cos(), angles.sin()), 1).to(embedding.device)  # [max_len, 2, rotary / 2]
-        self.stack = self._describe()  # all layers as one call; None: they are computed kernel by kernel
+        self.stack = self._describe()  # all layers as one call; None: run kernel by kernel
 
     def select(self, blocks: list[int]) -> Decoder:
-        """A decoder of some of the layers, which shares the weights."""
+        """Return a decoder with only ``layers``. It shares the weights."""
         part = object.__new__(Decoder)
         part.__dict__.update(self.__dict__)
         part.blocks = [self.blocks[i] for i in blocks]
@@ -62,20 +62,20 @@ class Decoder:
         return part
 
     def _describe(self) -> native.Stack | None:
-        """All layers as one kernel, if there is one for them."""
+        """Build the single call for all layers, or return None if the kernels have none for them."""
         heads, eps = self.shape.heads, self.shape.eps
         tables = self._embedding, self._norm, self._angles
         return native.stack(self.blocks, *tables, heads, self._kv, eps=eps, scale=self._scale)
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
-        """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""
+        """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
         if self.stack is None:
             return self.kernel_by_kernel(batch, pages)
         pools = [pages.pool(i) for i in range(len(self.layers))]
         return self.stack.run(batch.token_ids, batch.positions, batch.slots, batch.spans, pools, batch.adapted)
 
     def _linear(self, x: torch.Tensor | native.Rows, batch: Batch, layer: int, name: str) -> torch.Tensor:
-        """One linear layer with what the adapters of rows add to it."""
+        """Apply one linear layer and add the LoRA adapters' share."""
         y = native.linear(x, getattr(self.blocks[layer], name))
         if batch.adapted is not None:
             assert isinstance(x, torch.Tensor), "adapters read rows as they are"
@@ -83,13 +83,13 @@ class Decoder:
         return y
 
     def kernel_by_kernel(self, batch: Batch, pages: Pages) -> torch.Tensor:
-        """What ``hidden`` means. This is the definition: a stack does the same in one call."""
+        """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
         shape = self.shape
         cos, sin = self._angles.index_select(0, batch.positions)[:, None].unbind(2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         residual = native.embed(batch.token_ids, self._embedding)
-        # A norm is told which layer reads its result, for that may want it in int8; the head's rows are chosen first.
-        # An adapter reads rows as they are; int8 is made of them by the layer that wants it, which gives the same.
+        # A norm knows which layer reads its result, because that layer may want int8; the head's rows are selected
+        # later. A LoRA adapter reads rows unquantised; the layer then quantises them itself, with the same result.
         plain = batch.adapted is not None
         following = [(block.input_norm, None if plain else block.qkv) for block in self.blocks] + [(self._norm, None)]
         norm, reader = following[0]
@@ -108,5 +108,5 @@ class Decoder:
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of some hidden rows: float32 [rows, vocab_size]."""
+        """Return logits of the given hidden rows: float32 [rows, vocab_size]."""
         return native.logits(hidden, self._head)

@@ -1,11 +1,11 @@
-"""Guesses at what follows by a small model: a proposer with a network and pages of its own beside the main one's.
+"""The draft model: proposes draft tokens with a small network and KV pages of its own.
 
-It writes each sequence on by its own likeliest tokens, all sequences of a call together. What it has not read of a
-sequence yet it reads at the next call, a bounded number of tokens each time; until then it guesses nothing. Its pages
-are its own affair: who was not asked for longest loses them, and is read again. It has no adapters: sequences that
-have one are written on as without it, and fewer guesses are right.
+It extends each sequence greedily by its own most probable tokens, all sequences of a call in one batch. Tokens that it
+has not read yet are read at the next call, a bounded number each time; until it has caught up with a sequence, it
+proposes nothing for it. It manages its pages itself: the least recently requested sequence loses its pages and is read
+again later. It has no LoRA adapters: sequences with one are extended without it, so fewer drafts are accepted.
 
-It must not know what becomes of a guess. A wrong one is noticed by the sequence going on otherwise.
+It must not know which drafts were accepted. It notices a rejected one because the sequence continues differently.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from parley.core.sequence import BLOCK_SIZE, Sequence
 from parley.model.kv import PagedKV
 from parley.model.network import Batch, Network
 
-READ = 512  # tokens read in a call beside those that are new since the last one
+READ = 512  # tokens read per call, besides the new ones since the last call
 
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """Where the model is in a sequence: keys and values of ``tokens``, guesses among them, lie in ``blocks``. The first
-    ``sure`` of them are the sequence's own."""
+    """The draft model's progress in a sequence. The keys and values of ``tokens``, drafts included, are in ``blocks``.
+    The first ``confirmed`` tokens are confirmed tokens of the sequence."""
 
     tokens: list[int] = field(default_factory=list)
     sure: int = 0
@@ -35,23 +35,24 @@ class Place:
 
 
 class Draft:
-    """``core.sequence.Proposer`` over a network and its pages, for sequences of up to ``max_model_len`` tokens."""
+    """``core.sequence.Proposer`` with its own network and pages, for sequences of up to ``max_model_len`` tokens."""
 
     def __init__(self, network: Network, kv: PagedKV, *, max_model_len: int):
         self.network = network
         self.kv = kv
         self.max_model_len = max_model_len
         self.pool = BlockPool(kv.blocks)
-        self._places: OrderedDict[Sequence, Place] = OrderedDict()  # who was asked for last comes last
+        self._places: OrderedDict[Sequence, Place] = OrderedDict()  # the most recently requested sequence is last
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """One forward pass over page 0, before any page is in use: libraries set up here what they set up once."""
+        """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
         self.kv.clear([0])
         self._next([([0] * min(BLOCK_SIZE, self.max_model_len), 0, [0])])
 
     @torch.inference_mode()
     def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+        """Return at most the requested number of draft tokens for each (sequence, count)."""
         for sequence, _ in asked:
             self._places.setdefault(sequence, Place())
             self._places.move_to_end(sequence)
@@ -94,12 +95,13 @@ class Draft:
         return guesses
 
     def forget(self, sequence: Sequence) -> None:
+        """Free the pages of a finished sequence."""
         place = self._places.pop(sequence, None)
         if place is not None:
             self.pool.drop(place.blocks)
 
     def _agreed(self, sequence: Sequence, place: Place) -> int:
-        """Forget what it read that the sequence does not hold, and its last token: that is read for what follows it."""
+        """Drop tokens that differ from the sequence's, and its last one, which must be read again. Return the rest."""
         tokens, read = sequence.tokens, place.tokens
         count = min(len(read), len(tokens) - 1)
         at = min(count, place.sure)
@@ -110,7 +112,7 @@ class Draft:
         return at
 
     def _reserve(self, place: Place, tokens: int, fresh: list[int], busy: set[Place]) -> bool:
-        """Pages for so many tokens, if need be those of who was not asked for longest and is not ``busy``."""
+        """Reserve pages for ``token_count`` tokens, evicting the least recently used states that are not ``busy``."""
         need = pages(tokens) - len(place.blocks)
         while self.pool.free < need:
             oldest = next((each for each in self._places.values() if each.blocks and each not in busy), None)
@@ -126,7 +128,7 @@ class Draft:
         return True
 
     def _next(self, parts: list[tuple[list[int], int, list[int]]]) -> list[int]:
-        """The likeliest token behind each part: tokens, where they begin, and the sequence's pages."""
+        """Return the most probable next token of each part (tokens, start position, pages of the sequence)."""
         batch = Batch.pack(parts, self.kv.device)
         hidden = self.network.hidden(batch, self.kv)
         last = torch.tensor([span.first + span.count - 1 for span in batch.spans], device=self.kv.device)

@@ -1,18 +1,19 @@
-"""From logits to a token: the arithmetic of sampling, row by row. Knows no slot, no sequence and no request.
+"""From logits to a token: the arithmetic of sampling, row by row. Knows no slots, sequences or requests.
 
-One definition, whatever route the numbers take. With x = (logit - largest logit) / temperature, a token weighs
-floor(2^40 * exp(x)), an integer. Tokens are dropped by cut-off values, in this order: min_p by weight against the
+There is one definition for every code path. With x = (logit - largest logit) / temperature, a token weighs
+floor(2^40 * exp(x)), an integer. Tokens are dropped by cut-off values, in this order: min_p by weight relative to the
 largest, top_k by the k-th largest x, top_p by the mass of all strictly larger x (a token stays while that mass is
-below top_p of what min_p and top_k left), typical_p by the mass of all strictly nearer x. Ties therefore stay or go
-together. The token drawn is the first, in order of ids, at which the running sum of weights exceeds u times their
+below top_p of the mass left by min_p and top_k), typical_p by the mass of all strictly nearer x. Ties therefore stay
+or go as a group. The drawn token is the first, in order of ids, whose running sum of weights exceeds u times the
 total.
 
 Typical sampling (Meister et al. 2022) prefers tokens whose surprise is near the distribution's entropy. With Z the
-total of exp(x), surprise is log Z - x and the entropy is log Z less the mean of x: near is what is near that mean.
+total of exp(x), surprise is log Z - x and the entropy is log Z less the mean of x: near means near that mean.
 
-Why integers: their sums are exact in any order. A row gives the same token alone and in a batch, from 256 candidates
-and from the whole vocabulary, with one thread and with many. What a weight of zero leaves out is below 2^-40 of the
-most likely token. It remains that exp(x) must not depend on where in a tensor x stands; a test watches that.
+Weights are integers because integer sums are exact in any order. A row yields the same token alone and in a batch, from
+256 candidates and from the whole vocabulary, with one thread and with many. A token of weight zero has less than 2^-40
+of the largest probability. One condition remains: exp(x) must not depend on the place of x in a tensor; a test checks
+that.
 """
 
 from __future__ import annotations
@@ -22,33 +23,33 @@ import torch
 from parley import native
 from parley.native.torch_vocabulary import SCALE, portions, weigh
 
-WIDTH = 256  # candidates looked at first
+WIDTH = 256  # candidates examined first
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mix(z: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64 bits in which every bit matters."""
+    """Return the SplitMix64 finaliser of z (Steele, Lea, Flood 2014): a bijection on 64 bits; every bit matters."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
 
 
 def uniform(seed: int, position: int) -> float:
-    """The uniform number in [0, 1), a multiple of 2^-53, that draws output token ``position`` (from 0) under ``seed``.
+    """Return the uniform number that draws output token ``position`` (from 0): in [0, 1), a multiple of 2^-53.
 
-    It is element ``position`` of the SplitMix64 stream that starts at mix(seed): neighbouring seeds, which the choices
-    of one request have, start at unrelated places.
+    It is element ``position`` of the SplitMix64 stream that starts at mix(seed). Neighbouring seeds, as the choices of
+    one request have, therefore start at unrelated places.
     """
     state = mix((seed + GOLDEN) & MASK) + (position + 1) * GOLDEN
     return (mix(state & MASK) >> 11) * 2.0**-53
 
 
 def draw(logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """Draw from the whole vocabulary: int64 [R].
+    """Draw a token per row from the whole vocabulary: int64 [R].
 
-    logits float32 [R, V], whose largest must be finite in each row; temperature float32 [R]; min_p and u float64 [R].
+    logits float32 [R, V], with a finite maximum in each row; temperature float32 [R]; min_p and u float64 [R].
     """
     parts = []
     for rows in portions(logits):
@@ -66,9 +67,9 @@ def draw_cut(
     u: torch.Tensor,
     width: int = WIDTH,
 ) -> torch.Tensor:
-    """Draw with top_k (int64 [R], 0 is off) and top_p (float64 [R]); the rest as in ``draw``. Result int64 [R].
+    """Draw with top_k (int64 [R], 0 is off) and top_p (float64 [R]); the rest as in ``draw_full``. Returns int64 [R].
 
-    Looks at the ``width`` best tokens of each row, and at all tokens of those rows whose answer lies beyond.
+    Examines the ``width`` largest logits of each row, and all logits of rows whose draw needs more.
     """
     width = min(width, logits.shape[1])
     values, ids = native.top_k(logits, width)
@@ -78,7 +79,7 @@ def draw_cut(
     kth = x.gather(1, (top_k[:, None] - 1).clamp(0, width - 1))
     weights.masked_fill_(((top_k > 0) & (top_k <= width))[:, None] & (x < kth), 0)
 
-    # The candidates are complete when the last of them weighs nothing: no token beyond them weighs more.
+    # The candidates are complete if the last of them weighs nothing: no other token weighs more.
     complete = (weights[:, -1] == 0) | (width == logits.shape[1])
     total = weights.sum(-1)
     unlimited = ((top_k == 0) & ~complete).nonzero()[:, 0]
@@ -105,7 +106,7 @@ def _draw_wide(
     top_p: torch.Tensor,
     u: torch.Tensor,
 ) -> torch.Tensor:
-    """``draw_cut`` of a single row, from all its tokens: every argument keeps its first dimension, of size 1."""
+    """Draw as ``draw_cut`` for a single row, from all its tokens. Every argument keeps a first dimension of size 1."""
     return _pick(_cut_wide(logits, temperature, min_p, top_k, top_p)[1], u)
 
 
@@ -118,16 +119,17 @@ def draw_typical(
     typical_p: torch.Tensor,
     u: torch.Tensor,
 ) -> torch.Tensor:
-    """As ``draw_cut``, and of what is left only the most typical tokens up to typical_p (float64 [R]): int64 [R].
+    """Draw as ``draw_cut``, limited to the most typical remaining tokens up to typical_p (float64 [R]): int64 [R].
 
-    Row by row and from the whole vocabulary, for the mean is a sum of floats: its order must not depend on the batch.
+    Row by row and over the whole vocabulary, because the mean is a sum of floats and its order must not depend on the
+    batch.
     """
     tokens = []
     for row in torch.arange(len(logits), device=logits.device)[:, None]:
         x, weights = _cut_wide(*(part[row] for part in (logits, temperature, min_p, top_k, top_p)))
         total = weights.sum(-1)
         terms = torch.where(weights > 0, weights * x.double(), 0.0)
-        mean = terms.cumsum(-1)[:, -1] / total  # one after another: sum() would share the work among threads
+        mean = terms.cumsum(-1)[:, -1] / total  # in sequence: sum() would split the work among threads
         limit = _limit(total, typical_p[row]).clamp(min=1)
         nearness = -(x.double() - mean).abs().float()
         weights.masked_fill_(nearness < _edge(nearness[0], weights[0], limit), 0)
@@ -138,7 +140,7 @@ def draw_typical(
 def _cut_wide(
     logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and weights of a single row's tokens, those that are dropped with weight 0: float32 and int64 [1, V]."""
+    """Return x float32 and weights int64 of a single row's tokens, [1, V]; dropped tokens have weight 0."""
     x, weights = _vocabulary(logits, temperature, min_p)
     if 0 < int(top_k) < x.shape[1]:
         weights.masked_fill_(x < _edge(x[0], torch.ones_like(weights[0]), top_k), 0)
@@ -148,15 +150,15 @@ def _cut_wide(
 
 
 def _limit(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The mass that the kept tokens must reach, int64 [R]. Float64 has fewer digits than a sum, hence the minimum."""
+    """Return the mass that the kept tokens must reach, int64 [R]. The minimum guards against float64 rounding."""
     return torch.minimum((total * top_p).ceil().long(), total)
 
 
 def _edge(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """The largest value v for which the mass of all x >= v reaches limit: x <= 0 float32 [V], int64 [V], [1] -> [1].
+    """Return the largest v such that the mass of all x >= v reaches limit: x <= 0 float32 [V], int64 [V], [1] -> [1].
 
-    The bits of a positive float order like the number. So their upper half is counted first, and only the values
-    that share it with v are sorted.
+    The bits of a positive float sort like the number. So the upper halves are counted first, and only the values that
+    share theirs with v are sorted.
     """
     key = x.abs().view(torch.int32) >> 16
     sums = mass.new_zeros(1 << 15).scatter_add_(0, key.long(), mass).cumsum(0)
@@ -168,7 +170,7 @@ def _edge(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Ten
 
 
 def _shift(logits: torch.Tensor, peak: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """x of the definition above. Subtracting first keeps a tiny temperature from overflowing."""
+    """Return x as defined in the module docstring. Subtracting first keeps a tiny temperature from overflowing."""
     return (logits - peak).div_(temperature[:, None])
 
 
@@ -180,7 +182,7 @@ def _drop(weights: torch.Tensor, min_p: torch.Tensor) -> None:
 def _vocabulary(
     logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x and weights of every token: float32 and int64, [R, V]."""
+    """Return x float32 and weights int64 of every token, both [R, V]."""
     x = _shift(logits, logits.amax(-1, keepdim=True), temperature)
     weights = weigh(x)
     _drop(weights, min_p)
@@ -188,7 +190,7 @@ def _vocabulary(
 
 
 def _pick(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The first index at which the running sum exceeds u * total: int64 [R, N], float64 [R] -> int64 [R]."""
+    """Return the first index whose running sum exceeds u * total: int64 [R, N], float64 [R] -> int64 [R]."""
     sums = weights.cumsum(-1)
     total = sums[:, -1:]
     target = torch.minimum((u[:, None] * total).long(), total - 1)

@@ -1,7 +1,7 @@
-"""What one sequence changes in its logits before temperature: biases, a watermark, forbidden tokens, penalties.
+"""Logits processors of one sequence, applied before temperature: bias, watermark, banned tokens, penalties.
 
-Kept sparse (only ids that occur), because a dense table for every slot would be as large as the KV cache of a small
-model. Knows one sequence's parameters and tokens; nothing of slots or of the batch.
+State is sparse (only ids that occur), because a dense table per slot would be as large as the KV cache of a small
+model. This module knows one sequence's parameters and tokens, and nothing of slots or batches.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from parley.core.sequence import Sequence
 from parley.model.bans import Grams, Phrases
 from parley.types import Work
 
-FAR = 1e30  # stands for infinity where arithmetic follows: float32, and products with penalties, stay free of NaN
+FAR = 1e30  # stands in for infinity before further arithmetic: float32 sums and penalty products stay free of NaN
 
 
 class Edit:
-    """The edits of one sequence. ``append`` must be told every token that is drawn, or penalties lag behind."""
+    """The logits processors of one sequence. ``count_token`` must see every drawn token, or penalties lag."""
 
     def __init__(self, sequence: Sequence, vocab_size: int):
         work, sampling = sequence.work, sequence.work.sampling
@@ -31,7 +31,7 @@ class Edit:
         self.bias = torch.tensor([max(-FAR, min(FAR, value)) for value in bias.values()], dtype=torch.float32)
         stops = sorted({id for id in work.stop_ids if 0 <= id < vocab_size})
         self.stop_ids = torch.tensor(stops, dtype=torch.int64)
-        # A vocabulary of stop tokens only leaves nothing to draw: then min_tokens cannot be had.
+        # If every token is a stop token, nothing would remain to draw, so min_tokens is ignored.
         self.min_tokens = work.min_tokens if 0 < len(stops) < vocab_size else 0
         self.refused: torch.Tensor | None = None  # bool [V]
         if sampling.allowed:
@@ -49,7 +49,7 @@ class Edit:
         self.always = self.penalized or sampling.watermark or len(bias) > 0 or any(each is not None for each in forbids)
 
     def copy(self, sequence: Sequence) -> Edit:
-        """The same for a sequence that goes on from this one's tokens."""
+        """Return a copy for a sequence that forks from this one's tokens."""
         other = copy(self)
         other._sequence = sequence
         if self.grams is not None:
@@ -60,21 +60,21 @@ class Edit:
 
     @staticmethod
     def wanted(work: Work) -> bool:
-        """Whether a sequence of this work may ever need an Edit."""
+        """Whether a sequence of this request may ever need logits processors."""
         sampling = work.sampling
         penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
         forbidden = sampling.allowed or sampling.banned or sampling.no_repeat_ngram or work.min_tokens
         return bool(sampling.logit_bias or sampling.watermark or forbidden) or penalties != (1.0, 0.0, 0.0)
 
     def changes(self, position: int) -> bool:
-        """Whether output token ``position`` (from 0) sees other logits than the model's."""
+        """Whether any processor changes the logits of output token ``position`` (from 0)."""
         return self.always or position < self.min_tokens
 
     def apply(self, row: torch.Tensor, position: int) -> None:
-        """Edit the logits (float32 [V], in place) from which output token ``position`` (from 0) is drawn.
+        """Process the logits (float32 [V], in place) of output token ``position`` (from 0).
 
-        Repetition (Keskar et al. 2019) divides positive and multiplies negative logits of tokens in prompt or output;
-        presence and frequency subtract a constant and a multiple of the count, for tokens of the output.
+        Repetition penalty (Keskar et al. 2019) divides positive and multiplies negative logits of tokens in prompt or
+        output; presence and frequency penalties subtract a constant and a multiple of the count of output tokens.
         """
         if len(self.bias):
             row[self.bias_ids.to(row.device)] += self.bias.to(row.device)
@@ -97,7 +97,7 @@ class Edit:
             row[ids] = logits.clamp_(max=FAR)
 
     def _banned(self, vocab_size: int) -> list[int]:
-        """What the tokens so far forbid. ``sequence.tokens`` holds all that were drawn before this one."""
+        """Return the tokens that the output so far forbids. ``sequence.tokens`` holds all tokens drawn before."""
         sequence = self._sequence
         found: set[int] = set()
         if self.phrases is not None:
@@ -108,20 +108,20 @@ class Edit:
 
     @staticmethod
     def _forbid(row: torch.Tensor, which: torch.Tensor) -> None:
-        """Unless nothing would be left to draw."""
+        """Set logits to -inf, unless no token would remain."""
         before = row[which]
         row[which] = float("-inf")
         if torch.isneginf(row.amax()):
             row[which] = before
 
     def append(self, token: int) -> None:
-        """Count a token that was drawn."""
+        """Count a drawn token for the penalties."""
         if self.tally is not None:
             self.tally.append(token)
 
 
 class Tally:
-    """Which tokens occur in prompt and output, and how often in the output."""
+    """Counts the tokens of a sequence: those that occur in prompt and output, with their number in the output."""
 
     def __init__(self, tokens: list[int], prompt_len: int, vocab_size: int):
         counts = Counter(tokens[prompt_len:])
@@ -131,11 +131,13 @@ class Tally:
         self.counts = np.array([counts[id] for id in ids], dtype=np.float32)
 
     def copy(self) -> Tally:
+        """Return an independent copy."""
         other = copy(self)
         other.index, other.ids, other.counts = dict(self.index), self.ids.copy(), self.counts.copy()
         return other
 
     def append(self, token: int) -> None:
+        """Count one more output token."""
         place = self.index.setdefault(token, len(self.index))
         if place == len(self.ids):
             self.ids = np.concatenate([self.ids, np.zeros(place + 16, dtype=np.int64)])
@@ -144,6 +146,6 @@ class Tally:
         self.counts[place] += 1
 
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids int64 [n] and counts in the output float32 [n]."""
+        """Return ids int64 [n] and their counts in the output float32 [n]."""
         count = len(self.index)
         return torch.from_numpy(self.ids[:count]).to(device), torch.from_numpy(self.counts[:count]).to(device)

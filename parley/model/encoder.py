@@ -1,7 +1,7 @@
-"""Encoders of BERT's family, fused: query, key and value are one linear, and texts are packed without padding.
+"""Fused encoders of the BERT family: query, key and value are one linear layer, and texts are packed without padding.
 
-Each text attends to itself alone, in both directions, so a step's texts need no mask: those of one length, which stand
-side by side, attend in one call. It must not know files or configs; it is given weights in the form of ``Form``.
+Each text attends only to itself, in both directions, so a step needs no mask: adjacent texts of the same length attend
+in one call. This module must not know files or configs; it receives weights as described by ``EncoderConfig``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GELU, TANH, RELU = "gelu", "gelu of tanh", "relu"
 
 @dataclass(frozen=True)
 class Form:
-    """Sizes of an encoder. ``first``: the position of a text's first token. ``buckets``: of relative positions."""
+    """Sizes of an encoder. ``first_position``: of a text's first token. ``buckets``: number of relative positions."""
 
     vocab: int
     hidden: int
@@ -37,12 +37,12 @@ class Form:
 
     @property
     def longest(self) -> int:
-        """Tokens of a text that there are positions for."""
+        """The longest text in tokens that has positions."""
         return self.positions - self.first
 
 
 class Texts:
-    """Texts as one list of T tokens, one behind another: int64 [T] each. ``runs``: (tokens, texts) of like lengths."""
+    """Texts concatenated into T tokens and positions, int64 [T] each. ``runs``: (length, texts) of equal lengths."""
 
     def __init__(self, texts: Sequence[list[int]], device: torch.device):
         lengths = [len(text) for text in texts]
@@ -54,11 +54,11 @@ class Texts:
 
 
 class Linear:
-    """A linear layer, and what follows it: nothing, an activation, or the addition of the residual stream."""
+    """A linear layer with an optional fused follow-up: an activation, or the addition of the residual stream."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor):
-        # oneDNN's layout for float32 takes another copy, and an eighth to a third off the time; it does what follows
-        # in the same pass.
+        # oneDNN's layout for float32 takes another copy of the weights, saves an eighth to a third of the time, and
+        # computes the follow-up in the same pass.
         self.fused = weight.device.type == "cpu" and weight.dtype == torch.float32 and ONEDNN
         self.bias = bias
         if self.fused:
@@ -70,12 +70,14 @@ class Linear:
         return self._onednn(x) if self.fused else native.linear(x, self.packed)
 
     def activated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """Apply the layer and then an activation: [T, in] -> [T, out]."""
         if self.fused:
             return self._onednn(x, *ONEDNN_NAMES[activation])
         y = self(x)
         return F.relu(y) if activation == RELU else F.gelu(y, approximate="tanh" if activation == TANH else "none")
 
     def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Apply the layer and then add ``residual``: [T, in] -> [T, out]."""
         if self.fused:
             return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
         return self(x) + residual
@@ -89,12 +91,16 @@ ONEDNN_NAMES = {GELU: ("gelu", "none"), TANH: ("gelu", "tanh"), RELU: ("relu", "
 
 @dataclass(frozen=True)
 class Norm:
+    """Weight and bias of a LayerNorm, [hidden] each."""
+
     weight: torch.Tensor
     bias: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Layer:
+    """The weights of one encoder layer, query, key and value merged."""
+
     qkv: Linear
     output: Linear
     attention_norm: Norm
@@ -104,9 +110,9 @@ class Layer:
 
 
 class Encoder:
-    """``places`` [longest, hidden]: embeddings of positions, and of the only type of token that there is.
+    """A BERT-like encoder. ``position_embeddings`` [max_length, hidden] include that of the only token type.
 
-    ``bias`` [heads, longest, longest] is added to the scores, in models that know positions from there too.
+    ``bias`` [heads, max_length, max_length] is added to the attention scores, in models with relative positions.
     """
 
     def __init__(
@@ -124,7 +130,7 @@ class Encoder:
         self._words, self._places, self._norm, self._bias = words, places, norm, bias
 
     def hidden(self, texts: Texts) -> torch.Tensor:
-        """Hidden states behind the last layer: [T, hidden]."""
+        """Return the hidden states after the last layer: [T, hidden]."""
         x = self._words.index_select(0, texts.token_ids) + self._places.index_select(0, texts.positions)
         x = self._normalize(x, self._norm)
         for layer in self.layers:
@@ -137,7 +143,7 @@ class Encoder:
         return F.layer_norm(x, (self.form.hidden,), norm.weight, norm.bias, self.form.eps)
 
     def _attend(self, qkv: torch.Tensor, runs: list[tuple[int, int]]) -> torch.Tensor:
-        """Attention of each text to itself: qkv [T, 3 * hidden] -> [T, hidden]."""
+        """Compute attention of each text to itself: qkv [T, 3 * hidden] -> [T, hidden]."""
         form, start = self.form, 0
         attended = qkv.new_empty(len(qkv), form.hidden)
         for length, count in runs:

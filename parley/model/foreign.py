@@ -1,11 +1,11 @@
-"""Any causal language model of Transformers as a ``Network``: its own code, with the attention taken over.
+"""The Transformers backend: any causal language model of Transformers as a ``DecoderNetwork``, attention replaced.
 
-Transformers lets a model's attention be replaced by name. Ours writes keys and values into the pages and attends there,
-on a packed batch: batch dimension 1, positions given, no cache of Transformers and no masks. Everything else (norms,
-experts, scalings, the head) is the model's own code, so what runs here needs no knowledge of it. A model that keeps
-state which is not keys and values cannot be served so; ``proof`` finds that out by numbers.
+Transformers allows a model's attention to be replaced by name. This replacement writes keys and values into the KV
+pages and attends there, on a packed batch: batch dimension 1, explicit positions, no Transformers cache and no masks.
+Everything else (norms, experts, scalings, the head) is the model's own code and needs no support here. A model that
+keeps state other than keys and values cannot be served this way; the numeric check (``load/proof.py``) detects that.
 
-Weights come from safetensors, and code that a model folder brings along is never run.
+Weights come from safetensors, and code shipped in a model folder is never run.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from parley.model.proof import deviation
 from parley.model.reference import TOLERANCE
 from parley.native.layout import LayerKV
 
-ATTENTION = "parley"  # the name under which Transformers finds ``attend``
-UNTOLD = -1  # a sliding window that a layer's code does not mention
-KINDS = {"full_attention", "sliding_attention"}  # of layer_types: what pages can do
+ATTENTION = "parley"  # Transformers' name for ``transformers_attention``
+UNTOLD = -1  # the layer's code passed no sliding window
+KINDS = {"full_attention", "sliding_attention"}  # the layer_types that KV pages support
 
 Attend = Callable[..., torch.Tensor]  # (layer_idx, queries, keys, values, scale=, window=, softcap=, sinks=)
 
@@ -55,12 +55,12 @@ def attend(
     s_aux: torch.Tensor | None = None,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What every attention layer calls: query [1, heads, T, dim] and so on -> [1, T, heads, value_dim]."""
+    """Replace every attention layer: query [1, heads, T, dim] and so on -> [1, T, heads, value_dim]."""
     if other.get("is_causal") is False or other.get("position_bias") is not None:
         raise LoadError("The model's attention is not causal or has position biases, which is not supported.")
     layer = getattr(module, "layer_idx", None)
     if layer is None:
-        raise LoadError("The model's attention layers do not carry their numbers, so it cannot run over pages.")
+        raise LoadError("The model's attention layers do not carry layer numbers, so it cannot run over pages.")
     output = _attend.get()(
         layer,
         *(part[0].transpose(0, 1) for part in (query, key, value)),
@@ -73,7 +73,7 @@ def attend(
 
 
 def _window(module: nn.Module, layer: int) -> int | None:
-    """The sliding window of a layer whose code does not tell, because it leaves it to the mask."""
+    """Return the sliding window of a layer whose code leaves it to the mask, None for full attention."""
     config = getattr(module, "config", None)
     kinds = getattr(config, "layer_types", None)
     return getattr(config, "sliding_window", None) if kinds is None or kinds[layer] == "sliding_attention" else None
@@ -83,7 +83,7 @@ AttentionInterface.register(ATTENTION, attend)
 
 
 class Foreign:
-    """A model of Transformers behind ``network.Network``."""
+    """A Transformers model as ``network.DecoderNetwork``."""
 
     def __init__(self, model: PreTrainedModel, linears: Mapping[str, Place], parameters: int, weights_bytes: int):
         self.model = model
@@ -96,11 +96,11 @@ class Foreign:
         self._body.forward = self._forward
         self._entered = False
         self.layers: list[LayerKV] = []
-        self._places: dict[int, int] = {}  # of layer_idx in ``layers``
+        self._places: dict[int, int] = {}  # layer_idx -> index in ``layers``
         self.vocab_size = self._explore()
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
-        """Final hidden states [T, hidden]; writes keys and values of all T tokens."""
+        """Return final hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
 
         def over_pages(
             layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
@@ -114,13 +114,13 @@ class Foreign:
         return output.last_hidden_state[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of some hidden rows: float32 [rows, vocab_size]. The head is what the model does after its body."""
+        """Return logits of the given hidden rows: float32 [rows, vocab_size]. The head is all code after the body."""
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=self.device)
         with _using(_hidden, hidden):
             return self.model(input_ids=ids, use_cache=False).logits[0].float()
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The body's forward; when only the head is wanted, it hands on the hidden states that are there already."""
+        """Run the body; if only the head is wanted, return the hidden states that already exist."""
         hidden = _hidden.get()
         if hidden is not None:
             return _Output(last_hidden_state=hidden[None])
@@ -129,7 +129,7 @@ class Foreign:
 
     @torch.inference_mode()
     def _explore(self) -> int:
-        """Run one token to see which layers attend, and what they cache. Gives the size of the vocabulary."""
+        """Run one token to see which layers attend and what they cache. Return the vocabulary size."""
 
         def look(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **_: Any) -> torch.Tensor:
             if layer in self._places:
@@ -142,14 +142,14 @@ class Foreign:
         with _using(_attend, look):
             output = self.model(input_ids=token, position_ids=token, use_cache=False)
         if self._body is self.model or not self._entered:
-            raise LoadError("The model has no part that gives hidden states, so it cannot run over pages.")
+            raise LoadError("The model has no part that returns hidden states, so it cannot run over pages.")
         if not self.layers:
             raise LoadError("The model's attention cannot be replaced, so it cannot run over pages.")
         return output.logits.shape[-1]
 
 
 class _Output(BaseModelOutputWithPast):
-    """What a body returns, for a head that may also look for things which only training needs."""
+    """A body's return value, for heads that also read attributes which only training sets."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -160,8 +160,8 @@ class _Output(BaseModelOutputWithPast):
 def load_foreign(
     folder: Path, dtype: torch.dtype, device: torch.device, progress: Callable[[float], None], max_len: int
 ) -> Foreign:
-    """Load a model folder for contexts of at most ``max_len`` tokens. Raises LoadError."""
-    checkpoint = Checkpoint(folder)  # says what is wrong with the files in better words than Transformers
+    """Load a model folder for contexts of at most ``max_len`` tokens and check it numerically. Raises LoadError."""
+    checkpoint = Checkpoint(folder)  # reports faulty files in clearer words than Transformers
     config = _config(folder)
     with _quiet():
         try:
@@ -170,7 +170,7 @@ def load_foreign(
                 config=config,
                 dtype=dtype,
                 attn_implementation="eager",
-                experts_implementation="eager",  # a loop over experts: a row's sums do not depend on other rows
+                experts_implementation="eager",  # a loop over experts, so that a row's sums do not depend on other rows
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -201,7 +201,7 @@ def load_foreign(
         raise LoadError(f"A {config.model_type} model does not run on packed batches: {_line(error)}") from error
     if not off <= TOLERANCE[dtype]:
         raise LoadError(
-            f"A {config.model_type} model computes something else over pages (off by {off:.2g}); "
+            f"A {config.model_type} model gives different results over pages (off by {off:.2g}); "
             "it may keep state other than keys and values, and is not served."
         )
     progress(1.0)
@@ -209,13 +209,13 @@ def load_foreign(
 
 
 def _config(folder: Path) -> PreTrainedConfig:
-    """The config, if it is one of a decoder that pages can serve."""
+    """Return the config if it describes a decoder that KV pages support. Raises LoadError."""
     try:
         with _quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # each config class raises what it likes
+    except Exception as error:  # config classes raise all kinds of exceptions
         if "auto_map" in read_config(folder):
-            raise LoadError("The model needs code of its own, and code from model folders is never run.") from error
+            raise LoadError("The model needs code of its own, but code from model folders is never run.") from error
         raise LoadError(f"Transformers does not understand the model's config.json: {_line(error)}") from error
     kind = config.model_type
     if config.is_encoder_decoder:
@@ -229,9 +229,9 @@ def _config(folder: Path) -> PreTrainedConfig:
 
 
 def _settle(model: PreTrainedModel, max_len: int) -> None:
-    """Fix rotary embeddings that would choose their frequencies by the longest sequence that happens to be in a batch.
+    """Fix rotary embeddings that choose their frequencies by the longest sequence in the batch.
 
-    They keep those that they would choose for a sequence of ``max_len`` tokens.
+    They keep the frequencies chosen for a sequence of ``max_len`` tokens.
     """
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
@@ -239,14 +239,14 @@ def _settle(model: PreTrainedModel, max_len: int) -> None:
             raise LoadError("The model's rotary embedding depends on length and layer, which is not supported.")
         if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
             module(torch.zeros(1, device=model.device), torch.tensor([[max_len - 1]], device=model.device))
-            module.rope_type = "default"  # type: ignore[assignment]  # from here on the frequencies stay
+            module.rope_type = "default"  # type: ignore[assignment]  # freezes the frequencies
 
 
 def _pack(model: PreTrainedModel) -> dict[str, Place]:
-    """Let our kernels compute the linear layers, which then no longer hold a weight of their own.
+    """Move the linear layers to the native kernels; afterwards the modules hold no weights of their own.
 
-    Gives those that adapters may change: what every token of a batch passes through, in its place. Experts see some of
-    the tokens, and the head is computed for a few.
+    Returns the layers that LoRA adapters may change: those that every token of a batch passes in place. Experts are
+    left out, as they see only some tokens, and so is the head, which runs for few.
     """
     places: dict[str, Place] = {}
     body = {id(module) for module in model.get_decoder().modules()}
@@ -268,7 +268,7 @@ def _pack(model: PreTrainedModel) -> dict[str, Place]:
 
 
 def _linear(x: torch.Tensor, *, packed: native.Packed, site: int) -> torch.Tensor:
-    """One linear layer with what the adapters of rows add to it."""
+    """Apply one linear layer and add the LoRA adapters' share."""
     y = native.linear(x, packed)
     adapted = _adapted.get()
     if adapted is not None:
@@ -287,7 +287,7 @@ def _using(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Transformers' own progress bars and advice."""
+    """Silence Transformers' progress bars and advice."""
     level, bars = noise.get_verbosity(), noise.is_progress_bar_enabled()
     noise.set_verbosity_error()
     noise.disable_progress_bar()
@@ -300,5 +300,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """An error's message in one line of reasonable length."""
+    """Return an error's message as one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,13 +1,13 @@
-"""What a sequence's grammar lets come next: a mask over the vocabulary for each token, made beside the network's work.
+"""Grammar masks: which tokens of the vocabulary a sequence's grammar allows next, computed during the network's step.
 
-A ``Form`` is one sequence's place in its grammar. As soon as a token is drawn it moves on; once all of a step have, a
-thread begins the masks of the next ones, and the network has a whole step to run before these are needed. llguidance
-does the work, in Rust and without the interpreter's lock. On few cores what is done beside the network is taken from
-it: a *lazy* form can be asked about single tokens, which takes a microsecond, and has a mask made only when that is
-wanted. The API process has checked the grammar (``text/grammar.py``) and how much it takes, so what fails here fails
-one choice.
+A ``GrammarState`` is one sequence's position in its grammar. It advances as soon as a token is drawn. Once all states
+of a step have advanced, threads begin the next masks, which are not needed until the network has run a whole step.
+llguidance does the work, in Rust and without the GIL. With few cores, such background work slows the network down: a
+*lazy* state can be asked about single tokens, at a microsecond each, and computes a mask only on request. The API
+process has already checked the grammar (``text/grammar/compiler.py``) and its size, so an error here fails only one
+choice.
 
-Knows sequences and the vocabulary's spelling; nothing of logits but which of them are struck out.
+This module knows sequences and the bytes of tokens; of logits it knows only which to mask.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ log = logging.getLogger("parley.engine")
 
 End = Literal["form", "mark"]
 
-KEPT = 64  # grammars kept to be copied: the choices of a request, and requests that follow one another, share one
+KEPT = 64  # compiled grammars kept as templates: the choices of a request, and often consecutive requests, share one
 
-WORD = 64  # bits of a mask that are looked at together
-FEW = 1024  # words of a mask with any tokens, up to which these are listed
+WORD = 64  # bits of a mask that are examined at once
+FEW = 1024  # masks with at most this many non-zero words have their allowed tokens listed
 
-COMPLEX = "The answer's grammar became too complex to go on with."
+COMPLEX = "The answer's grammar became too complex to continue."
 
 
 class Grammars:
-    """The grammars of one model. ``folder``: where its tokenizer is; ``vocab_size``: how many logits a row has."""
+    """The grammars of one model. ``folder``: holds its tokenizer; ``vocab_size``: the number of logits in a row."""
 
     def __init__(self, folder: str | Path, vocab_size: int):
         self.vocab_size = vocab_size
         self._folder = folder
         self._tokenizer: Tokenizer | None = None
         self._spelled: llguidance.LLTokenizer | None = None
-        self.ends: frozenset[int] = frozenset()  # tokens that end an answer
-        self.told = 0  # int32 words of llguidance's masks: of all tokens that the tokenizer or the model knows
+        self.ends: frozenset[int] = frozenset()  # ids of tokens that end an answer
+        self.told = 0  # int32 words in llguidance's masks, which cover all tokens of the tokenizer and of the model
         self._models: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self.pool = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar")
 
     def begin(self, sequence: Sequence, *, greedy: bool = False, lazy: bool = False) -> Form:
-        """Its place in its grammar, behind what it has written already. ``greedy``: nothing but ``best`` is wanted."""
+        """Create a sequence's state, past the output it already has. ``greedy``: only ``best_allowed`` will be used."""
         return Form(self, sequence, greedy, lazy)
 
     def matcher(self, grammar: str) -> llguidance.LLMatcher:
-        """A matcher at the beginning of the grammar. Takes its time: for threads. Raises ValueError."""
+        """Return a matcher at the start of the grammar. Slow, so call it in a thread. Raises ValueError."""
         with self._lock:
             model = self._models.get(grammar)
         if model is None:
-            # Others may go on meanwhile; at worst two read the same.
+            # Without the lock, so that others can continue; at worst two threads compile the same grammar.
             limits = llguidance.LLParserLimits(**FOLLOWING)
             model = llguidance.LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
             if model.is_error():
@@ -82,18 +82,18 @@ class Grammars:
             return model.deep_copy()
 
     def kept(self, grammar: str) -> bool:
-        """Whether ``matcher`` takes no time for this one."""
+        """Whether the grammar is cached, so that ``new_matcher`` is fast."""
         return grammar in self._models
 
     def prepare(self, grammar: str) -> None:
-        """Read a grammar for ``matcher``, beside the steps: what takes long is done then."""
+        """Compile a grammar for ``new_matcher`` in advance, concurrently with steps."""
         try:
             self.matcher(grammar)
-        except Exception as error:  # is told where it is used
+        except Exception as error:  # reported again where the grammar is used
             log.info("a grammar cannot be read: %s", error)
 
     def tokenizer(self) -> Tokenizer:
-        """How tokens are spelled, read at the first use. Raises BadTokenizer."""
+        """Return the tokenizer, loaded on first use. Raises BadTokenizer."""
         with self._reading:
             if self._tokenizer is None:
                 self._tokenizer = Tokenizer.load(self._folder)
@@ -101,7 +101,8 @@ class Grammars:
             return self._tokenizer
 
     def _vocabulary(self) -> llguidance.LLTokenizer:
-        """The same for llguidance. Takes a second where there are many tokens, and others wait for the most part."""
+        """Return llguidance's tokenizer, built on first use. For large vocabularies this takes a second, mostly under
+        the GIL."""
         tokenizer = self.tokenizer()
         with self._reading:
             if self._spelled is None:
@@ -109,20 +110,21 @@ class Grammars:
             return self._spelled
 
     def _spell(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:
+        """Build llguidance's tokenizer."""
         size = max(self.vocab_size, tokenizer.vocab_size)
         self.told = -(-size // 32)
         ends = sorted(tokenizer.eos_ids) or None
         try:
             spelled = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends, slices=[])
-        except ValueError:  # a kind that it does not read
+        except ValueError:  # a tokenizer type that llguidance does not support
             pieces = llguidance.TokenizerWrapper(Pieces(tokenizer))
             spelled = llguidance.LLTokenizer(pieces, n_vocab=size, eos_token=ends, slices=[])
-        # It keeps the interpreter's lock; in two calls, so that the steps of others come in between.
+        # It holds the GIL. Two calls let other threads run a step in between.
         return spelled.with_slices(llguidance.LLTokenizer.general_slices())
 
 
 class Pieces:
-    """A vocabulary by the bytes of its tokens, in the form that llguidance asks for."""
+    """A vocabulary as the bytes of its tokens, with the attributes that llguidance expects."""
 
     bos_token_id = None
 
@@ -135,7 +137,7 @@ class Pieces:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens that a text which must come is written in: at each place the longest that there is."""
+        """Tokenize a text that the grammar forces, taking the longest matching token at each place."""
         data, ids, at = text.encode() if isinstance(text, str) else text, [], 0
         while at < len(data):
             ends = range(min(len(data), at + self._longest), at, -1)
@@ -148,11 +150,11 @@ class Pieces:
 
 
 class Form:
-    """A sequence's place in its grammar and in its reasoning, as far as that is limited.
+    """A sequence's position in its grammar and in its reasoning, if that has a budget.
 
-    ``end``: nothing may follow the token that was drawn last, which is text ("form") or a mark that ends it ("mark").
-    ``few``: the tokens that may come next, int64 and ascending, where they are not many; not of a greedy one.
-    ``due``: nothing is forced, and there is no mask unless it is ``wanted``. ``ready`` must have been asked.
+    ``end_kind``: nothing may follow the last token, which is text ("form") or a mark that ends the answer ("mark").
+    ``allowed_tokens``: the tokens allowed next, int64 and ascending, if they are few; not set for greedy states.
+    ``mask_needed``: no token is forced, and there is no mask until ``request_mask``. Valid after ``wait_ready``.
     """
 
     def __init__(self, grammars: Grammars, sequence: Sequence, greedy: bool, lazy: bool):
@@ -164,8 +166,8 @@ class Form:
         self._error: str | None = None
         self._matcher: llguidance.LLMatcher | None = None
         self._thought: Thought | None = None
-        self._forced: int | None = None  # the token that must come next
-        self._bits: np.ndarray | None = None  # uint8 [V / 8 or more]: those that may come, the first in the lowest bit
+        self._forced: int | None = None  # the only token allowed next
+        self._bits: np.ndarray | None = None  # uint8 [V / 8 or more]: the allowed tokens, token 0 in the lowest bit
         self.few: torch.Tensor | None = None
         written = sequence.tokens[sequence.prompt_len :]
         self._making: Future[None] | None = None
@@ -173,11 +175,11 @@ class Form:
 
     @staticmethod
     def wanted(work: Work) -> bool:
-        """Whether a sequence of this work needs a Form."""
+        """Whether a sequence of this request needs a GrammarState."""
         return bool(work.grammar) or work.thinking is not None
 
     def copy(self) -> Form:
-        """The same place, to go on from separately. Waits for the mask."""
+        """Return an independent state at the same position. Waits for the mask."""
         self.ready()
         other = object.__new__(Form)
         other.__dict__.update(self.__dict__)
@@ -187,12 +189,12 @@ class Form:
         return other
 
     def ready(self) -> str | None:
-        """Wait for the mask of the next token: why there is none, None if it is there."""
+        """Wait for the mask of the next token. Return None if it exists, otherwise the error message."""
         self.prepare(beside=False)
         if self._making is not None:
             making, self._making = self._making, None
             try:
-                if making.cancel():  # no thread has begun it
+                if making.cancel():  # no thread has started it
                     self._make()
                 else:
                     making.result()
@@ -202,34 +204,35 @@ class Form:
         return self._error
 
     def _start(self, make: Callable[[], None], beside: bool) -> None:
+        """Schedule ``compute``: in a thread if ``in_thread``, otherwise in ``wait_ready``."""
         self._make, self._making = make, self._grammars.pool.submit(make) if beside else Future()
 
     def allows(self, token: int) -> bool:
-        """Whether a mask that is due would let this token come. A mark that only comes when nothing else can does not
+        """Whether the next mask would allow this token. An end mark that is allowed only as a last resort does not
         count."""
         if token in self._grammars.ends and token not in self._stops:
             return False
         return self._matcher is not None and self._matcher.validate_tokens([token]) == 1
 
     def prepare(self, *, beside: bool = True) -> None:
-        """Begin the mask that is due, unless it may turn out not to be needed. Threads that begin while others of the
-        step still move on would only be in their way."""
+        """Start the next mask, unless it may turn out to be unnecessary. Call it after all states of a step have
+        advanced; threads that start earlier only slow the others down."""
         if self.due and not self._lazy:
             self.want(beside=beside)
 
     def want(self, *, beside: bool = True) -> None:
-        """Have the mask made that is due: by a thread, if there is something else to do meanwhile, or by ``ready``."""
+        """Compute the mask: in a thread if ``in_thread``, otherwise in ``wait_ready``."""
         self.due = False
         if self._matcher is not None:
             self._start(partial(self._mask, self._matcher), beside)
 
     @property
     def changes(self) -> bool:
-        """Whether it has anything to say of the next token. ``ready`` must have been asked."""
+        """Whether the state restricts the next token. Valid after ``wait_ready``."""
         return self._forced is not None or self._bits is not None
 
     def apply(self, row: torch.Tensor) -> None:
-        """Strike out what may not come next, in logits float32 [V]. ``ready`` must have said that there is a mask."""
+        """Mask the logits float32 [V] of forbidden tokens in place. Valid after ``wait_ready`` returned None."""
         if self._forced is not None:
             row.fill_(float("-inf"))
             row[self._forced] = 0.0
@@ -237,14 +240,14 @@ class Form:
             native.strike(row, self._bits)
 
     def best(self, row: torch.Tensor) -> int | None:
-        """The likeliest token that may come next, by logits float32 [V], even if the model rules it out; None where
-        any may. ``ready`` must have been asked."""
+        """Return the allowed token with the largest logit, float32 [V], even if all allowed ones are -inf; None if the
+        state allows any token. Valid after ``wait_ready``."""
         if self._forced is not None or self._bits is None:
             return self._forced
         return native.best(row, self._bits)
 
     def mend(self, token: int) -> int:
-        """The token that was drawn, or, where the model rules out all that may come, the first of these."""
+        """Return the drawn token if it is allowed, otherwise the first allowed one (the model excludes all of them)."""
         if self._bits is None or int(self._bits[token // 8]) >> token % 8 & 1:
             return token
         first = int(np.flatnonzero(self._bits)[0])
@@ -252,14 +255,14 @@ class Form:
         return 8 * first + (bits & -bits).bit_length() - 1
 
     def after(self, token: int) -> End | None:
-        """What ``end`` would be if this token were drawn. ``ready`` must have said that there is a mask."""
+        """Return the ``end_kind`` that this token would cause. Valid after ``wait_ready`` returned None."""
         if self._matcher is None:
             return None
         matcher = self._matcher.deep_copy()
         return self._end(token) if matcher.consume_token(token) and matcher.is_stopped() else None
 
     def append(self, token: int) -> None:
-        """Move on by a token that was drawn: a mask is due."""
+        """Advance by a drawn token. Afterwards a mask may be needed."""
         self._forced = self._bits = self.few = None
         self.due = False
         if self._thought is not None:
@@ -276,9 +279,11 @@ class Form:
             self.due = True
 
     def _end(self, token: int) -> End:
+        """Return the end kind of a final token."""
         return "mark" if token in self._grammars.ends else "form"
 
     def _begin(self, work: Work, written: list[int]) -> None:
+        """Create the matcher and the thinking budget, and advance them past the output so far."""
         if work.thinking is not None:
             self._thought = Thought(work.thinking, self._grammars.tokenizer().token_bytes)
             for token in written:
@@ -295,6 +300,7 @@ class Form:
                     self._mask(matcher)
 
     def _mask(self, matcher: llguidance.LLMatcher) -> None:
+        """Compute the mask, and the list of allowed tokens if they are few. Raises ValueError."""
         size, told = self._grammars.vocab_size, self._grammars.told
         words = -(-size // WORD)
         bits = np.zeros(max(4 * told, 8 * words), np.uint8)
@@ -305,7 +311,7 @@ class Form:
         if size % WORD:  # the tokenizer may know more tokens than the model
             _words(bits)[-1] &= np.uint64((1 << size % WORD) - 1)
         ends = [id for id in self._grammars.ends - self._stops if id < size and bits[id // 8] >> id % 8 & 1]
-        if ends:  # tokens that end the answer, and that the request ignores, come when nothing else can
+        if ends:  # end tokens that the request ignores are allowed only if nothing else is
             rest = bits.copy()
             for id in ends:
                 rest[id // 8] &= ~np.uint8(1 << id % 8)
@@ -321,5 +327,5 @@ class Form:
 
 
 def _words(bits: np.ndarray) -> np.ndarray:
-    """A mask in larger pieces: what looks for those with any tokens is so much faster."""
+    """Return a mask as 64-bit words, because non-zero words are found faster than non-zero bytes."""
     return bits.view(np.uint64)

@@ -1,10 +1,10 @@
-"""Reads checkpoints whose linear layers have 4-bit weights with a scale and a zero point for each group: GPTQ and AWQ.
+"""Reads checkpoints with 4-bit linear weights that have a scale and a zero point for each group: GPTQ and AWQ.
 
-Eight numbers are packed into an int32. GPTQ packs along the inputs, first number lowest: ``qweight`` [in / 8, out],
-``qzeros`` [groups, out / 8], ``scales`` [groups, out], and ``g_idx`` [in] says to which group an input belongs. Its
-first format holds zero points less one, taken from the packed integers as a whole; ``gptq_v2`` holds them as they are.
-AWQ (gemm) packs along the outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7: ``qweight`` [in, out / 8], the rest alike
-and without ``g_idx``. Other layouts are refused with the field that is different.
+Eight values are packed into an int32. GPTQ packs along the inputs, first value in the lowest bits: ``qweight``
+[in / 8, out], ``qzeros`` [groups, out / 8], ``scales`` [groups, out]; ``g_idx`` [in] assigns inputs to groups. Its
+first format stores zero points minus one, subtracted from the packed integers as a whole; ``gptq_v2`` stores them
+unchanged. AWQ (gemm) packs along the outputs, in the order 0, 2, 4, 6, 1, 3, 5, 7: ``qweight`` [in, out / 8], the
+rest as in GPTQ but without ``g_idx``. Other layouts are refused with the name of the differing field.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from parley.model.checkpoint import Checkpoint, LoadError
 from parley.model.weights import Int4, Linear, Weight
 from parley.native import Grouped
 
-EIGHT = 8  # numbers in an int32
+EIGHT = 8  # values in an int32
 ONES = 0x11111111
-PLAIN = [0, 1, 2, 3, 4, 5, 6, 7]  # where in an integer the numbers 0 to 7 are
+PLAIN = [0, 1, 2, 3, 4, 5, 6, 7]  # positions of values 0 to 7 within an integer
 MIXED = [0, 4, 1, 5, 2, 6, 3, 7]  # the same for AWQ
-UNIT = 8  # numbers that a group must be a multiple of
+UNIT = 8  # group sizes must be multiples of this
 
 
 @dataclass(frozen=True)
 class Gptq:
-    """``group`` None: all inputs are one group. ``less``: zero points are stored less one."""
+    """The GPTQ format. ``group`` None: all inputs are one group. ``minus_one``: zero points are stored minus one."""
 
     group: int | None
     less: bool
 
     def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+        """Return the names of the weight's tensors, with ``g_idx`` last if the checkpoint has it."""
         names = [f"{linear.name}.{part}" for part in ("qweight", "qzeros", "scales")]
         index = linear.name + ".g_idx"
         return names + [index] * (index in checkpoint)
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
+        """Read the weight, reordered group by group where ``g_idx`` requires it. Raises LoadError."""
         group = min(self.group or linear.into, linear.into)
         groups = -(-linear.into // group)
         words, zeros, scales = self.tensors(checkpoint, linear)[:3]
@@ -60,13 +62,13 @@ class Gptq:
         )
 
     def _order(self, checkpoint: Checkpoint, linear: Linear, group: int) -> torch.Tensor | None:
-        """The inputs group by group, or None where they come so."""
+        """Return the inputs in group order, int64 [in], or None if they already are in that order."""
         name = linear.name + ".g_idx"
         if name not in checkpoint:
             return None
         index = checkpoint.tensor(name, linear.into, dtype=torch.int32)
         plain = torch.arange(linear.into, dtype=torch.int32) // group
-        if torch.equal(index, plain) or not index.any():  # some writers leave zeros where nothing was reordered
+        if torch.equal(index, plain) or not index.any():  # some writers leave zeros if nothing was reordered
             return None
         order = index.argsort(stable=True)
         if not torch.equal(index[order], plain):
@@ -76,14 +78,16 @@ class Gptq:
 
 @dataclass(frozen=True)
 class Awq:
-    """``group`` None: all inputs are one group."""
+    """The AWQ gemm format. ``group`` None: all inputs are one group."""
 
     group: int | None
 
     def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+        """Return the names of the weight's tensors."""
         return [f"{linear.name}.{part}" for part in ("qweight", "qzeros", "scales")]
 
     def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
+        """Read the weight. Raises LoadError."""
         group = min(self.group or linear.into, linear.into)
         groups = -(-linear.into // group)
         words, zeros, scales = self.tensors(checkpoint, linear)
@@ -100,13 +104,13 @@ def _words(numbers: int) -> int:
 
 
 def _rows(words: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` numbers down each column of int32 [m, n], eight in each: uint8 [n, count]."""
+    """Unpack ``count`` values down each column of int32 [m, n], eight per integer: uint8 [n, count]."""
     parts = words.t().flatten().view(torch.uint8)
     return torch.stack((parts & 15, parts >> 4), -1).view(words.shape[1], -1)[:, :count]
 
 
 def _columns(words: torch.Tensor, count: int, places: list[int]) -> torch.Tensor:
-    """The ``count`` numbers along each row of int32 [m, n], eight in each at these places: uint8 [count, m]."""
+    """Unpack ``count`` values along each row of int32 [m, n], eight per integer at ``places``: uint8 [count, m]."""
     parts = words.t().flatten().view(torch.uint8).view(words.shape[1], -1, 4)
     numbers = torch.empty(words.shape[1], EIGHT, words.shape[0], dtype=torch.uint8)
     for number, place in enumerate(places):
@@ -116,7 +120,7 @@ def _columns(words: torch.Tensor, count: int, places: list[int]) -> torch.Tensor
 
 
 def gptq(config: dict[str, Any]) -> Callable[[str], Gptq | None]:
-    """The format of each layer under a ``quantization_config``. Raises LoadError."""
+    """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
     _known(config, ("bits",), 4)
     _known(config, ("pack_dtype",), "int32", None)
     _known(config, ("is_marlin_format",), False, None)
@@ -146,7 +150,7 @@ def gptq(config: dict[str, Any]) -> Callable[[str], Gptq | None]:
 
 
 def awq(config: dict[str, Any]) -> Callable[[str], Awq | None]:
-    """The format of each layer under a ``quantization_config``. Raises LoadError."""
+    """Return a function from layer name to format, None if plain, for a ``quantization_config``. Raises LoadError."""
     _known(config, ("bits", "w_bit"), 4)
     _known(config, ("zero_point",), True)
     _known(config, ("version", "format"), "gemm", None)
@@ -160,7 +164,7 @@ def awq(config: dict[str, Any]) -> Callable[[str], Awq | None]:
 
 
 def _names(entries: Any, field: str) -> list[str]:
-    """A list of names, or of lists of them."""
+    """Flatten a name, a list of names or a list of such lists."""
     if isinstance(entries, str):
         return [entries]
     if not isinstance(entries, list):
@@ -177,7 +181,7 @@ def _group(config: dict[str, Any], *fields: str) -> int | None:
 
 
 def _known(config: dict[str, Any], fields: tuple[str, ...], *allowed: Any) -> Any:
-    """The value of the first of these fields that is there, which must be one of those allowed. Raises LoadError."""
+    """Return the value of the first field present, which must be one of ``allowed``. Raises LoadError."""
     field = next((field for field in fields if field in config), fields[0])
     value = config.get(field)
     value = value.lower() if isinstance(value, str) else value

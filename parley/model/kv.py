@@ -1,6 +1,7 @@
-"""The KV cache of one model: its pages, and the plan by which a batch's rows attend to them.
+"""The KV cache of one model: its pages, and the attention plans for a batch's rows.
 
-It must not know who owns a page: the block pool in ``core`` hands pages out, the runner clears them, kernels use them.
+This module must not know who owns a page: the block pool in ``core`` allocates pages, the runner clears them, kernels
+use them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from parley.native import memory
 from parley.native.layout import LayerKV
 from parley.types import Region
 
-ALIGN = 4096  # bytes at whose multiples pages of different formats begin
+ALIGN = 4096  # bytes; pages of each format begin at a multiple of this
 
-Owners = dict[native.Format, list[int]]  # numbers of the layers of a format
+Owners = dict[native.Format, list[int]]  # indices of the layers that use a format
 
 
 class PagedKV:
     """Keys and values of all layers in ``blocks`` pages, for a model of ``dtype``.
 
-    ``int8``: they are stored as int8 with a scale for each key and value, which takes about half of bfloat16.
-    The memory is only reserved: a page takes real memory when it is first cleared. The one extra page is zero for good.
-    ``shared``, on the CPU: it is the memory of ``file``, a descriptor, with each layer's pages in one of ``regions``.
+    ``int8``: store them as int8 with one scale per key and per value, which takes about half the space of bfloat16.
+    Memory is only reserved: a page takes physical memory when it is first cleared. One extra page always stays zero.
+    ``shared``, on the CPU only: use the memory of descriptor ``file``, with each layer's pages in one of ``regions``.
     """
 
     def __init__(
@@ -70,30 +71,30 @@ class PagedKV:
     def page_bytes(
         layers: Sequence[LayerKV], dtype: torch.dtype, device: torch.device | str = "cpu", *, int8: bool = False
     ) -> int:
-        """Bytes that one page takes over all layers."""
+        """Return the bytes of one page over all layers."""
         return sum(native.format(layer, dtype, torch.device(device), int8=int8).page_bytes for layer in layers)
 
     def pool(self, layer: int) -> native.Pool:
-        """The pages of one layer."""
+        """Return the pages of one layer."""
         return self._pools[layer]
 
     def clear(self, pages: list[int]) -> None:
-        """Zero pages that change hands: what another request left there (a NaN, say) must not reach the next one."""
+        """Zero pages that change owners: leftovers of another request (a NaN, say) must not reach the next one."""
         for arena in self.arenas if pages else ():
-            if self.device.type == "cpu":  # where index_fill_ takes eight times as long
+            if self.device.type == "cpu":  # index_fill_ takes eight times as long there
                 for page in pages:
                     arena[:, page].zero_()
             else:
                 arena.index_fill_(1, torch.tensor(pages, device=self.device), 0)
 
     def copy(self, copies: list[tuple[int, int]]) -> None:
-        """Copy pages (from, to), one after the other: a page may be written by one and read by a later one."""
+        """Copy pages (source, target), in order: a page may be the target of one copy and the source of a later one."""
         for source, target in copies:
             for arena in self.arenas:
                 arena[:, target].copy_(arena[:, source])
 
     def wipe(self, slots: torch.Tensor) -> None:
-        """Zero single tokens, at ``slots`` (page * BLOCK_SIZE + offset, int64 [T])."""
+        """Zero single tokens at ``slots`` (page * BLOCK_SIZE + offset, int64 [T])."""
         for layer, pool in zip(self.layers, self._pools, strict=True):
             keys, values = (
                 torch.zeros(len(slots), layer.heads, dim, dtype=self.dtype, device=self.device)
@@ -102,7 +103,7 @@ class PagedKV:
             native.write(keys, values, pool, native.places(slots, pool.format))
 
     def places(self, layer: int, batch: Batch) -> torch.Tensor:
-        """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""
+        """Return where the batch's tokens go in the pages of one layer, in the native kernels' numbering."""
         self._follow(batch)
         format = self._pools[layer].format
         if format not in self._places:
@@ -124,7 +125,7 @@ class PagedKV:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Causal attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.Pages``)."""
+        """Compute causal attention of queries [T, heads, dim]: [T, heads, value_dim] (see ``network.KVPages``)."""
         self._follow(batch)
         pool = self._pools[layer]
         key = (queries.shape[1], pool.format, window)
@@ -140,13 +141,13 @@ class PagedKV:
         return native.attend(queries, pool, self._plans[key], scale=scale, softcap=softcap, sinks=sinks)
 
     def _follow(self, batch: Batch) -> None:
-        """Forget what was worked out for the previous batch. A batch object is one step and never changed."""
+        """Drop the plans of the previous batch. A batch object belongs to one step and is never changed."""
         if batch is not self._batch:
             self._batch, self._plans, self._places = batch, {}, {}
 
 
 def carve(whole: torch.Tensor, owners: Owners, places: list[Region], pages: int) -> list[torch.Tensor]:
-    """The ``regions`` of some bytes as tensors [layers of one format, pages, ...], by owners."""
+    """Split shared memory by ``page_regions`` into tensors [layers of one format, pages, ...], by ``format_layers``."""
     arenas: list[torch.Tensor] = []
     for format, numbers in owners.items():
         first, size = places[numbers[0]].offset, len(numbers) * pages * format.page_bytes
@@ -155,7 +156,7 @@ def carve(whole: torch.Tensor, owners: Owners, places: list[Region], pages: int)
 
 
 def regions(owners: Owners, pages: int) -> list[Region]:
-    """Where each layer's pages lie, if they all lie behind one another: by format, then by layer."""
+    """Return the region of each layer's pages in one block of memory, grouped by format, then by layer."""
     found: dict[int, Region] = {}
     offset = 0
     for format, numbers in owners.items():

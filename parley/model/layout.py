@@ -1,8 +1,8 @@
-"""What decides the bytes of a page, as one line: equal lines, equal bytes for equal tokens.
+"""Fingerprint of everything that decides the bytes of a KV page, as one line: equal lines, equal bytes per token.
 
-Instances that exchange pages compare these lines, and tell a person which part differs. So all that has a say is named:
-the weights by their content, how they and the pages are stored, and what computes, for bits may differ between kernels.
-On an accelerator they also differ between batches, so that any two of them are alike.
+Instances that exchange pages compare these lines and report which part differs. The line covers the content of the
+weights, how weights and pages are stored, and the software that computes, because bits may differ between kernels.
+On an accelerator bits also differ between batches, so any two such instances count as equal.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from parley.native import library
 def fingerprint(
     folder: Path, files: Sequence[Path], pages: PagedKV, *, quantization: str, lowered: bool, length: int
 ) -> str:
-    """``files`` of the folder are the weights. ``length``: of the longest context, by which some models that run
-    through Transformers choose how they tell positions. Raises OSError."""
+    """Return the fingerprint. ``files``: the weight files of the folder. ``length``: the longest context, which
+    decides the rotary embeddings of some Transformers models. Raises OSError."""
     parts = {
         "model": _short(*packs.digests(_known(folder), [folder / "config.json", *files])),
         "weights": f"{quantization or 'none'} {str(pages.dtype).removeprefix('torch.')}",
@@ -37,7 +37,7 @@ def fingerprint(
 
 
 def _known(folder: Path) -> Path | None:
-    """Where digests of the folder's files are kept, so that they need not be read each time; None if nowhere can be."""
+    """Return the folder that caches digests of the model's files, so they are not reread; None if it cannot exist."""
     try:
         known = library.cache() / "contents" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
         known.mkdir(mode=0o700, parents=True, exist_ok=True)

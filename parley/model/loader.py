@@ -1,6 +1,6 @@
-"""From settings to a runner: read the config, choose the way to run the model, size the KV cache.
+"""From settings to a runner: reads the config, chooses how to run the model, sizes the KV cache.
 
-Nothing here knows a kernel. Messages of LoadError are sentences for the person who started the server.
+This module knows no kernels. LoadError messages are sentences for the person who started the server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DTYPES = {
     "fp32": torch.float32,
 }
 KV_DTYPES = ("auto", "int8")
-# What config.json calls the length of the context, most common first.
+# The names of the context length in config.json, most common first.
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 FALLBACK_LENGTH = 2048
 
@@ -62,9 +62,9 @@ def load(settings: Settings, progress: Report) -> tuple[Runner | Reader, ModelIn
 
 
 def _read(settings: Settings, folder: Path, config: dict[str, Any], progress: Report) -> tuple[Reader, ModelInfo]:
-    """An encoder. It computes in float32, for vectors are compared with those that others made in it."""
+    """Load an encoder. It computes in float32, because its vectors are compared with others computed in float32."""
     if settings.quantization != "none" or "quantization_config" in config:
-        raise LoadError("Encoders run on plain weights only, and quantised ones were asked for.")
+        raise LoadError("Encoders run on plain weights only, but quantised weights were asked for.")
     device = _device(settings.device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -109,12 +109,12 @@ def _architecture(config: dict[str, Any]) -> str:
 
 
 def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: Report) -> tuple[Runner, ModelInfo]:
-    """A decoder, with pages for its keys and values."""
+    """Load a decoder with its KV cache."""
     quantisation = quantised.read(config, settings.quantization)
     dtype = _dtype(settings.dtype, config)
     device = _device(settings.device)
     if settings.kv_dtype not in KV_DTYPES:
-        raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it can be {' or '.join(KV_DTYPES)}.")
+        raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it must be {' or '.join(KV_DTYPES)}.")
     int8 = settings.kv_dtype == "int8"
     if quantisation and not settings.lowering:
         raise LoadError("Quantised weights run on the fused decoder only, and lowering is off.")
@@ -133,12 +133,12 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
         helper = _helper(settings, folder, Path(settings.draft), length)
     progress("reserving the KV cache", 0.92)
     page = PagedKV.page_bytes(network.layers, dtype, device, int8=int8)
-    if helper is not None:  # as many pages for the small model
+    if helper is not None:  # the draft model needs as many pages
         page += PagedKV.page_bytes(helper.network.layers, helper.dtype, device, int8=int8)
     blocks = room(page, device, length, settings)
     if blocks * BLOCK_SIZE < length:
         length = blocks * BLOCK_SIZE
-        log.info("The context is reduced to %d tokens, which is what the KV cache holds.", length)
+        log.info("The context is reduced to %d tokens, the size of the KV cache.", length)
     with guarded("a KV cache of this size"):
         apart = settings.shared and (device.type != "cpu" or settings.staging is not None)
         pages = PagedKV(network.layers, blocks, dtype, device, int8=int8, shared=settings.shared and not apart)
@@ -191,7 +191,7 @@ def _decode(settings: Settings, folder: Path, config: dict[str, Any], progress: 
 def _arena(
     folder: Path, pages: PagedKV, staging: Staging | None, quantization: str, lowered: bool, length: int
 ) -> Arena:
-    """How other processes find the pages, or where they are staged, and what is in them."""
+    """Describe the pages (or the staging buffer) for other processes: location, layout and content."""
     files = Checkpoint(folder).files
     try:
         layout = fingerprint(folder, files, pages, quantization=quantization, lowered=lowered, length=length)
@@ -209,11 +209,11 @@ def _network(
     length: int,
     progress: Callable[[float], None],
 ) -> tuple[Network, bool]:
-    """A decoder, and whether it is the fused one."""
+    """Load a decoder. Returns it and whether it is the fused one. Raises LoadError."""
     dtype, device = _dtype(settings.dtype, config), _device(settings.device)
     checkpoint = Checkpoint(folder)
     if EMBEDDING.removeprefix("model.") in checkpoint:
-        checkpoint.prefix("model.")  # a body saved without its head, as models for embeddings are
+        checkpoint.prefix("model.")  # a body saved without its head, as embedding models are
     size, left = quantisation.least(checkpoint, dtype), free(device)
     if size > left:
         raise LoadError(f"The weights take {size >> 20} MiB, but only {left >> 20} MiB of memory are free.")
@@ -232,7 +232,7 @@ def _network(
 
 
 class Helper(NamedTuple):
-    """A decoder that guesses for another one, and its longest context."""
+    """A draft model's network, dtype and longest context."""
 
     network: Network
     dtype: torch.dtype
@@ -240,16 +240,16 @@ class Helper(NamedTuple):
 
 
 def _helper(settings: Settings, folder: Path, small: Path, length: int) -> Helper:
-    """The decoder that guesses for the one in ``folder``. Raises LoadError, also if their tokens are not the same."""
+    """Load the draft model for the decoder in ``folder``. Raises LoadError, also if their tokenizers differ."""
     config = read_config(small)
     if is_encoder(config):
-        raise LoadError(f"{small} cannot guess tokens: it makes vectors only.")
+        raise LoadError(f"{small} cannot guess tokens: it only makes vectors.")
     try:
         spellings = [Tokenizer.load(each).backend.get_vocab() for each in (folder, small)]
     except BadTokenizer as error:
         raise LoadError(f"{small} cannot guess tokens: {error}") from None
     if spellings[0] != spellings[1]:
-        raise LoadError(f"{small} cannot guess tokens: its tokenizer is another one than the model's.")
+        raise LoadError(f"{small} cannot guess tokens: its tokenizer differs from the model's.")
     quantisation = quantised.read(config, settings.quantization)
     length = min(length, _length(config, None))
     network, _ = _network(settings, small, config, quantisation, length, lambda fraction: None)
@@ -257,14 +257,14 @@ def _helper(settings: Settings, folder: Path, small: Path, length: int) -> Helpe
 
 
 def _recipe(folder: Path) -> Recipe | None:
-    """How a decoder makes vectors: of the last token, which has seen all the others."""
+    """Return a decoder's pooling for embeddings: the last token's state, which has seen all others; or None."""
     try:
         recipe = read_recipe(folder) or Recipe(("lasttoken",))
     except LoadError as error:
         log.info("The model makes no vectors: %s", error)
         return None
     if not recipe.last:
-        log.info("The model makes no vectors: its pooling is %s, and a decoder has the last token's only.",
+        log.info("The model makes no vectors: its pooling is %s, but a decoder supports lasttoken only.",
                  ", ".join(recipe.modes))  # fmt: skip
         return None
     return recipe
@@ -280,7 +280,7 @@ def _lower(
     progress: Callable[[float], None],
     packs: Packs | None,
 ) -> Network | None:
-    """The fused decoder, or None where the model has to run through Transformers. Raises LoadError."""
+    """Build the fused decoder. Returns None if the model must run through Transformers. Raises LoadError."""
     try:
         shape = read_shape(config)
         decoder = lower(checkpoint, shape, quantisation, dtype, device, max(length, PROBE), progress, packs)
@@ -303,7 +303,7 @@ def _dtype(name: str, config: dict[str, Any]) -> torch.dtype:
         own = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         return torch.float32 if own in ("float32", "float64") else torch.bfloat16
     if name not in DTYPES:
-        raise LoadError(f"dtype {name} is unknown; it can be auto, bfloat16 or float32.")
+        raise LoadError(f"dtype {name} is unknown; it must be auto, bfloat16 or float32.")
     return DTYPES[name]
 
 
@@ -311,17 +311,17 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise LoadError(f"device {name} is unknown; it can be cpu or cuda.") from None
+        raise LoadError(f"device {name} is unknown; it must be cpu or cuda.") from None
     if device.type not in ("cpu", "cuda"):
-        raise LoadError(f"device {name} is not supported; it can be cpu or cuda.")
+        raise LoadError(f"device {name} is not supported; it must be cpu or cuda.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise LoadError("device cuda was asked for, but torch finds no usable GPU.")
     return device
 
 
 def _length(config: dict[str, Any], wanted: int | None) -> int:
-    """The context in tokens: what the model was made for, or less if so wanted."""
-    if isinstance(inner := config.get("text_config"), dict):  # a model that also sees says it there
+    """Return the context length in tokens: the model's own maximum, or ``requested`` if that is lower."""
+    if isinstance(inner := config.get("text_config"), dict):  # multimodal models keep it there
         config = {**config, **inner}
     own = next((config[name] for name in LENGTHS if type(config.get(name)) is int and config[name] > 0), None)
     if wanted is None:

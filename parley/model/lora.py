@@ -1,7 +1,7 @@
-"""Reads an adapter (LoRA, arXiv 2106.09685) from a folder as PEFT writes it: adapter_config.json and safetensors.
+"""Reads a LoRA adapter (arXiv 2106.09685) from a folder in PEFT's format: adapter_config.json and safetensors.
 
-What the config asks for and is not computed here is refused by name, as is a tensor without a place: an adapter that
-was applied in part would give answers that nobody trained. Pickle files are never read.
+A config option that is not computed here is refused by name, as is a tensor that fits no layer: an adapter applied in
+part would produce answers that were never trained. Pickle files are never read.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from parley.model.network import Place
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
-HIGHEST = 256  # rank
+HIGHEST = 256  # the largest supported rank
 CONFIG_LIMIT = 4 << 20  # bytes
 
-# base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight. Some writers leave out the beginning, some name the
-# adapter.
+# base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight. Some writers omit the prefix, some insert the
+# adapter's name.
 TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
-# Members of the config that change what is computed, and what they mean; empty values are as good as none.
+# Config members that change the computation, and their meaning. Empty values count as absent.
 FOREIGN = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
     "use_bdlora": "BD-LoRA",
     "lora_bias": "biases of adapters",
-    "modules_to_save": "whole modules beside the adapter",
+    "modules_to_save": "whole modules besides the adapter",
     "trainable_token_indices": "trained tokens",
-    "target_parameters": "adapters of parameters that are no linear layers",
+    "target_parameters": "adapters of parameters outside linear layers",
     "layer_replication": "replicated layers",
     "alora_invocation_tokens": "activated LoRA",
     "megatron_config": "Megatron's layers",
@@ -50,7 +50,7 @@ FOREIGN = {
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """``core.sequence.Adapter``: weights as the kernels read them, and a digest of the files that they are from."""
+    """``core.sequence.Adapter``: weights in the kernels' layout, and a digest of the files they come from."""
 
     weights: native.Adapter
     digest: bytes
@@ -58,11 +58,12 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
+        """The size of the weights in bytes."""
         return self.weights.nbytes
 
 
 def read(folder: Path, linears: Mapping[str, Place], highest: int, dtype: torch.dtype, device: torch.device) -> Adapter:
-    """The adapter in a folder, for a network with these linear layers. Raises LoadError."""
+    """Read the adapter in a folder, for a network with these linear layers. Raises LoadError."""
     if not linears:
         raise LoadError("Adapters are not available for this kind of model.")
     if not folder.is_dir():
@@ -102,7 +103,7 @@ def _config(path: Path) -> tuple[bytes, dict[str, Any]]:
             raw = file.read(CONFIG_LIMIT + 1)
         config = json.loads(raw)
     except FileNotFoundError:
-        raise LoadError(f"{path.parent.name} has no {CONFIG}, so it is no adapter folder as PEFT writes it.") from None
+        raise LoadError(f"{path.parent.name} has no {CONFIG}, so it is not a PEFT adapter folder.") from None
     except OSError as error:
         raise LoadError(f"{CONFIG} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
@@ -113,7 +114,7 @@ def _config(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def _check(config: dict[str, Any], highest: int) -> None:
-    """Refuse what would be computed in another way, by name."""
+    """Raise LoadError for every config option that would change the computation."""
     if config.get("peft_type", "LORA") != "LORA":
         raise LoadError(f"The adapter is of kind {str(config['peft_type'])[:40]}; only LORA is supported.")
     for name, meaning in FOREIGN.items():
@@ -138,7 +139,7 @@ def _alpha(value: Any, field: str) -> float:
 
 
 def _scale(config: dict[str, Any]) -> Callable[[str], tuple[int, float]]:
-    """Rank and scale by a linear layer's name, as the patterns of the config say."""
+    """Return a function from a linear layer's name to its rank and scale, by the config's patterns."""
     ranks, alphas = (_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
     rooted = bool(config.get("use_rslora"))
 
@@ -151,10 +152,10 @@ def _scale(config: dict[str, Any]) -> Callable[[str], tuple[int, float]]:
 
 
 def _patterns(config: dict[str, Any], field: str) -> list[tuple[re.Pattern[str], Any]]:
-    """Regular expressions of names and what holds for them. One that could take for ever is refused."""
+    """Compile a field's name patterns, each with its value. An expression that could run forever is refused."""
     given = config.get(field) or {}
     if not isinstance(given, dict):
-        raise LoadError(f"The adapter's {field} is no object.")
+        raise LoadError(f"The adapter's {field} is not an object.")
     made = []
     for key, value in given.items():
         if len(key) > 200 or len(re.findall(r"[*+?{]", key)) > 3 or re.search(r"\)[*+?{]", key):
@@ -162,7 +163,7 @@ def _patterns(config: dict[str, Any], field: str) -> list[tuple[re.Pattern[str],
         try:
             made.append((re.compile(rf"(.*\.)?({key})$"), value))
         except (re.error, RecursionError):
-            raise LoadError(f"The adapter's {field} has no valid expression: {key[:60]}") from None
+            raise LoadError(f"The adapter's {field} has an invalid expression: {key[:60]}") from None
     return made
 
 
@@ -171,16 +172,16 @@ def _match(patterns: list[tuple[re.Pattern[str], Any]], name: str, otherwise: An
 
 
 def _pairs(checkpoint: Checkpoint, linears: Mapping[str, Place]) -> dict[str, tuple[str, str]]:
-    """The names of the two tensors of each linear layer that the adapter changes."""
+    """Return the names of the two tensors (lora_A, lora_B) of each linear layer that the adapter changes."""
     found: dict[str, dict[str, str]] = {}
     for tensor in checkpoint.names:
         match = TENSOR.fullmatch(tensor)
         if match is None:
             raise LoadError(f"The adapter has a tensor {tensor[:120]}, which is not supported.")
-        name = match[1] if match[1] in linears else f"model.{match[1]}"  # made for the model without its head
+        name = match[1] if match[1] in linears else f"model.{match[1]}"  # trained on the model without its head
         if name not in linears:
             raise LoadError(
-                f"The adapter changes {match[1][:120]}, which is no linear layer that adapters may change here."
+                f"The adapter changes {match[1][:120]}, which is not a linear layer that adapters may change here."
             )
         if match[2] in found.setdefault(name, {}):
             raise LoadError(f"The adapter has two tensors lora_{match[2]} for {name}.")
@@ -194,7 +195,7 @@ def _pairs(checkpoint: Checkpoint, linears: Mapping[str, Place]) -> dict[str, tu
 
 
 def _complete(config: dict[str, Any], pairs: Mapping[str, object], linears: Mapping[str, Place]) -> None:
-    """Whether each layer that the config plainly names is there: half of a file must not pass for an adapter."""
+    """Raise LoadError if a layer that the config names has no tensors: half a file must not pass for an adapter."""
     targets = config.get("target_modules")
     if config.get("exclude_modules") or config.get("layers_to_transform") is not None:
         return
@@ -214,9 +215,9 @@ def _tensor(checkpoint: Checkpoint, name: str, dtype: torch.dtype, *shape: int) 
     if checkpoint.shape(name) != shape:
         raise LoadError(
             f"Tensor {name} of the adapter has shape {list(checkpoint.shape(name))}, but {list(shape)} fits the model: "
-            "it was made for another one."
+            "it was made for another model."
         )
     tensor = checkpoint.tensor(name, *shape).to(dtype)
     if not tensor.isfinite().all():
-        raise LoadError(f"Tensor {name} of the adapter holds what is not a number, or infinite.")
+        raise LoadError(f"Tensor {name} of the adapter holds a value that is infinite or not a number.")
     return tensor

@@ -1,7 +1,7 @@
-"""Turns a checkpoint of a Llama-shaped model into the fused decoder; ``reference`` proves that it is the same model.
+"""Turns a checkpoint of a Llama-shaped model into the fused decoder; ``load/reference.py`` checks it numerically.
 
-Weights are merged and packed straight from the mapped files, one layer after another, so that no second copy of the
-model is ever held.
+Weights are merged and packed straight from the mapped files, one layer after another, so a second copy of the model
+never exists in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from parley.model.weights import Linear, Plain, Weight
 from parley.native.layer import Layer
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
-IGNORED = re.compile(r"rotary_emb\.inv_freq$")  # old checkpoints carry what is computed
+IGNORED = re.compile(r"rotary_emb\.inv_freq$")  # stored by old checkpoints, computed here
 
 
 def lower(
@@ -38,14 +38,14 @@ def lower(
     progress: Callable[[float], None],
     packs: Packs | None = None,
 ) -> Decoder:
-    """Pack the checkpoint, or take what ``packs`` kept of the last time.
+    """Build the decoder from the checkpoint, or from weights that ``packed_cache`` kept at an earlier start.
 
-    Raises Unfit if it holds tensors the shape has no use for, LoadError if it lacks any."""
+    Raises Unfusable if there are tensors that the config does not account for, LoadError if any are missing."""
     names = Names(checkpoint, shape, quantisation, dtype, device)
-    # A tied head's own tensor is of no use, and in many checkpoints all the same.
+    # A tied head needs no tensor of its own, but many checkpoints have one.
     used = {EMBEDDING, NORM, HEAD + ".weight", *names.tensors(names.head)}
     missing = set(names.of(shape.layers - 1)) - set(checkpoint.names)
-    if missing:  # before work is planned for each of what may be a million layers
+    if missing:  # checked before work is planned per layer: a config may claim a million layers
         raise LoadError(f"The checkpoint has no tensor {min(missing)}, but the config asks for {shape.layers} layers.")
     for i in range(shape.layers):
         used.update(names.of(i))
@@ -66,14 +66,14 @@ def lower(
 
 
 def _pack(names: Names, progress: Callable[[float], None]) -> list[Any]:
-    """All layers, the last norm and the head."""
+    """Pack all layers, the final norm and the head."""
     shape = names.shape
     blocks: list[Layer] = []
     with ThreadPoolExecutor(min(4, torch.get_num_threads()), "pack") as pool:
-        last = pool.submit(names.pack_head)  # the largest of all jobs, so it begins first
+        last = pool.submit(names.pack_head)  # the longest job, so it starts first
         jobs = [pool.submit(names.layer, i) for i in range(shape.layers)]
         try:
-            for job in jobs:  # in order, so that of several faults the first is told
+            for job in jobs:  # in order, so that the first of several errors is reported
                 blocks.append(job.result())
                 progress(len(blocks) / (shape.layers + 1))
             return [blocks, names.copy(NORM, shape.hidden), last.result()]
@@ -83,7 +83,7 @@ def _pack(names: Names, progress: Callable[[float], None]) -> list[Any]:
 
 
 def _held(things: Iterable[object]) -> int:
-    """Bytes of all tensors in weights and layers, a shared one counted once."""
+    """Return the bytes of all tensors in weights and layers, counting shared ones once."""
     found: dict[int, int] = {}
     rest = list(things)
     while rest:
@@ -96,7 +96,7 @@ def _held(things: Iterable[object]) -> int:
 
 
 class Names:
-    """Reads and merges a layer's tensors by the names that Hugging Face checkpoints have."""
+    """Reads and merges a layer's tensors by the names in Hugging Face checkpoints."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Names:
         self.head = Linear(HEAD, shape.vocab, shape.hidden)
 
     def parts(self, layer: int) -> dict[str, list[Linear]]:
-        """The linears of a layer, each as the parts that are merged in their order."""
+        """Return the linear layers of a layer, each as the parts to be merged, in order."""
         s, prefix = self.shape, f"model.layers.{layer}."
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         attn, mlp = prefix + "self_attn.", prefix + "mlp."
@@ -130,7 +130,7 @@ class Names:
         }
 
     def linears(self) -> dict[str, Place]:
-        """Where each linear layer of the checkpoint is computed."""
+        """Return where each linear layer of the checkpoint is computed."""
         found: dict[str, Place] = {}
         for layer in range(self.shape.layers):
             for key, parts in self.parts(layer).items():
@@ -142,12 +142,13 @@ class Names:
         return found
 
     def norms(self, layer: int) -> list[str]:
+        """Return the norm tensors of a layer: input, post-attention, and query and key if they are normed."""
         prefix = f"model.layers.{layer}."
         heads = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if self.shape.qk_norm else []
         return [prefix + name for name in ("input_layernorm.weight", "post_attention_layernorm.weight", *heads)]
 
     def of(self, layer: int) -> list[str]:
-        """All tensor names of a layer."""
+        """Return all tensor names of a layer."""
         names = self.norms(layer)
         for parts in self.parts(layer).values():
             for linear in parts:
@@ -155,14 +156,14 @@ class Names:
         return names
 
     def idle(self, name: str) -> bool:
-        """Whether a tensor is a bias of zeros. Some writers give one to each layer that they quantise."""
+        """Whether a tensor is a bias of zeros. Some writers add one to each layer that they quantise."""
         if not name.endswith(".bias") or name.removesuffix("bias") + "qweight" not in self.checkpoint:
             return False
         return not self.checkpoint.tensor(name, *self.checkpoint.shape(name)).any()
 
     @property
     def parameters(self) -> int:
-        """Numbers in all weights as the model means them, whatever holds them."""
+        """The number of elements in all weights of the model as defined, however they are stored."""
         s = self.shape
         norms = [s.hidden, s.hidden] + [s.head_dim, s.head_dim] * s.qk_norm
         linears = [linear for parts in self.parts(0).values() for linear in parts]
@@ -170,13 +171,13 @@ class Names:
         return s.layers * layer + s.hidden + s.vocab * s.hidden * (1 if s.tied else 2)
 
     def tensors(self, linear: Linear) -> list[str]:
-        """The names of the tensors that hold a linear's weight."""
+        """Return the names of the tensors that hold a linear layer's weight."""
         if linear is self.head and self.shape.tied:
             return [EMBEDDING]
         return self.quantisation.tensors(self.checkpoint, linear)
 
     def read(self, linear: Linear, outputs: torch.Tensor | None = None) -> Weight:
-        """A linear's weight as it is computed with, or only some ``outputs`` of it."""
+        """Read a linear layer's weight, quantised if requested, or only some ``outputs`` (int64 indices) of it."""
         weight: Weight
         if linear is self.head and self.shape.tied:
             weight = Plain(self.checkpoint.tensor(EMBEDDING, linear.out, linear.into))
@@ -186,13 +187,14 @@ class Names:
         return self.quantisation.convert(weight, head=linear is self.head)
 
     def copy(self, name: str, *sizes: int) -> torch.Tensor:
+        """Return a copy of one tensor in the network's dtype and on its device."""
         return self.checkpoint.tensor(name, *sizes).to(device=self.device, dtype=self.dtype, copy=True)
 
     def table(self, head: native.Packed) -> torch.Tensor:
-        """The embedding [vocab, hidden].
+        """Return the embedding [vocab, hidden].
 
-        A tied head that was not laid out anew is the table itself. In the numbers that are computed with it stays in
-        the file, for few rows are ever read; else it is copied.
+        A tied head that kept its layout is the embedding itself. A table in the network's dtype stays in the mapped
+        file, because few rows are ever read; otherwise it is copied.
         """
         shape = self.shape.vocab, self.shape.hidden
         weight = head.weight
@@ -202,12 +204,14 @@ class Names:
         return table if self.device.type == "cpu" and table.dtype == self.dtype else self.copy(EMBEDDING, *shape)
 
     def pack_head(self) -> native.Packed:
+        """Pack the head and release its file pages."""
         weight = self.read(self.head)
         head = type(weight).pack([weight], None, self.dtype, self.device)
         self.checkpoint.drop(EMBEDDING, *self.tensors(self.head))
         return head
 
     def layer(self, index: int) -> Layer:
+        """Pack one layer and release its file pages."""
         s = self.shape
         packed = {key: self._pack(parts) for key, parts in self.parts(index).items()}
         norms = self.norms(index)
@@ -226,6 +230,7 @@ class Names:
         return layer
 
     def _pack(self, parts: list[Linear]) -> native.Packed:
+        """Merge linear layers into one packed weight. Raises LoadError if they are quantised differently."""
         weights = [self.read(linear) for linear in parts]
         if not all(weights[0].joins(weight) for weight in weights):
             together = ", ".join(linear.name for linear in parts)

@@ -1,6 +1,6 @@
-"""How much memory there is, what of it the KV cache gets, and what is said when it is not enough.
+"""How much memory is free, how much of it the KV cache gets, and the errors if that is not enough.
 
-Knows no model.
+Knows no models.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint import LoadError
 from parley.types import Settings
 
-SHARE = 0.4  # of the memory that is free once the weights are there, for the KV cache
-STAGED = 8  # an eighth of the host's free memory is as much as is used for staging pages of an accelerator's cache
+SHARE = 0.4  # KV cache's share of the memory that is free after the weights are loaded
+STAGED = 8  # the staging buffer of an accelerator's cache takes at most 1/8 of the host's free memory
 
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Turn a failed allocation into a sentence; torch reports it as a RuntimeError."""
+    """Turn a failed allocation, which torch reports as RuntimeError, into a LoadError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -32,7 +32,7 @@ def guarded(what: str) -> Iterator[None]:
 
 
 def room(page: int, device: torch.device, length: int, settings: Settings) -> int:
-    """How many pages of so many bytes: what memory allows, never more than a full batch of full contexts could use."""
+    """Return how many pages of ``page_bytes`` bytes fit in memory, at most those of a full batch of full contexts."""
     useful = settings.max_batch * -(-length // BLOCK_SIZE)
     if settings.kv_memory is not None:
         blocks = min(useful, settings.kv_memory // page)
@@ -47,7 +47,7 @@ def room(page: int, device: torch.device, length: int, settings: Settings) -> in
 
 
 def places(page: int, settings: Settings) -> int:
-    """In how many places of so many bytes pages are staged."""
+    """Return how many pages of ``page_bytes`` bytes the staging buffer holds. Raises LoadError."""
     if settings.staging is None:
         return max(1, free(torch.device("cpu")) // STAGED // page)
     if settings.staging < page:
@@ -56,7 +56,7 @@ def places(page: int, settings: Settings) -> int:
 
 
 def free(device: torch.device) -> int:
-    """Bytes of memory that this process may still take."""
+    """Return the bytes of memory that this process may still allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -64,7 +64,7 @@ def free(device: torch.device) -> int:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 left = int(line.split()[1]) << 10
-        # A container may have less than the machine.
+        # A container may be limited to less than the machine has.
         group = Path("/sys/fs/cgroup")
         left = min(left, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
     except (OSError, ValueError):

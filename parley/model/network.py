@@ -1,7 +1,7 @@
-"""What a network is to the runner, and what a network is given: a packed batch and the KV pages.
+"""The interface between runner and network: the network's methods, and its input of a packed batch and the KV pages.
 
-All rows of a step are packed into one list of T tokens: no padding, sequences one after another. Positions are those
-of each token in its own sequence. A network never sees a sequence, a slot or a request.
+All rows of a step are packed into one list of T tokens, sequences one after another and without padding. Positions
+count each token within its own sequence. A network never sees a sequence, a slot or a request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parley.native.pool import Pool
 class Batch:
     """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset.
 
-    ``adapted``: which of them have adapters; None: none has.
+    ``adapted``: the tokens that have LoRA adapters; None if there are none.
     """
 
     token_ids: torch.Tensor
@@ -34,7 +34,7 @@ class Batch:
 
     @classmethod
     def pack(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> Batch:
-        """Of parts of sequences: tokens, the position of their first, and the sequence's pages."""
+        """Pack parts of sequences: (tokens, position of the first, pages of the sequence)."""
         spans: list[Span] = []
         token_ids: list[int] = []
         positions: list[int] = []
@@ -57,8 +57,8 @@ class Batch:
 
 
 class Place(NamedTuple):
-    """Where a linear layer of the checkpoint is computed: ``out`` outputs, from ``first`` on, of the network's own
-    layer number ``site``, which reads ``into`` numbers."""
+    """Where a linear layer of the checkpoint is computed: as outputs ``first`` to ``first + out`` of the network's
+    linear layer number ``site``, which reads ``into`` numbers per token."""
 
     site: int
     first: int
@@ -67,13 +67,13 @@ class Place(NamedTuple):
 
 
 class Pages(Protocol):
-    """The KV cache of one model, in pages of BLOCK_SIZE tokens; the layout inside a page is the kernels' own affair."""
+    """The KV cache of one model, in pages of BLOCK_SIZE tokens. The layout inside a page is private to the kernels."""
 
     def pool(self, layer: int) -> Pool:
-        """The pages of one layer, for kernels that write them themselves."""
+        """Return the pages of one layer, for kernels that write them directly."""
 
     def places(self, layer: int, batch: Batch) -> torch.Tensor:
-        """Where the batch's tokens go in the pages of one layer (see ``native.places``)."""
+        """Return where the batch's tokens go in the pages of one layer, in the native kernels' numbering."""
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> None:
         """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slots``."""
@@ -89,10 +89,10 @@ class Pages(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Causal attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], in the queries' dtype.
+        """Compute causal attention of queries [T, heads, dim] over the pages: [T, heads, value_dim], same dtype.
 
         ``window`` w: a token sees itself and the w - 1 before it. ``softcap`` c: scores become c * tanh(score / c).
-        ``sinks`` [heads]: one extra logit per head that takes probability but gives no value.
+        ``sinks`` [heads]: one extra logit per head that takes probability but contributes no value.
         """
 
 
@@ -100,13 +100,13 @@ class Network(Protocol):
     """A decoder-only language model over pages."""
 
     vocab_size: int
-    parameters: int  # numbers in all weights, a shared one counted once
-    weights_bytes: int  # that the weights take in memory
+    parameters: int  # elements in all weights, shared ones counted once
+    weights_bytes: int  # memory that the weights take
     layers: list[LayerKV]
-    linears: Mapping[str, Place]  # that adapters may change, by their names in the checkpoint
+    linears: Mapping[str, Place]  # the layers that LoRA adapters may change, by their names in the checkpoint
 
     def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
-        """Final (normed) hidden states [T, hidden]; writes keys and values of all T tokens."""
+        """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits of some hidden rows: float32 [rows, vocab_size]. Row i depends on row i alone, bit for bit in bf16."""
+        """Return logits of hidden rows: float32 [rows, vocab_size]. Row i depends on row i alone, bitwise in bf16."""

@@ -1,9 +1,9 @@
-"""Packed weights kept on disk beside the model, so that the next start reads them in place of packing again.
+"""The packed-weight cache: packed weights on disk next to the model, so that the next start skips packing.
 
-They are found by what they were made from: the content of the checkpoint, the config, the kernels, and how it was asked
-for. A file is believed only if this user wrote it, because kernels trust the sizes that it states: its name depends on
-a secret in the user's cache folder, so nobody who hands out a model can hand out such a file with it. Whatever
-is wrong with the files costs a start nothing but time. It must not know what a layer is for.
+The file name is a hash of everything the weights depend on: checkpoint content, config, kernels and settings. A file is
+trusted only if this user wrote it, because kernels trust the sizes that it states. So the name also depends on a secret
+in the user's cache folder, and a model cannot be distributed with a forged file. A faulty file only costs the start
+some time. This module must not know what a layer is for.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from parley.native.layer import Layer
 
 log = logging.getLogger("parley.engine")
 
-FOLDER = ".parley"  # below the model's
-CONTENTS = "contents.json"  # of each file of the checkpoint: size, time, inode and digest when it was last read
+FOLDER = ".parley"  # within the model folder
+CONTENTS = "contents.json"  # for each checkpoint file: size, mtime, inode and digest when it was last read
 KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (Layer, *get_args(native.Packed))}
 DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float32)}
 
 
 class Packs:
-    """The packed weights of one model. ``files``: all that they are made of; ``how``: the settings that matter."""
+    """The packed weights of one model. ``files``: all that they are made of; ``settings_key``: the settings used."""
 
     def __init__(self, folder: Path, files: Sequence[Path], how: str, secret: bytes, kernels: str):
         self.folder = folder / FOLDER
@@ -49,7 +49,7 @@ class Packs:
         self.path = self.folder / f"packed-{how}-{digest.hexdigest()[:32]}.safetensors"
 
     def read(self, progress: Callable[[float], None]) -> Any | None:
-        """What was written, None if there is nothing that can be read."""
+        """Return the cached weights, None if there are none that can be read."""
         if not self.path.exists():
             return None
         try:
@@ -65,11 +65,11 @@ class Packs:
                         progress(len(tensors) / len(names))
             return _join(structure, tensors)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-            log.warning("The packed weights in %s cannot be read (%s); they are made again.", self.path.name, error)
+            log.warning("The packed weights in %s cannot be read (%s); they are packed again.", self.path.name, error)
             return None
 
     def write(self, weights: Any) -> None:
-        """Keep weights made of lists, layers, packed linears and tensors, and drop what was kept of an older state."""
+        """Store weights made of lists, layers, packed linears and tensors, and delete files of an older state."""
         tensors: dict[str, torch.Tensor] = {}
         structure = json.dumps(_split(weights, tensors))
         scratch = None
@@ -93,7 +93,7 @@ class Packs:
 
 
 def find(folder: Path, files: Sequence[Path], how: str) -> Packs | None:
-    """Where the packed weights of a model are kept; None where they cannot be."""
+    """Return the packed-weight cache of a model, None if it cannot be used."""
     kernels = native.identity()
     if kernels is None:
         log.warning("Packed weights are not kept: without compiled kernels, only torch knows their layout.")
@@ -106,7 +106,7 @@ def find(folder: Path, files: Sequence[Path], how: str) -> Packs | None:
 
 
 def _secret() -> bytes:
-    """This user's own, made when there is none. Raises OSError."""
+    """Return this user's secret, created on first use. Raises OSError."""
     path = library.cache() / "secret"
     with suppress(FileNotFoundError):
         return path.read_bytes()
@@ -114,16 +114,16 @@ def _secret() -> bytes:
     handle, scratch = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(secrets.token_bytes(32))
-    with suppress(FileExistsError):  # somebody else was faster, and his holds
+    with suppress(FileExistsError):  # another process was faster, and its secret counts
         os.link(scratch, path)
     os.unlink(scratch)
     return path.read_bytes()
 
 
 def digests(folder: Path | None, files: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file; of one that has not been touched since the last time, what it was then.
+    """Return the SHA-256 of each file, reusing the digest of a file that has not changed since it was last read.
 
-    What they were is kept in ``folder``, where there is one. Raises OSError.
+    Digests are kept in ``folder``, if given. Raises OSError.
     """
     known: Any = {}
     if folder is not None:
@@ -152,12 +152,12 @@ def digests(folder: Path | None, files: Sequence[Path]) -> list[str]:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in memory for weights: a file's pages are small ones, and may be taken away."""
+    """Copy a tensor to memory for weights: mapped file pages are small, and the kernel may evict them."""
     return memory.mapped(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _split(thing: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """What JSON can hold of it; tensors are put aside under numbers."""
+    """Convert a weight structure to JSON values; its tensors are moved to ``tensors`` under numbers."""
     if isinstance(thing, torch.Tensor):
         name = str(len(tensors))
         tensors[name] = thing.contiguous()
@@ -175,6 +175,7 @@ def _split(thing: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _join(thing: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Rebuild a weight structure from the JSON values and tensors of ``_split_tensors``."""
     if isinstance(thing, list):
         return [_join(each, tensors) for each in thing]
     if not isinstance(thing, dict):

@@ -1,8 +1,8 @@
-"""How a text's hidden states become one vector, as a model folder in the form of sentence-transformers says.
+"""Pools a text's hidden states into one vector, as a model folder in sentence-transformers format specifies.
 
-The folder's modules.json lists what follows the network: a pooling with its own config.json, then perhaps a
-normalisation. Without that file the network's kind decides. Sums run over one text's rows alone, so a vector does not
-depend on what else was computed in the step.
+The folder's modules.json lists the stages after the network: a pooling with its own config.json, then an optional
+normalisation. Without that file the kind of network decides. Sums cover one text's rows only, so a vector does not
+depend on the rest of the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parley.types import Pooling
 
 Rows = npt.NDArray[np.float32]  # hidden states of one text: [tokens, hidden]
 
-# What the modes give, under the names that sentence-transformers has for them; the order is that of its results.
+# Pooling functions by their names in sentence-transformers. Its results are concatenated in this order.
 MODES: dict[str, Callable[[Rows], Rows]] = {
     "cls": lambda rows: rows[0],
     "max": lambda rows: rows.max(0),
@@ -31,19 +31,19 @@ MODES: dict[str, Callable[[Rows], Rows]] = {
     "lasttoken": lambda rows: rows[-1],
 }
 FLAG = "pooling_mode_"
-FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}  # where the older config has longer names
+FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}  # older configs use these longer names
 TINY = 1e-12
 
 
 def _weights(count: int) -> Rows:
-    """Later tokens weigh more (SGPT, arXiv 2202.08904, section 3): [count, 1], 1 in all."""
+    """Return weights that grow with the position (SGPT, arXiv 2202.08904, section 3): [count, 1], sum 1."""
     steps = np.arange(1, count + 1, dtype=np.float32)
     return (steps / steps.sum())[:, None]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``modes``: of MODES, joined in that order. ``longest``: text that the model was trained on, in tokens."""
+    """``modes``: of POOLING_MODES, concatenated in that order. ``max_text_tokens``: text length seen in training."""
 
     modes: tuple[str, ...]
     normalize: bool = True
@@ -51,11 +51,11 @@ class Recipe:
 
     @property
     def last(self) -> bool:
-        """Whether the last token's row is all that is needed."""
+        """Whether only the last token's row is needed."""
         return self.modes == ("lasttoken",)
 
     def pool(self, rows: Rows, wish: Pooling) -> bytes | None:
-        """The vector that is wished for, float32 in little endian; None where it is not made of numbers."""
+        """Return the requested vector as little-endian float32 bytes; None if it is not finite."""
         vector = np.concatenate([MODES[mode](rows) for mode in self.modes])[: wish.dimensions]
         length = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
         if not np.isfinite(length):
@@ -66,7 +66,7 @@ class Recipe:
 
 
 def read_recipe(folder: Path) -> Recipe | None:
-    """What the folder says; None if it says nothing. Raises LoadError for what cannot be done here."""
+    """Read the folder's pooling; None if it specifies none. Raises LoadError if it is not supported."""
     if not (folder / "modules.json").is_file():
         return None
     modules = _read(folder / "modules.json", list)
@@ -84,7 +84,7 @@ def read_recipe(folder: Path) -> Recipe | None:
     if settings.get("include_prompt") is False:
         raise LoadError("The model's pooling leaves its prompts out, which is not supported.")
     longest = None
-    for path in sorted(folder.glob("sentence_*_config.json")):  # named after the family in older folders
+    for path in sorted(folder.glob("sentence_*_config.json")):  # older folders name it after the family
         longest = _read(path, dict).get("max_seq_length")
     return Recipe(
         tuple(mode for mode in MODES if mode in modes),
@@ -99,5 +99,5 @@ def _read(path: Path, kind: type) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
     if not isinstance(value, kind):
-        raise LoadError(f"{path.name} does not hold what it should.")
+        raise LoadError(f"{path.name} does not hold a value of the expected JSON type.")
     return value

@@ -1,8 +1,8 @@
-"""Shows by numbers that a model over pages is the same model: its logits against those that Transformers computes.
+"""The numeric check of the Transformers backend: logits over KV pages against those of unmodified Transformers.
 
-Two sequences are run in uneven pieces, packed together, over pages, and each of them at once in Transformers' plainest
-form, with its own masks. State that is not keys and values, a mask that the attention call does not tell of, positions
-that are not heeded: each makes most positions differ. Sliding windows are narrowed meanwhile, or none would be reached.
+Two sequences are run over pages in uneven pieces packed together, and each one at once in Transformers' plainest form,
+with its own masks. State other than keys and values, a mask that the attention call does not report, ignored positions:
+each makes most positions differ. Sliding windows are narrowed during the check, or none would take effect.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from parley.model.network import Batch, Network
 from parley.native.layout import Span
 
 LENGTHS = (26, 23)  # tokens of the two sequences
-STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # of each step: (sequence, tokens)
+STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # per step: (sequence, tokens)
 WINDOW = 8
 
 
 @torch.inference_mode()
 def deviation(network: Network, model: PreTrainedModel) -> float:
-    """Relative error (L2) of the logits over pages, the median over positions.
+    """Return the relative error (L2) of the logits over pages, as the median over positions.
 
     The median, because in a mixture of experts rounding alone may send single tokens to other experts.
     """
@@ -74,7 +74,7 @@ def _paged(network: Network, sequences: list[torch.Tensor], dtype: torch.dtype) 
 
 @contextmanager
 def _narrowed(model: PreTrainedModel) -> Iterator[None]:
-    """Sliding windows of WINDOW tokens wherever the model has wider ones."""
+    """Narrow sliding windows to NARROW_WINDOW tokens wherever the model has wider ones."""
     holders: dict[int, Any] = {}
     for module in model.modules():
         for holder in (module, getattr(module, "config", None)):

@@ -1,7 +1,7 @@
-"""Runs an encoder: one step's texts in, one vector out for each.
+"""The encoder runner: computes one vector for each text of a step.
 
-It keeps nothing between steps, neither pages nor a sampler. Texts of one length are packed side by side, so that they
-attend in one call.
+It keeps nothing between steps, neither pages nor a sampler. Texts of the same length are packed next to each other, so
+that they attend in one call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parley.model.pooling import Recipe
 from parley.types import Work
 
 BROKEN = "The model produced a vector that is not made of numbers."
-MANY = 4096  # tokens computed at once: bounds what layers hold at a time
+MANY = 4096  # tokens computed at once; bounds the memory of activations
 
 
 class Reader:
@@ -36,24 +36,24 @@ class Reader:
         self.dimensions = encoder.form.hidden * len(recipe.modes)
 
     def prepare(self, work: Work) -> None:
-        """There is nothing to prepare."""
+        """Do nothing: an encoder has nothing to prepare."""
 
     def fetch(self, folder: str) -> NoReturn:
-        """Raises LoadError."""
-        raise LoadError("The model is an encoder, for which adapters are not available.")
+        """Raise LoadError: encoders have no LoRA adapters."""
+        raise LoadError("The model is an encoder, and adapters are not available for encoders.")
 
     def admit(self, sequence: Sequence) -> None:
-        """Nothing is kept of a sequence."""
+        """Do nothing: an encoder keeps no state for a sequence."""
 
     def release(self, sequence: Sequence) -> None:
-        """Nothing is kept of a sequence."""
+        """Do nothing: an encoder keeps no state for a sequence."""
 
     def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
-        """Nothing is kept of a sequence."""
+        """Do nothing: an encoder keeps no state for a sequence."""
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """One forward pass: libraries set up here what they set up once."""
+        """Run one forward pass to trigger one-time setup in libraries."""
         self.encoder.hidden(Texts([[0] * min(16, self.max_model_len)], self.encoder.device))
 
     @torch.inference_mode()
@@ -71,6 +71,7 @@ class Reader:
         return results
 
     def _read(self, step: Step, chosen: list[int], results: list[Sampled]) -> None:
+        """Compute the rows ``row_indices`` in one pass and store their vectors in ``results``."""
         texts = Texts([step.rows[i].sequence.tokens for i in chosen], self.encoder.device)
         states = self.encoder.hidden(texts).float().cpu().numpy()
         start = 0

@@ -1,6 +1,6 @@
-"""A Llama-shaped model by its definitions, against which the fused decoder is proved when it is loaded.
+"""The reference for fused decoders: a Llama-shaped model by its definitions, compared with the decoder at load.
 
-A plain forward pass in float32 on the unmerged weights, of a few tokens, compared in logits. Knows nothing of kernels
+A plain float32 forward pass on the unmerged weights, of a few tokens, compared by logits. It knows nothing of kernels
 and packed weights, so that both cannot be wrong in the same way.
 """
 
@@ -19,15 +19,15 @@ from parley.model.quantisation import Quantisation
 from parley.model.shape import Shape
 from parley.native.layout import Span
 
-PROBE = 24  # tokens of the proof
-OUTPUTS = 4096  # tokens of the vocabulary whose logits it compares
-ALL = 50_000_000  # parameters up to which the proof runs all of them, else the first and the last
+PROBE = 24  # tokens in the numeric check
+OUTPUTS = 4096  # vocabulary entries with compared logits
+ALL = 50_000_000  # parameters; the check runs all layers of models up to this size, else the first and the last
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
 
 
 @torch.inference_mode()
 def deviation(decoder: Decoder, checkpoint: Checkpoint, quantisation: Quantisation) -> float:
-    """Relative error (L2) of the decoder's logits against ``reference`` for a few tokens."""
+    """Return the relative error (L2) of the decoder's logits against ``reference_logits`` for a few tokens."""
     shape = decoder.shape
     layers = list(range(shape.layers))
     if decoder.parameters > ALL:
@@ -55,9 +55,10 @@ def reference(
     outputs: torch.Tensor,
     layers: list[int],
 ) -> torch.Tensor:
-    """Logits of some ``outputs`` after the last of some tokens, by the definitions, with only the layers given.
+    """Compute logits of some ``outputs`` after the last token by the definitions, using only ``layers``.
 
-    float32 [1, len(outputs)]. The whole vocabulary in float32 would cost more than all the rest of the start.
+    token_ids int64 [T], outputs int64 [N] -> float32 [1, N]. The whole vocabulary in float32 would cost more than the
+    rest of the start.
     """
     names = Names(checkpoint, shape, quantisation, torch.float32, torch.device("cpu"))
     count = len(token_ids)

@@ -1,7 +1,7 @@
-"""Runs a network: one step's rows in, one result per row out.
+"""Runs a decoder network: the rows of one step in, one result per row out.
 
-It must not know why a row is in the step or what becomes of its token; that is the scheduler's. Rows are packed
-without padding, new pages are cleared first, and logits are made only for positions that sample or are scored.
+This module must not know why a row is in the step or what happens to its token; that is the scheduler's job. Rows are
+packed without padding, new pages are cleared first, and logits are computed only for positions that sample or score.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parley.model.verify import BROKEN, Trial, verify
 from parley.native.layout import Span
 from parley.types import Score, Work
 
-SCORE_ROWS = 64  # prompt positions scored at once: bounds the logits held at a time
+SCORE_ROWS = 64  # prompt positions scored at once; bounds the memory of logits
 
 BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 
@@ -35,9 +35,9 @@ BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 class Runner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
-    ``recipe``: how vectors are made, of the last token alone; None: they are not. ``grammars`` as in ``Sampler``.
-    ``proposer``: who guesses tokens. ``highest``: rank of adapters. ``staging``: where other processes see pages, if
-    not in the cache itself.
+    ``recipe``: pooling for embeddings, of the last token only; None: no embeddings. ``grammars``: as in ``Sampler``.
+    ``proposer``: the draft model. ``max_rank``: of LoRA adapters. ``staging``: where other processes see
+    pages, if not in the cache itself.
     """
 
     generates = True
@@ -71,7 +71,7 @@ class Runner:
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """One forward pass over page 0, before any page is in use: libraries set up here what they set up once."""
+        """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
         place = torch.arange(min(BLOCK_SIZE, self.max_model_len), device=self.device)
         self.pages.clear([0])
         batch = Batch(torch.zeros_like(place), place, place, [Span(0, len(place), len(place), [0])])
@@ -81,11 +81,11 @@ class Runner:
 
     @torch.inference_mode()
     def fetch(self, folder: str) -> lora.Adapter:
-        """Read an adapter; in any thread. Raises LoadError."""
+        """Read a LoRA adapter, in any thread. Raises LoadError."""
         return lora.read(Path(folder), self.network.linears, self.highest, self.pages.dtype, self.device)
 
     def prepare(self, work: Work) -> Callable[[], None] | None:
-        """How the work's grammar is read, if it has one that is not kept."""
+        """Return a function that compiles the request's grammar, None if it has none or it is cached."""
         grammars = self.sampler.grammars
         if grammars is None or not work.grammar or grammars.kept(work.grammar):
             return None
@@ -96,12 +96,12 @@ class Runner:
         self.sampler.admit(sequence.slot, sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence leaves its slot."""
+        """Clear the slot of a sequence that finished or was preempted."""
         self.sampler.release(sequence.slot)
 
     @torch.inference_mode()
     def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
-        """Let slots go on as others."""
+        """Fork beam search sequences: each first sequence's slot becomes a copy of the second's."""
         self.sampler.follow(forks)
 
     @torch.inference_mode()
@@ -123,6 +123,7 @@ class Runner:
         return results
 
     def _pack(self, rows: list[Row]) -> Batch:
+        """Pack the rows, with their drafts and LoRA adapters, into one batch."""
         batch = Batch.pack(
             (
                 ([*row.sequence.tokens[row.start : row.start + row.count], *row.drafts], row.start, row.sequence.blocks)
@@ -141,6 +142,7 @@ class Runner:
         return batch
 
     def _sample(self, rows: list[Row], batch: Batch, hidden: torch.Tensor, results: list[Sampled]) -> None:
+        """Draw tokens for all rows that sample, except those of beam searches."""
         drawn = [
             i for i, row in enumerate(rows) if row.sample and results[i].error is None and not row.sequence.work.beam
         ]
@@ -151,11 +153,11 @@ class Runner:
             return
         ends = [batch.spans[i].first + batch.spans[i].count for i in drawn]
         places = [at for i, end in zip(drawn, ends, strict=True) for at in range(end - 1 - len(rows[i].drafts), end)]
-        if len(places) < len(hidden):  # not decodes alone
+        if len(places) < len(hidden):  # not only decode rows
             hidden = hidden.index_select(0, torch.tensor(places, device=self.device))
         logits = self.network.logits(hidden)
         peaks, likely = native.argmax(logits)
-        # A NaN anywhere is the peak; -inf is merely impossible.
+        # argmax returns a NaN if there is one; -inf merely means an impossible token.
         sound = [math.isfinite(peak) for peak in peaks.tolist()]
         if len(places) > len(drawn):
             trials, first = [], 0
@@ -164,7 +166,7 @@ class Runner:
                 first += 1 + len(rows[i].drafts)
             verify(self.sampler, logits, likely, sound, trials)
             wrong = [at for at, good in zip(places, sound, strict=True) if not good]
-            if wrong:  # nobody else may multiply them, not even by zero
+            if wrong:  # or later rows would multiply these NaNs, even by zero
                 self.pages.wipe(batch.slots[torch.tensor(wrong, device=self.device)])
             return
         if not all(sound):
@@ -189,7 +191,7 @@ class Runner:
                 results[i].end = self.sampler.end(slot)
 
     def _search(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
-        """What may follow the rows of beams."""
+        """Compute the candidates of rows that belong to beam searches."""
         beams = [i for i, row in enumerate(rows) if row.sample and row.sequence.work.beam and results[i].error is None]
         if not beams:
             return
@@ -208,6 +210,7 @@ class Runner:
                 results[beams[place]].candidates = candidates
 
     def _pool(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
+        """Compute the vectors of rows that embed."""
         pooled = [i for i, row in enumerate(rows) if row.pool]
         if not pooled:
             return
@@ -222,7 +225,7 @@ class Runner:
                 results[i].error = BROKEN_VECTOR
 
     def _score(self, row: Row, hidden: torch.Tensor, result: Sampled) -> None:
-        """Log-probabilities of the prompt tokens from number ``score_from`` on that this row predicts."""
+        """Compute logprobs of the prompt tokens that this row predicts, from number ``score_from``."""
         assert row.score_from is not None
         sequence = row.sequence
         first = row.score_from - 1  # position p predicts token p + 1

@@ -1,12 +1,11 @@
-"""The sampler: draws one token for each row of logits, by the parameters of the slot that the row belongs to.
+"""The sampler: draws one token per row of logits, with the sampling parameters of the row's slot.
 
 Parameters are written into tables when a sequence gets its slot and gathered in each step, so that plain rows cost no
-Python of their own. The order of operations is that of vLLM, which clients have come to rely on: raw log-probabilities
-are taken first; then grammar, bias, watermark, what is forbidden, penalties, temperature, min_p, top_k, top_p,
-typical_p, draw.
+Python time of their own. The order of operations is vLLM's, which clients rely on: raw logprobs first; then grammar,
+bias, watermark, banned tokens, penalties, temperature, min_p, top_k, top_p, typical_p, draw.
 
-Randomness is a function, not a state: one uniform number per token, from seed and position. What is drawn for a row
-depends on that row alone. The arithmetic is in ``draw``, ``edit`` and ``score``; this file must not know how a model
+Randomness is a function, not a state: one uniform number per token, from seed and position. A row's draw depends on
+that row alone. The arithmetic is in ``draw``, ``logit_edits`` and ``logprobs``; this file must not know how a model
 runs.
 """
 
@@ -30,36 +29,36 @@ from parley.types import Score
 
 Way = Literal["greedy", "whole", "cut", "typical"]
 WAYS: tuple[Way, ...] = get_args(Way)
-FEW = 64  # alternatives; to list more takes longer
-TRIED = 16  # of a row's likeliest tokens, before its grammar's mask is made
-CORES = 8  # with more of them the network hardly notices what is done beside it
+FEW = 64  # logprobs per row; longer lists take more time, so their rows are scored separately
+TRIED = 16  # most probable tokens of a row that are tried before its grammar's mask is computed
+CORES = 8  # with more cores, background work hardly slows the network down
 
-GREEDY = 1e-6  # a temperature below this is 0. vLLM's bound is 1e-5: the same tokens, but for ties
+GREEDY = 1e-6  # temperatures below this count as 0. vLLM's bound is 1e-5; the tokens are the same except for ties
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the host must know of a slot. ``way``: how its rows are drawn; "cut" is with top_k or top_p, "typical" with
-    typical_p, whatever else is on."""
+    """How to sample a slot. ``method``: "greedy", or draw from the "whole" vocabulary, "cut" by top_k or top_p, or
+    "typical" with typical_p and any of the others."""
 
     seed: int
     way: Way
     logprobs: int
     edit: Edit | None
     form: Form | None = None
-    beams: int = 0  # of a search; 0: the slot's tokens are drawn
-    stops: list[int] = field(default_factory=list)  # of a search: tokens that end its outputs
-    named: list[int] = field(default_factory=list)  # tokens that scores list in place of the likeliest
+    beams: int = 0  # beam width; 0: not a beam search
+    stops: list[int] = field(default_factory=list)  # beam search only: tokens that end an output
+    named: list[int] = field(default_factory=list)  # tokens to list logprobs for, in place of the most probable
 
     def edits(self, position: int) -> bool:
-        """Whether output token ``position`` (from 0) sees other logits than the model's, beside what a grammar says."""
+        """Whether logits processors change the logits of output token ``position`` (from 0), grammars aside."""
         return self.edit is not None and self.edit.changes(position)
 
 
 class Sampler:
-    """Sampling parameters of ``slots`` sequences, and the drawing from their logits.
+    """Holds the sampling parameters of ``slots`` sequences and draws tokens from their logits.
 
-    ``grammars``: what their grammars are made with; None where no sequence may have one.
+    ``grammars``: creates grammar states; None if no sequence may have a grammar.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Sampler:
         form = None
         if Form.wanted(sequence.work):
             if self.grammars is None:
-                raise ValueError("there is nothing to read grammars with")
+                raise ValueError("the sampler has no grammars, so it cannot follow one")
             greedy = way == "greedy" and edit is None and sequence.work.beam is None
             form = self.grammars.begin(sequence, greedy=greedy, lazy=greedy and self._lazy)
         beams = sequence.work.beam.width if sequence.work.beam is not None else 0
@@ -106,19 +105,19 @@ class Sampler:
             self._typical_p[slot] = sampling.typical_p
 
     def release(self, slot: int) -> None:
-        """Forget what is in row ``slot``."""
+        """Forget the parameters in row ``slot``."""
         self._plans[slot] = None
 
     def ready(self, slots: list[int]) -> list[str | None]:
-        """Wait until every slot's grammar says what may come next: why it cannot, None where it can or there is none.
+        """Wait until every slot's grammar has its next mask. Return an error message per slot, or None.
 
-        Belongs before ``sample``, as late as can be: until then grammars are worked on beside whatever else is done.
+        Call it before ``draw_tokens``, as late as possible: until then masks are computed concurrently with other work.
         """
         forms = [self._plan(slot).form for slot in slots]
         return [None if form is None else form.ready() for form in forms]
 
     def end(self, slot: int) -> End | None:
-        """Whether the slot's grammar lets nothing follow the token that was drawn last, and what that is."""
+        """Return how the slot's grammar ended with the last token ("form" or "mark"), None if it did not end."""
         form = self._plan(slot).form
         return None if form is None else form.end
 
@@ -131,13 +130,12 @@ class Sampler:
         *,
         spent: bool = False,
     ) -> list[tuple[int | None, Score | None]]:
-        """Draw a token for each row, with its score if the slot wants log-probabilities; None where the slot's grammar
-        turns out not to be ``ready``.
+        """Draw a token for each row, with its score if the slot asks for logprobs; None as the token if the slot's
+        grammar failed (see ``wait_ready``).
 
-        logits float32 [R, vocab] (left as they are, unless they are ``spent``: nobody needs them again); row i is token
-        ``positions[i]`` of its output, counted from 0. Every row needs a largest logit that is a finite number; the
-        caller takes out those that have none. ``likely`` int64 [R] are the ids of those, where they are known; it is
-        written to.
+        logits float32 [R, vocab], modified only if ``overwrite`` (the caller no longer needs them). Row i is for output
+        token ``positions[i]``, counted from 0. The largest logit of every row must be finite; the caller removes
+        other rows. ``argmax_ids`` int64 [R]: the ids of the largest logits, if known; the tensor is overwritten.
         """
         plans = [self._plan(slot) for slot in slots]
         followed = self._follow(logits, plans, likely)
@@ -171,10 +169,10 @@ class Sampler:
         return list(zip(chosen, scores, strict=True))
 
     def search(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> list[list[Candidate]]:
-        """What may follow each row of a search, the likeliest first. Arguments as of ``sample``.
+        """Return the candidates of each beam search row, most probable first. Arguments as in ``draw_tokens``.
 
-        Edits change log-probabilities here rather than logits: what they take from some tokens does not go to others,
-        so that the beams remain comparable (as in Transformers' beam search).
+        Logits processors change logprobs here instead of logits: probability taken from some tokens does not go to
+        others, so that the beams remain comparable (as in Transformers' beam search).
         """
         plans = [self._plan(slot) for slot in slots]
         norms = normaliser(logits)
@@ -195,7 +193,7 @@ class Sampler:
         return found
 
     def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
-        """As ``core.sequence.Runner`` says: slots go on with the edits and the form of others."""
+        """Fork slots as in ``core.sequence.Runner``: copy the parent's logits processor and grammar state."""
         plans = [self._plan(parent.slot) for _, parent in forks]
         for (sequence, parent), plan in zip(forks, plans, strict=True):
             if sequence is not parent:
@@ -211,7 +209,7 @@ class Sampler:
                 plan.form.prepare()
 
     def stateful(self, slot: int) -> bool:
-        """Whether what is drawn for the slot depends on the tokens drawn before, beside seed, position and logits."""
+        """Whether the slot's draw depends on tokens drawn before, besides seed, position and logits."""
         plan = self._plan(slot)
         return plan.edit is not None or plan.form is not None
 
@@ -221,10 +219,10 @@ class Sampler:
         return plan
 
     def _follow(self, logits: torch.Tensor, plans: list[Plan], likely: torch.Tensor | None) -> dict[int, int]:
-        """The tokens of greedy rows, nothing but whose grammars says what may come.
+        """Pick the tokens of greedy rows that have no constraint except a grammar: {row: token}.
 
-        Where a mask is due and one of a row's likeliest tokens may come, that is the one, and no mask is needed. Where
-        many tokens may come a mask takes long to make, and one of these is soon found.
+        If a mask is needed and one of the row's most probable tokens is allowed, that token is the answer and no mask
+        is computed. A mask takes longest to compute if many tokens are allowed, and then one is soon found.
         """
         forms = {
             row: plan.form
@@ -248,7 +246,7 @@ class Sampler:
         rows = [row for row in rows if row not in tokens]
         for row in rows:
             forms[row].want(beside=row != rows[-1])
-        for row, form in reversed(forms.items()):  # threads begin with the first
+        for row, form in reversed(forms.items()):  # threads start with the first
             if row not in tokens and form.ready() is None:
                 best = form.best(logits[row])
                 tokens[row] = first[row] if best is None else best
@@ -257,10 +255,10 @@ class Sampler:
     def _edit(
         self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool, done: set[int]
     ) -> tuple[torch.Tensor, bool]:
-        """The logits after grammars and edits, and whether any row has any; the rows of ``done`` keep theirs.
+        """Return the logits after grammars and processors, and whether any row changed; ``finished_rows`` are skipped.
 
-        A copy of a large vocabulary would cost more than the edits, so ``spent`` ones are edited in place, unless
-        scores are wanted, which are those of the logits before.
+        Copying a large vocabulary would cost more than the edits, so with ``overwrite`` logits are edited in place,
+        unless scores are requested, which need the raw logits.
         """
         forms = [
             (row, plan.form)
@@ -288,7 +286,7 @@ class Sampler:
         positions: list[int],
         likely: torch.Tensor | None,
     ) -> torch.Tensor:
-        """A token for each of these rows, each in its way, int64 [R]; what others get means nothing."""
+        """Return a token for each of ``rows``, by its drawing method: int64 [R]. Other entries are meaningless."""
         ways: dict[Way, list[int]] = {way: [] for way in WAYS}
         for row in rows:
             ways[plans[row].way].append(row)
@@ -308,16 +306,16 @@ class Sampler:
     def _choose_few(
         self, logits: torch.Tensor, rows: list[int], plans: list[Plan], slots: list[int], positions: list[int]
     ) -> torch.Tensor:
-        """The same for rows whose grammars leave few tokens, int64 [rows]: the others are not looked at.
+        """Return tokens for rows whose grammars allow few tokens: int64 [rows]. Only those logits are read.
 
-        What is drawn is what it would be with -inf for all others, which weigh nothing.
+        The result is the same as with -inf for all other tokens, which weigh nothing.
         """
         plans = [plans[row] for row in rows]
         few = [plan.form.few.to(self.device) for plan in plans if plan.form is not None and plan.form.few is not None]
         values = pad_sequence(
             [logits[row].index_select(0, ids) for row, ids in zip(rows, few, strict=True)], True, -math.inf
         )
-        # Where the model rules out all that may come, the first of these does.
+        # If the model excludes all allowed tokens, take the first of them.
         values[:, :1].masked_fill_(values.amax(-1, keepdim=True) == -math.inf, 0.0)
         slots, positions = [slots[row] for row in rows], [positions[row] for row in rows]
         index = self._choose(values, range(len(rows)), plans, slots, positions, None)
@@ -349,7 +347,7 @@ class Sampler:
         scores: list[Score | None] = [None] * len(plans)
         few = [row for row, plan in enumerate(plans) if 0 <= plan.logprobs <= FEW]
         many = [row for row, plan in enumerate(plans) if plan.logprobs > FEW]
-        for rows in filter(None, (few, many)):  # whoever wants the whole vocabulary pays for it alone
+        for rows in filter(None, (few, many)):  # rows that ask for long lists must not slow the others down
             chosen = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=self.device)]
             found = score(chosen, [tokens[row] for row in rows], max(plans[row].logprobs for row in rows))
             for row, each in zip(rows, found, strict=True):

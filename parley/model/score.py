@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, from raw logits: for drawn tokens and for prompts. Knows no sequence and no request."""
+"""Logprobs of tokens from raw logits, for drawn tokens and for prompts. Knows no sequences and no requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from parley import native
 from parley.native.torch_vocabulary import SCALE
 from parley.types import Score
 
-LIKELY = 32  # the rank of a token is first looked for among so many
-SPARE = 12  # candidates beside those that are listed: equal logits at the edge
+LIKELY = 32  # most probable tokens among which a token's rank is looked up first
+SPARE = 12  # extra candidates besides the listed ones, for equal logits at the edge
 
 
 def score(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[Score]:
-    """Score token ``token_ids[i]`` under row i, with the ``count`` most likely tokens: float32 [N, V] -> N scores.
+    """Score token ``token_ids[i]`` under row i, with the ``count`` most probable tokens: float32 [N, V] -> N scores.
 
-    Natural logarithm of the softmax of the logits as they are. Equal logits are listed by id. The normaliser is a sum
-    of integers (``native.totals``), so a score does not depend on what else is scored beside it.
+    Scores are natural logarithms of the softmax of the raw logits. Equal logits are listed by id. The normaliser is a
+    sum of integers (``native.softmax_totals``), so a score does not depend on the other rows of the call.
     """
     best = native.top_k(logits, min(max(LIKELY, count + SPARE), logits.shape[1]))
     norms = _normalisers(logits, best[0][:, 0])
@@ -33,7 +33,7 @@ def score(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[Sc
 
 
 def _ranks(logits: torch.Tensor, chosen: torch.Tensor, best: torch.Tensor) -> list[int]:
-    """How many logits of each row are larger than the chosen one [N, 1], plus 1. ``best`` [N, width]: the largest."""
+    """Return the number of larger logits, plus 1, per row. ``chosen`` [N, 1]; ``best`` [N, width]: the largest."""
     ranks: list[int] = ((best > chosen).sum(-1) + 1).tolist()
     for row in (best[:, -1:] > chosen).nonzero()[:, 0].tolist():
         ranks[row] = int((logits[row] > chosen[row]).sum()) + 1
@@ -41,21 +41,22 @@ def _ranks(logits: torch.Tensor, chosen: torch.Tensor, best: torch.Tensor) -> li
 
 
 def normaliser(logits: torch.Tensor) -> list[float]:
-    """The logarithm of the sum of exponentials of each row: float32 [N, V] -> N numbers."""
+    """Return the log-sum-exp of each row: float32 [N, V] -> N numbers."""
     return _normalisers(logits, native.argmax(logits)[0])
 
 
 def _normalisers(logits: torch.Tensor, peaks: torch.Tensor) -> list[float]:
+    """Return the log-sum-exp of each row, given the row maxima: float32 [N, V] and [N] -> N numbers."""
     sums = native.totals(logits, peaks).tolist()
     return [peak + math.log(total / SCALE) for peak, total in zip(peaks.tolist(), sums, strict=True)]
 
 
 def alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], count: int) -> list[Score]:
-    """As ``score``, for several tokens under one row, whose normaliser is known: float32 [V] -> a score for each."""
+    """Score several tokens under a single row with known normaliser: float32 [V] -> one score per token."""
     lists = listing(logits[None], count) if count else ([[]], [[]])
     ids, top = lists[0][0], [value - norm for value in lists[1][0]]
     chosen = logits[torch.tensor(token_ids, device=logits.device)]
-    # Whatever ranks above one of them ranks above the last, so the row is read once.
+    # Every logit above one of the tokens is above the lowest of them, so one pass over the row is enough.
     above = int((logits > chosen.amin()).sum())
     larger = logits.topk(above).values if above else logits[:0]
     ranks = (larger > chosen[:, None]).sum(-1) + 1
@@ -63,23 +64,23 @@ def alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], count:
 
 
 def logprobs(logits: torch.Tensor, token_ids: list[int]) -> list[float]:
-    """The log-probabilities of some tokens under one row, float32 [V]."""
+    """Return the logprobs of some tokens under one row, float32 [V]."""
     (norm,) = normaliser(logits[None])
     return [value - norm for value in logits[torch.tensor(token_ids, device=logits.device)].tolist()]
 
 
 def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list[int]], list[list[float]]]:
-    """The ``count`` largest logits of each row, best first and equal ones by id: their ids and the logits themselves.
+    """Return ids and logits of the ``count`` largest logits of each row, best first and equal ones by id.
 
-    Looks at ``width`` candidates (at least ``count``), and at more when equal logits lie on both sides of that edge.
+    Examines ``width`` candidates (at least ``count``), and more if equal logits lie on both sides of that edge.
     """
     vocab = logits.shape[1]
     return _listed(logits, min(count, vocab), *native.top_k(logits, min(max(width, count + SPARE), vocab)))
 
 
 def likeliest(logprobs: torch.Tensor, counts: list[int], stops: list[list[int]]) -> list[list[tuple[int, float]]]:
-    """What may follow row i, the likeliest first: its ``counts[i]`` likeliest tokens, and as many that are none of
-    ``stops[i]``; impossible ones are left out. float32 [R, V], which is written to.
+    """Return (token, logprob) candidates of each row, best first: the ``counts[i]`` most probable tokens of row i, and
+    as many that are not in ``stops[i]``; impossible ones are left out. logprobs float32 [R, V], modified.
     """
     most = max(counts)
     lists = [listing(logprobs, most)]
@@ -89,7 +90,7 @@ def likeliest(logprobs: torch.Tensor, counts: list[int], stops: list[list[int]])
     found = []
     for row, count in enumerate(counts):
         values: dict[int, float] = {}
-        for listed, numbers in reversed(lists):  # what is struck out of the last stands in the first
+        for listed, numbers in reversed(lists):  # logits masked for the second list are in the first
             values |= zip(listed[row][:count], numbers[row][:count], strict=True)
         ranked = sorted(values.items(), key=lambda each: (-each[1], each[0]))
         found.append([(id, value) for id, value in ranked if value > -math.inf])
@@ -99,7 +100,7 @@ def likeliest(logprobs: torch.Tensor, counts: list[int], stops: list[list[int]])
 def _listed(
     logits: torch.Tensor, count: int, values: torch.Tensor, ids: torch.Tensor
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """As ``listing``, from the largest logits of each row and their ids [N, width]."""
+    """Return ``top_tokens``, given each row's largest logits and their ids [N, width]."""
     count, width = min(count, logits.shape[1]), values.shape[1]
     if width < logits.shape[1] and bool((values[:, count - 1] == values[:, -1]).any()):
         return listing(logits, count, width * 16)

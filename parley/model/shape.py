@@ -1,7 +1,7 @@
-"""What a Llama-shaped model is, read from its config.json without importing Transformers (which takes seconds).
+"""The config of a Llama-shaped model, read from config.json without importing Transformers (which takes seconds).
 
-Transformers fills missing fields with defaults of each model type; the same defaults stand here. A config that asks
-for anything this file does not know is declared unfit, never guessed at: such a model runs through Transformers.
+Transformers fills missing fields with defaults of each model type; the same defaults are listed here. A config that
+asks for anything unknown here is declared unfusable, never guessed at: such a model runs through Transformers.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 
 
 class Unfit(Exception):
-    """The model cannot be lowered. The message says why, as the end of a sentence."""
+    """The model has no fused decoder. The message gives the reason, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
 class Rope:
     """Rotary position embedding of the first ``rotary`` dimensions of a head.
 
-    ``kind`` default, linear (all frequencies divided by ``factor``), or llama3 (only the slow ones, see
+    ``kind``: default, linear (all frequencies divided by ``factor``), or llama3 (only the slow ones, see
     ``inverse_frequencies``).
     """
 
@@ -33,7 +33,7 @@ class Rope:
     original: int = 8192
 
     def inverse_frequencies(self) -> torch.Tensor:
-        """Radians per token of each pair of dimensions: float32 [rotary / 2].
+        """Return the radians per token of each pair of dimensions: float32 [rotary / 2].
 
         RoFormer (arXiv 2104.09864) section 3.4.2; linear: arXiv 2306.15595; llama3: the Llama 3.1 reference code.
         """
@@ -42,7 +42,7 @@ class Rope:
         if self.kind == "linear":
             return inverse / self.factor
         if self.kind == "llama3":
-            turns = self.original * inverse / (2 * torch.pi)  # within the original context
+            turns = self.original * inverse / (2 * torch.pi)  # full turns within the original context
             smooth = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
             return (1 - smooth) * inverse / self.factor + smooth * inverse
         return inverse
@@ -67,14 +67,15 @@ class Shape:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    merged: bool  # the checkpoint itself has qkv_proj and gate_up_proj
+    merged: bool  # the checkpoint stores qkv_proj and gate_up_proj merged
 
     @property
     def layers(self) -> int:
+        """The number of layers."""
         return len(self.windows)
 
 
-# What Transformers assumes where config.json is silent, and what is fixed for the type. "heads": as many as heads.
+# Transformers' defaults for fields missing from config.json, and values fixed by the type. "heads": same as heads.
 _COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -96,7 +97,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def read_shape(config: dict[str, Any]) -> Shape:
-    """The shape that a config describes. Raises Unfit."""
+    """Read the config of a fused decoder. Raises Unfusable."""
     kind = config["model_type"]
     if kind not in _DEFAULTS:
         raise Unfit(f"model type {kind} has no fused decoder")

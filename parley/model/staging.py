@@ -1,10 +1,10 @@
-"""Memory of the host in which pages of a KV cache lie on their way from and to other instances.
+"""The staging buffer: host memory that holds KV pages in transit from and to other instances.
 
-Other processes open it in place of a cache that they cannot reach: an accelerator's. It is laid out as the cache is, so
-nobody who reads or writes it can tell it from one. Who has which of its pages is known in ``core.transit``.
+Other processes map it in place of a cache that they cannot reach: an accelerator's. Its layout is the cache's, so
+readers and writers see no difference. ``core/shared_pages/staging.py`` knows who uses which of its pages.
 
-Copies are part of the device's stream of work: they see what steps before them wrote, and later steps see what they
-wrote. For CUDA the memory is registered, so that the device copies by itself.
+Copies are part of the device's stream: they see writes of earlier steps, and later steps see theirs. For CUDA the
+memory is registered, so that the device can copy by DMA.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from parley.model.checkpoint import LoadError
 from parley.model.kv import PagedKV, carve, regions
 from parley.native import memory
 
-BATCH = 32 << 20  # bytes that are copied at once, gathered on the device
+BATCH = 32 << 20  # bytes gathered on the device and copied at once
 
 
 class Staging:
-    """``blocks`` places for pages of ``cache``, in ``regions`` of ``file``. The loader says how many: see ``Arena``.
+    """``blocks`` places for pages of ``cache``, in ``regions`` of ``file``. The loader sets the size (see ``Arena``).
 
-    A ``core.transit.Copier``. Raises OSError where there is no memory that processes can share, and LoadError.
+    Implements ``core``'s ``Copier``. Raises OSError if shared memory is not available, and LoadError.
     """
 
     def __init__(self, cache: PagedKV, blocks: int):
@@ -40,18 +40,18 @@ class Staging:
 
     @torch.inference_mode()
     def store(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy pages of the cache (first) to places (second)."""
+        """Copy pages of the cache (first of each pair) to places (second)."""
         for pages, runs in self._batches(pairs):
             for cache, places in zip(self._pages, self._places, strict=True):
                 gathered = cache.index_select(1, pages)
                 for first, count, place in runs:
-                    for source, target in zip(gathered, places, strict=True):  # by layer: there a run is one piece
+                    for source, target in zip(gathered, places, strict=True):  # within a layer a run is contiguous
                         target[place : place + count].copy_(source[first : first + count], non_blocking=True)
             self._wait()
 
     @torch.inference_mode()
     def load(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy places (second) to pages of the cache (first)."""
+        """Copy places (second of each pair) to pages of the cache (first)."""
         for pages, runs in self._batches(pairs):
             for cache, places in zip(self._pages, self._places, strict=True):
                 gathered = cache.new_empty((len(cache), len(pages), *cache.shape[2:]))
@@ -62,8 +62,8 @@ class Staging:
             self._wait()
 
     def _batches(self, pairs: list[tuple[int, int]]) -> Iterator[tuple[torch.Tensor, list[tuple[int, int, int]]]]:
-        """Pages int64 [N] on the device, and runs of them whose places are side by side: number in the batch, length,
-        first place."""
+        """Yield pages int64 [N] on the device, and runs of pages with consecutive places: (number in the batch, length,
+        first place)."""
         for first in range(0, len(pairs), self._most):
             batch = pairs[first : first + self._most]
             places = [place for _, place in batch]
@@ -72,18 +72,18 @@ class Staging:
             yield torch.tensor([page for page, _ in batch], device=self._device), runs
 
     def _wait(self) -> None:
-        """Until copies are done: whoever is told of them does not follow the device's stream."""
+        """Wait until copies are done, because their users do not follow the device's stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
 
 def _register(whole: torch.Tensor) -> None:
-    """Lock memory, so that devices copy from and to it by themselves. Raises LoadError: what CUDA failed at once it may
-    report again in the next step, so there is no going on without."""
+    """Lock memory so that devices can copy from and to it. Raises LoadError, because CUDA may report the same error
+    again in a later step."""
     portable = 1  # in any context of CUDA
     error = int(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, portable))
     if error:
         raise LoadError(
             f"CUDA cannot lock {whole.nbytes >> 20} MiB of memory for staging pages (error {error}): "
-            "with a smaller kv_staging it may."
+            "try a smaller kv_staging."
         )

@@ -1,7 +1,7 @@
-"""How far a sequence is in its reasoning, and when that has to end: with its budget, by tokens that must come next.
+"""The thinking budget: tracks a sequence's reasoning and forces the closing tokens when the budget is used up.
 
-Marks are looked for in the bytes of the tokens, for a mark that is no token of its own may share one with its
-neighbours. Knows tokens and their bytes; nothing of logits.
+Marks are searched in the bytes of the tokens, because a mark that is not a token of its own may share tokens with its
+neighbours. This module knows tokens and their bytes, and nothing of logits.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Literal
 
 from parley.types import Thinking
 
-LONGEST = 4  # bytes of a character
+LONGEST = 4  # bytes of the longest UTF-8 character
 
 
 class Thought:
-    """The reasoning of one sequence. ``spell``: the bytes of a token.
+    """The reasoning of one sequence. ``token_bytes``: returns the bytes of a token.
 
-    ``forced``: the token that must come next, None where any may.
+    ``forced``: the token that must come next, None if any may.
     """
 
     def __init__(self, thinking: Thinking, spell: Callable[[int], bytes]):
@@ -26,16 +26,16 @@ class Thought:
         self._thinking = thinking
         self._spell = spell
         self._state: Literal["before", "inside", "closing", "over"] = "inside" if thinking.inside else "before"
-        self._text = b""  # before: all of it; inside: its end
-        self._count = 0  # tokens inside, then of those that close it
+        self._text = b""  # before the reasoning: all text so far; inside it: the end of the text
+        self._count = 0  # tokens inside, then closing tokens
         self._close()
 
     def copy(self) -> Thought:
-        """The same place, to go on from separately."""
+        """Return an independent budget at the same position."""
         return copy(self)
 
     def append(self, token: int) -> None:
-        """Move on by a token of the output."""
+        """Advance by an output token."""
         match self._state:
             case "before":
                 self._text += self._spell(token)
@@ -53,11 +53,12 @@ class Thought:
         self._close()
 
     def _close(self) -> None:
+        """Begin or end the closing if it is time, and set ``forced``."""
         closing, close = self._thinking.closing.encode(), self._thinking.close
         if self._state == "inside":
             if closing in self._text:
                 self._state = "over"
-            # Half a character is let end first, but not for ever.
+            # A partial character may be completed first, within a limit.
             elif self._count >= self._thinking.budget + (LONGEST if _cut(self._text) else 0):
                 self._state, self._count = "closing", 0
             self._text = self._text[-max(len(closing) - 1, LONGEST) :]
@@ -70,6 +71,6 @@ def _cut(text: bytes) -> bool:
     """Whether UTF-8 text ends within a character."""
     for back in range(1, min(LONGEST, len(text) + 1)):
         byte = text[-back]
-        if byte & 0xC0 != 0x80:  # the first of a character: the ones that lead say how many there are
+        if byte & 0xC0 != 0x80:  # a character's first byte, whose leading ones give the number of bytes
             return byte >= 0xC0 and back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
     return False

@@ -1,11 +1,11 @@
-"""Which drafts of a step's rows stand: those that are what would have been drawn without them.
+"""Verifies draft tokens: accepts those that would have been drawn without drafts.
 
-What is drawn at a position is a function of the logits there, the seed, the position and the tokens before it. So every
-position is drawn exactly as it would be alone, and a row's draws count up to the first that its draft did not foresee.
-The tokens are those of a run without drafts, whatever the drafts are: only the number of steps differs.
+The draw at a position is a function of its logits, the seed, the position and the tokens before it. So every position
+is drawn exactly as it would be alone, and a row's draws count up to and including the first that differs from its
+draft. The tokens are those of a run without drafts, whatever the drafts are: only the number of steps differs.
 
-A slot without a state has all its positions drawn at once. Where edits of the logits follow the tokens so far, a row is
-drawn one position after the other, and meanwhile its sequence holds what was drawn.
+For a slot without state, all positions are drawn at once. If logits processors depend on the tokens so far, a row is
+drawn one position at a time, and its sequence temporarily holds the drawn tokens.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BROKEN = "The model produced logits that are not numbers."
 
 @dataclass(eq=False, slots=True)
 class Trial:
-    """A row that samples, with or without drafts; its positions are logits ``first`` and those that follow."""
+    """A row that samples, with or without drafts; its positions start at row ``first`` of the logits."""
 
     row: Row
     result: Sampled
     first: int
-    position: int = field(init=False)  # of its first token to be drawn, in the output
-    right: bool = True  # so far
+    position: int = field(init=False)  # output position of the first token to draw
+    right: bool = True  # all drafts so far were accepted
 
     def __post_init__(self) -> None:
         self.position = self.row.sequence.generated
@@ -37,18 +37,18 @@ class Trial:
 def verify(
     sampler: Sampler, logits: torch.Tensor, likely: torch.Tensor, sound: list[bool], trials: list[Trial]
 ) -> None:
-    """Draw for each trial, into its result, until a draft is wrong.
+    """Draw for each trial, into its result, until a draft is rejected.
 
-    logits float32 [P, vocab]; ``likely`` int64 [P] are the ids of the largest; ``sound`` tells of each whether it is
-    made of numbers. A row draws nothing from a position that is not: if that is its first one, it gets ``error``. The
-    sampler is ready for the first positions.
+    logits float32 [P, vocab]; ``argmax_ids`` int64 [P]: the ids of the largest logits; ``finite``: for each row,
+    whether its largest logit is a finite number. A trial draws nothing from a row where it is not; if that is its
+    first row, it gets ``error``. The sampler must be ready for the first positions.
     """
     left = trials
     try:
         while left:
             left = _round(sampler, logits, likely, sound, left)
     finally:
-        for trial in trials:  # to append them is the loop's
+        for trial in trials:  # the loop appends the tokens itself
             sequence = trial.row.sequence
             del sequence.tokens[sequence.prompt_len + trial.position :]
 
@@ -56,7 +56,7 @@ def verify(
 def _round(
     sampler: Sampler, logits: torch.Tensor, likely: torch.Tensor, sound: list[bool], trials: list[Trial]
 ) -> list[Trial]:
-    """Draw the next position of each trial, or all that it has. Gives those that go on."""
+    """Draw the next position of each trial, or all of its positions. Return the trials that continue."""
     asked: list[tuple[Trial, int]] = []
     for trial in trials:
         begin = trial.first + len(trial.result.tokens)
@@ -92,5 +92,5 @@ def _round(
                 trial.row.sequence.tokens.append(token)
                 going.append(trial)
     problems = sampler.ready([trial.row.sequence.slot for trial in going])
-    # What has one now has it at its next step as well, and fails there.
+    # A trial with a problem fails at its next step, where the problem shows up again.
     return [trial for trial, problem in zip(going, problems, strict=True) if problem is None]

@@ -1,8 +1,8 @@
-"""The kernels of the CPU path, by name. One signature each; a row's bits never depend on the other rows.
+"""The kernel table: one function per kernel of the CPU path. The bits of a row never depend on the other rows.
 
-This is the table: the model calls ``native.linear``, ``native.attend`` and so on, and what stands behind a name is
-chosen here, per call. bfloat16 on the CPU goes to the compiled kernels where there are any; everything else (float32,
-an accelerator, a machine without a compiler) goes to the torch forms, whose docstrings say what each kernel does.
+The model calls ``native.linear``, ``native.attend`` and so on; this module chooses the implementation at each call.
+bfloat16 on the CPU runs on the compiled kernels, if there are any. Everything else (float32, an accelerator, a machine
+without a compiler) runs on the torch implementations, whose docstrings define each kernel.
 """
 
 from __future__ import annotations
@@ -90,62 +90,67 @@ def _compiled() -> compiled.Kernels | None:
 
 
 def _form(x: torch.Tensor) -> Any:
-    """Where the kernels for such a tensor are."""
+    """Return the implementation of the kernels for tensors of this dtype and device."""
     form: compiled.Kernels | ModuleType | None = _compiled() if x.dtype == torch.bfloat16 and x.is_cpu else None
     return form or torch_kernels
 
 
 def _reader(packed: Packed) -> Any:
-    """Where the kernels for such a weight are."""
+    """Return the implementation that packed this weight."""
     return _compiled() if isinstance(packed, COMPILED) else torch_kernels
 
 
 def identity() -> str | None:
-    """What names the layout of packed weights; None where it is torch's own affair."""
+    """Return a name for the layout of packed weights, or None if torch decides it."""
     kernels = _compiled()
     return None if kernels is None else kernels.name
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    """Pack a weight [out, in], and its bias [out], for ``linear``."""
     return _form(weight).pack(weight, bias)
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
-    """A weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
+    """Pack a weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
     form: Any = (_compiled() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
     return form.pack_int8(values, scales, bias, dtype)
 
 
 def pack_int4(weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+    """Pack a weight of 4-bit integers, for rows of ``dtype``."""
     kernels = _compiled() if dtype == torch.bfloat16 and weight.values.is_cpu else None
     return kernels.pack_int4(weight, bias) if kernels else torch_kernels.pack_int4(weight, bias, dtype)
 
 
 def _int8(to: Packed | None) -> bool:
-    """Whether that layer quantises its rows, so that the kernel before it can do so in the same pass."""
+    """Whether this layer takes int8 rows, so that the kernel before it can quantize them in the same pass."""
     return isinstance(to, Int8Packed | torch_kernels.Int8Packed)
 
 
 def quantise(x: torch.Tensor) -> Rows:
+    """Quantize rows [T, width] to int8, with one scale per row."""
     return _form(x).quantise(x)
 
 
 def linear(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
+    """Return x [T, in] times the packed weight, plus bias: [T, out]."""
     return _reader(packed).linear(x, packed)
 
 
 def logits(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
+    """Compute ``linear`` for the LM head: float32 [T, vocab]."""
     return _reader(packed).logits(x, packed)
 
 
 def adapter(sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device) -> Adapter:
-    """What an adapter adds to each linear layer of a model, by number, for rows of ``dtype``."""
+    """Pack a LoRA adapter for rows of ``dtype``: ``sites`` holds its parts for each linear layer, by number."""
     kernels = _compiled() if dtype == torch.bfloat16 and device.type == "cpu" else None
     return kernels.adapter(sites) if kernels else torch_lora.Adapter(sites, dtype, device)
 
 
 def adapted(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.device) -> Adapted:
-    """Which rows of a batch have which adapter; ``add`` of the result is called behind each linear layer."""
+    """Assign adapters to rows of a batch. Call ``add_lora`` of the result after each linear layer."""
     if groups and isinstance(groups[0][0], torch_lora.Adapter):
         return torch_lora.Adapted(groups, device)
     kernels = _compiled()
@@ -154,24 +159,26 @@ def adapted(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.device) -
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, to: Packed | None = None) -> Any:
-    """``to``: the layer that reads the result and nobody else does; it gets it as a tensor or as Rows."""
+    """RMS norm of x. If ``consumer``, the only layer that reads the result, takes int8, the result is quantized."""
     return _form(x).rms_norm(x, weight, eps, int8=_int8(to))
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, to: Packed | None = None
 ) -> tuple[Any, torch.Tensor]:
+    """Return (RMS norm of residual + x, residual + x). ``consumer`` is that of ``rms_norm``."""
     return _form(x).add_rms_norm(x, residual, weight, eps, int8=_int8(to))
 
 
 def silu_mul(gate_up: torch.Tensor, *, to: Packed | None = None) -> Any:
+    """Return silu(gate) * up for gate_up [T, 2 * width]. ``consumer`` is that of ``rms_norm``."""
     return _form(gate_up).silu_mul(gate_up, int8=_int8(to))
 
 
 def format(layer: LayerKV, dtype: torch.dtype, device: torch.device, *, int8: bool = False) -> Format:
-    """How the pages of a layer are laid out, for a model of ``dtype``: everything below follows from it.
+    """Choose the page layout of a layer, for a model of ``dtype``. All functions below depend on it.
 
-    ``int8``: keys and values are stored as int8, each with a scale of its own for every token and head.
+    ``int8``: keys and values are stored as int8, with one scale per token and head.
     """
     stored = torch.int8 if int8 else dtype
     kernels = _compiled() if dtype == torch.bfloat16 and device.type == "cpu" else None
@@ -179,12 +186,12 @@ def format(layer: LayerKV, dtype: torch.dtype, device: torch.device, *, int8: bo
 
 
 def _tiled(pool: Pool) -> compiled.Kernels | None:
-    """The compiled kernels, if the pages are theirs."""
+    """Return the compiled kernels if they own the pages, else None."""
     return _compiled() if pool.format.tiled else None
 
 
 def places(slots: torch.Tensor, format: Format) -> torch.Tensor:
-    """Where tokens at ``slots`` (page * BLOCK_SIZE + offset, int64 [T]) go, in the words of ``write``."""
+    """Convert slots (page * BLOCK_SIZE + offset, int64 [T]) into the indices that ``write_kv`` takes."""
     return slots if format.tiled else torch_attention.places(slots, format.layer.heads)
 
 
@@ -203,6 +210,7 @@ def rope_write(
     head_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
+    """Rotate queries and keys in ``qkv``, and store keys and values in the pages. Return the queries."""
     form = _tiled(pool) or torch_kernels
     return form.rope_write(qkv, cos, sin, pool, places, head_norm=head_norm, eps=eps)
 
@@ -216,7 +224,7 @@ def plan(
     zero_page: int,
     device: torch.device,
 ) -> Plan:
-    """How a batch's rows attend. One plan serves all layers of one format, number of heads and window."""
+    """Plan the attention of a batch. One plan serves all layers of the same page format, head count and window."""
     if format.tiled:
         return compiled.plan(spans, window)
     layer = format.layer
@@ -240,6 +248,7 @@ def attend(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Return the attention of queries [T, heads, key_dim] over the pages: [T, heads, value_dim]."""
     form: Any = _tiled(pool) or torch_attention
     return form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
 
@@ -255,10 +264,10 @@ def stack(
     eps: float,
     scale: float,
 ) -> Stack | None:
-    """Embedding and all layers as one kernel, where there is one: else None, and they are computed kernel by kernel.
+    """Return one kernel for the embedding and all layers, or None if these layers must run kernel by kernel.
 
-    ``embedding`` [vocab, hidden] goes before them, ``norm`` [hidden] follows the last; ``angles`` float32
-    [positions, 2, rotary / 2]: cosines and sines.
+    ``embedding`` [vocab, hidden] is applied before the layers, ``norm`` [hidden] after the last. ``angles`` float32
+    [positions, 2, rotary / 2] holds cosines and sines.
     """
     found = library.load()
     if found is None or not Stack.takes(layers) or not format(kv, torch.bfloat16, norm.device).tiled:
@@ -269,22 +278,27 @@ def stack(
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest logit of each row and its id."""
     return _vocabulary(logits).argmax(logits)
 
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ``count`` largest logits of each row, descending, and their ids."""
     return _vocabulary(logits).top_k(logits, count)
 
 
 def totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+    """Return the sum of each row's integer softmax weights. ``peaks`` [R] holds the largest logits."""
     return _vocabulary(logits).totals(logits, peaks)
 
 
 def best(logits: torch.Tensor, bits: np.ndarray) -> int:
+    """Return the id of the largest logit whose bit is 1. logits [V]; bits uint8 [V / 8 or more], low bit first."""
     return _vocabulary(logits).best(logits, bits)
 
 
 def strike(logits: torch.Tensor, bits: np.ndarray) -> None:
+    """Set the logits whose bit is 0 to -inf, in place. Shapes as in ``masked_argmax``."""
     _vocabulary(logits).strike(logits, bits)
 
 

@@ -1,7 +1,7 @@
-"""Compiles the kernels: one library per instruction set, from the same sources, named after what they are made of.
+"""Compiles the kernels: one library per instruction set, all from the same sources. File names hold a hash of these.
 
-It runs when parley is installed, when a library is wanted and not there, and as ``python parley/native/build.py``.
-setup.py loads this file by its path, so it must import nothing but the standard library.
+This module runs when parley is installed, when a library is missing, and as ``python parley/native/build.py``.
+setup.py loads this file by its path, so it must import only the standard library.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra"]
 if os.environ.get("PARLEY_SANITIZE"):
-    # What the sanitizers add is more than -O3 can chew in reasonable time.
+    # With sanitizers, -O3 takes too long to compile.
     FLAGS[FLAGS.index("-O3")] = "-O1"
     FLAGS += ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 AVX2 = ("avx2", "fma")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
-# What a level needs of the CPU, in the words of /proc/cpuinfo; the best level first.
+# CPU flags that each level needs, as spelled in /proc/cpuinfo. Best level first.
 LEVELS = {"avx512bf16": (*AVX512, "avx512_bf16"), "avx512": AVX512, "avx2": AVX2, "generic": ()}
 X86 = ("x86_64", "AMD64")
 
 
 class BuildError(Exception):
-    """The kernels cannot be compiled here; the message says why."""
+    """The kernels cannot be compiled on this machine. The message gives the reason."""
 
 
 def levels() -> list[str]:
-    """The levels that can be compiled for this kind of machine, best first."""
+    """Return the levels that this machine's architecture can compile, best first."""
     return [level for level, needs in LEVELS.items() if not needs or platform.machine() in X86]
 
 
 def usable() -> list[str]:
-    """The levels that this CPU can run, best first."""
+    """Return the levels that this CPU can run, best first."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -52,7 +52,7 @@ def usable() -> list[str]:
 
 @functools.cache
 def name(level: str) -> str:
-    """The file name of a library: it changes with the sources and with how they are compiled."""
+    """Return the file name of a library. It changes with the sources and the compiler flags."""
     digest = hashlib.sha256()
     for path in [*sources("*.h"), *sources("*.cpp"), Path(__file__)]:
         digest.update(path.read_bytes())
@@ -61,11 +61,12 @@ def name(level: str) -> str:
 
 
 def sources(pattern: str = "*.cpp") -> list[Path]:
+    """Return the kernel sources that match ``pattern``, sorted."""
     return sorted((HERE / "source").glob(pattern))
 
 
 def compiler() -> str:
-    """The C++ compiler: what CXX says, else the first that is there. Raises BuildError."""
+    """Return the C++ compiler: $CXX, else g++ or c++. Raises BuildError."""
     for command in (os.environ.get("CXX"), "g++", "c++"):
         if command and (found := shutil.which(command)):
             return found
@@ -73,7 +74,7 @@ def compiler() -> str:
 
 
 def compile(level: str, folder: Path) -> Path:
-    """Compile one level into a folder, unless it is there. Safe against others who do the same. Raises BuildError."""
+    """Compile one level into ``folder`` unless it is there. Safe if several processes do so. Raises BuildError."""
     target = folder / name(level)
     if target.exists():
         return target
@@ -93,7 +94,7 @@ def compile(level: str, folder: Path) -> Path:
 
 
 def install(folder: Path, wanted: Iterable[str]) -> list[Path]:
-    """Compile some levels into a folder, side by side, and remove what other sources left there. Raises BuildError."""
+    """Compile levels into ``folder`` in parallel, and delete libraries of other sources there. Raises BuildError."""
     wanted = list(wanted)
     with ThreadPoolExecutor(len(wanted)) as pool:
         made = list(pool.map(lambda level: compile(level, folder), wanted))

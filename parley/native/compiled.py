@@ -1,7 +1,7 @@
-"""The compiled kernels behind the names of the table: bfloat16 on the CPU.
+"""The compiled kernels: bfloat16 on the CPU.
 
-Each function has the meaning of its namesake in ``torch_kernels``, and the same promise without the limits: a row's
-bits do not depend on other rows, nor on the number of threads. It knows no file; it is given a loaded library.
+Each method does the same as the function of that name in ``torch_kernels``, and keeps its promise without limits: the
+bits of a row depend neither on other rows nor on the number of threads. The caller loads the library.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ARGUMENTS = {
     **compiled_int8.ARGUMENTS,
     **compiled_lora.ARGUMENTS,
 }
-# What gives one
+# Functions that return an int64.
 NUMBERS = (
     "packed_size", "attend_dim", "page_bytes", "best",
     *compiled_int4.NUMBERS, *compiled_int8.NUMBERS, *compiled_lora.NUMBERS,
@@ -53,7 +53,7 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Packed:
-    """A linear layer's weight in the order that ``linear.cpp`` describes, for rows of ``into`` numbers."""
+    """A linear layer's weight in the layout that ``linear.cpp`` describes, for rows of ``into`` numbers."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -63,21 +63,21 @@ class Packed:
 
 @dataclass(frozen=True)
 class Cut:
-    """Which rows of a batch attend to what; int64 tensors as ``attention.cpp`` describes them."""
+    """The attention plan of a batch: int64 tensors as ``attention.cpp`` describes them."""
 
     spans: torch.Tensor  # [S, 4]
-    table: torch.Tensor  # the spans' page tables, one behind the other
+    table: torch.Tensor  # the page tables of all spans, concatenated
     window: int | None
 
 
 def plan(spans: list[Span], window: int | None) -> Cut:
-    """One plan serves all layers of one window."""
+    """Plan the attention of a batch. One plan serves all layers with the same window."""
     rows: list[int] = []
     table: list[int] = []
     for span in spans:
         rows += (span.first, span.count, span.length, len(table))
         table += span.table
-    # By way of numpy, which is three times as fast with lists.
+    # Through numpy, which converts lists three times as fast.
     spans_of, table_of = (torch.from_numpy(np.array(each, np.int64)) for each in (rows, table))
     return Cut(spans_of.view(-1, 4), table_of, window)
 
@@ -176,7 +176,7 @@ class Kernels:
         return out
 
     def format(self, layer: LayerKV, dtype: torch.dtype) -> Format | None:
-        """Pages that store bfloat16 or int8. None where the heads are of a kind that is not compiled."""
+        """Return the format of pages of bfloat16 or int8, or None if the head dimension is not compiled."""
         if max(layer.dim, layer.value_dim) > self._attend_dim:
             return None
         size = self._c.page_bytes(layer.heads, layer.dim, layer.value_dim, dtype == torch.int8)
@@ -276,7 +276,7 @@ class Kernels:
         return values, ids
 
     def top_k(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of equal logits those with the lowest ids come, and come first."""
+        """Of equal logits, those with the lowest ids are chosen and come first."""
         logits, (rows, vocab) = logits.contiguous(), logits.shape
         count = min(count, vocab)
         values, ids = torch.empty(rows, count), torch.empty(rows, count, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""How ``int4.cpp`` is called: linear layers on 4-bit weights and rows of bfloat16."""
+"""Calls ``int4.cpp``: linear layers on 4-bit weights and bfloat16 rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ARGUMENTS = {
     "int4_pack": [P, P, P, P, N, N, N, N],
     "int4_linear": [P, P, P, P, N, N, N, N, N, N],
 }
-NUMBERS = ("int4_size",)  # what gives one
-UNIT = 8  # numbers in a word of weights: groups and rows are multiples of it
+NUMBERS = ("int4_size",)  # functions that return an int64
+UNIT = 8  # 4-bit numbers in a word: groups and rows are padded to multiples of it
 
 
 @dataclass(frozen=True)
 class Int4Packed:
-    """A linear layer's weight in the order that ``int4.cpp`` describes, for rows of ``into`` numbers.
+    """A linear layer's weight in the layout that ``int4.cpp`` describes, for rows of ``into`` numbers.
 
-    ``order`` int64 [into]: which of a row's numbers the packed weight wants first, second and so on; None: in order.
+    ``order`` int64 [into]: the permutation of a row's numbers that the packed weight needs, or None for no permutation.
     """
 
     weight: torch.Tensor
@@ -37,7 +37,10 @@ class Int4Packed:
 
 
 def pack(library: ctypes.CDLL, weight: Grouped, bias: torch.Tensor | None) -> Int4Packed:
-    """A group is a multiple of 8, or all there is. A scale keeps 20 of 24 bits: more than bfloat16 and float16 have."""
+    """Pack a weight for ``multiply_int4``. Scales keep 20 of 24 bits, more than bfloat16 and float16 have.
+
+    Raises ValueError if the group size is neither a multiple of 8 nor the whole row.
+    """
     out, into = weight.values.shape
     group = weight.group if weight.group < into else into + -into % UNIT
     if group % UNIT:
@@ -59,7 +62,7 @@ def pack(library: ctypes.CDLL, weight: Grouped, bias: torch.Tensor | None) -> In
 
 
 def multiply(library: ctypes.CDLL, x: torch.Tensor, packed: Int4Packed, dtype: torch.dtype) -> torch.Tensor:
-    """bfloat16 rows x [..., into] times the packed weight, plus bias: [..., out] of bfloat16 or float32."""
+    """Return bfloat16 rows x [..., into] times the packed weight, plus bias: [..., out] in bfloat16 or float32."""
     into, out = packed.into, packed.out
     if x.shape[-1] != into:
         raise ValueError(f"rows of {x.shape[-1]} numbers for a layer of {into}")

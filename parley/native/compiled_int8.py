@@ -1,4 +1,4 @@
-"""How ``int8.cpp`` is called: linear layers on int8 weights and rows that are quantised, each with scales."""
+"""Calls ``int8.cpp``: linear layers on int8 weights and int8 rows, both with scales."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ARGUMENTS = {
     "int8_linear": [P, P, P, P, P, P, P, N, N, N, N, N],
     "quantise": [P, P, P, P, N, N, N],
 }
-NUMBERS = ("int8_size",)  # what gives one
-UNIT = 4  # numbers that meet in one step: rows are filled up to a multiple of it
+NUMBERS = ("int8_size",)  # functions that return an int64
+UNIT = 4  # numbers multiplied in one step: rows are padded to a multiple of it
 
 
 class Rows:
-    """What ``torch_int8.Rows`` is, in one piece of memory: a layer makes four of them, and each tensor takes its time.
+    """Same as ``TorchRows``, but in one allocation: a layer creates four of them, and each tensor costs time.
 
-    First the scales, then ``excess``, what ``int8.cpp`` wants to know of a row besides, then the values, whose rows are
-    filled up with zeros.
+    Memory holds the scales, then ``excess`` (a per-row correction that ``int8.cpp`` needs), then the values, with rows
+    zero-padded.
     """
 
     __slots__ = ("_memory", "count", "pointers", "width")
@@ -51,7 +51,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Int8Packed:
-    """A linear layer's weight in the order that ``int8.cpp`` describes, and the scales of its outputs."""
+    """A linear layer's weight in the layout that ``int8.cpp`` describes, and the scales of its outputs."""
 
     weight: torch.Tensor
     scales: torch.Tensor
@@ -61,6 +61,7 @@ class Int8Packed:
 
 
 def pack(library: ctypes.CDLL, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> Int8Packed:
+    """Pack a weight int8 [out, in] with scales [out] for ``multiply_int8``."""
     out, into = torch_int8.check(values)
     values = values.contiguous()
     packed = memory.mapped(library.int8_size(out, into), torch.uint8)
@@ -70,6 +71,7 @@ def pack(library: ctypes.CDLL, values: torch.Tensor, scales: torch.Tensor, bias:
 
 
 def quantise(library: ctypes.CDLL, x: torch.Tensor) -> Rows:
+    """Quantize bfloat16 rows [T, width] to int8."""
     x = x.contiguous()
     count, width = x.shape
     rows = Rows(count, width)
@@ -78,7 +80,7 @@ def quantise(library: ctypes.CDLL, x: torch.Tensor) -> Rows:
 
 
 def multiply(library: ctypes.CDLL, x: torch.Tensor | Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
-    """Rows x [T, into], quantised or not, times the packed weight, plus bias: [T, out] of bfloat16 or float32."""
+    """Return rows x [T, into], quantized or not, times the packed weight, plus bias: [T, out], bfloat16 or float32."""
     rows = x if isinstance(x, Rows) else quantise(library, x)
     if rows.width != packed.into + -packed.into % UNIT:
         raise ValueError(f"rows of {rows.width} numbers for a layer of {packed.into}")
@@ -99,7 +101,7 @@ def multiply(library: ctypes.CDLL, x: torch.Tensor | Rows, packed: Int8Packed, d
 
 
 def room(shape: Sequence[int], count: int, width: int, int8: bool) -> tuple[torch.Tensor | Rows, tuple[int, ...]]:
-    """Where a kernel that can quantise its result may put it, and the four pointers that tell it so."""
+    """Allocate the output of a kernel that can quantize its result. Return it with the kernel's four pointers."""
     if int8:
         rows = Rows(count, width)
         return rows, (0, *rows.pointers)

@@ -1,6 +1,6 @@
-"""How ``layers.cpp`` is called: all layers of a decoder at once, for Python between kernels costs more than some do.
+"""Calls ``layers.cpp``: all layers of a decoder in one call. Python between kernels costs more than some kernels do.
 
-What they compute is defined in ``model/decoder.py``, kernel by kernel, and this gives the same bits.
+``model/networks/decoder.py`` defines the computation kernel by kernel; this gives the same bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parley.native.pool import Pool
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 FORMS = (Packed, Int8Packed, Int4Packed)  # numbered as in layers.cpp
-UNIT = 8  # no kernel wants its rows filled up whose length is a multiple of it
+UNIT = 8  # rows whose length is a multiple of it need no padding in any kernel
 
 
 class _Linear(ctypes.Structure):
@@ -49,7 +49,7 @@ class _Stack(ctypes.Structure):
 
 
 class Stack:
-    """The layers of one decoder, described once. The tensors stay what and where they are."""
+    """The layers of one decoder, described once as C structs. The tensors are not copied."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Stack:
         scale: float,
     ):
         positions, _, half = angles.shape
-        self._kept = layers, embedding, norm, angles  # what the pointers lead to
+        self._kept = layers, embedding, norm, angles  # keeps the memory alive that the pointers refer to
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         self._stack = _Stack(
             self._layers,
@@ -92,7 +92,7 @@ class Stack:
 
     @staticmethod
     def takes(layers: Sequence[Layer]) -> bool:
-        """Whether ``layers.cpp`` can compute them."""
+        """Whether ``layers.cpp`` can compute these layers."""
         linears = [each for layer in layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
         return bool(linears) and all(isinstance(each, FORMS) and each.into % UNIT == 0 for each in linears)
 
@@ -105,13 +105,13 @@ class Stack:
         pools: Sequence[Pool],
         adapted: object | None = None,
     ) -> torch.Tensor:
-        """Normed result [T, hidden] for some tokens, int64 [T] each; keys and values go to the pages.
+        """Return the normed result [T, hidden] for tokens int64 [T]. Keys and values are written to the pages.
 
-        ``adapted``: the rows that have adapters, if any.
+        ``adapted``: the rows that have LoRA adapters, if any.
 
-        Raises IndexError for what is beyond the vocabulary or the longest context.
+        Raises IndexError for a token beyond the vocabulary or a position beyond the longest context.
         """
-        cut = plan(spans, None)  # windows are the layers' own
+        cut = plan(spans, None)  # each layer has its own window
         tokens, positions, slots = tokens.contiguous(), positions.contiguous(), slots.contiguous()
         count = len(tokens)
         out = torch.empty(count, self._hidden, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""How ``lora.cpp`` is called: adapters of low rank, added to the outputs of linear layers on bf16 rows."""
+"""Calls ``lora.cpp``: low-rank adapters, added to the outputs of linear layers on bfloat16 rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from parley.native.lowrank import LowRank
 
 P, N = ctypes.c_void_p, ctypes.c_int64
 ARGUMENTS = {"lora_lanes": [], "lora_block": [], "lora_pack": [P, P, N, N, N], "lora": [P, P, N, N, P, N, P, N]}
-NUMBERS = ("lora_lanes", "lora_block")  # what gives one
-PARTS = 3  # that one layer can have, as in lora.h
+NUMBERS = ("lora_lanes", "lora_block")  # functions that return an int64
+PARTS = 3  # the most parts of one layer, as in lora.h
 
 
 class _Part(ctypes.Structure):
@@ -31,13 +31,13 @@ class _Adapted(ctypes.Structure):
 
 
 class Adapter:
-    """Weights for each linear layer of a model, in the order that ``lora.h`` describes. ``nbytes``: what they take."""
+    """An adapter's weights for each linear layer of a model, laid out as in ``lora.h``. ``nbytes`` is their size."""
 
     def __init__(self, library: ctypes.CDLL, sites: Sequence[Sequence[LowRank]]):
         lanes, block = library.lora_lanes(), library.lora_block()
         self.columns = 0
         self.table = (_Lora * len(sites))()
-        self._kept: list[torch.Tensor] = []  # what the pointers lead to
+        self._kept: list[torch.Tensor] = []  # keeps the memory alive that the pointers refer to
         size = sum(_columns(parts, lanes) * _even(p.down.shape[1]) for parts in sites for p in parts[:1])
         size += sum(_even(len(p.down)) * (len(p.up) + -len(p.up) % lanes) for parts in sites for p in parts)
         room = memory.mapped(size, torch.bfloat16)
@@ -75,7 +75,7 @@ class Adapter:
 
 
 class Adapted:
-    """The rows of a batch that have adapters: each adapter with the numbers of its rows."""
+    """The rows of a batch that have adapters: for each adapter, its row numbers."""
 
     def __init__(self, library: ctypes.CDLL, groups: Sequence[tuple[Adapter, Sequence[int]]]):
         self._library = library
@@ -92,7 +92,7 @@ class Adapted:
         self._inner = sum(lengths) * self.columns
 
     def add(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
-        """Into y [T, out] what the adapters make of x [T, into] in linear layer ``site``."""
+        """Add the adapters' products with x [T, into] to y [T, out], in linear layer number ``site``."""
         assert y.is_contiguous()
         into, out = x.shape[-1], y.shape[-1]
         rows = F.pad(x, (0, 1)) if into % 2 else x.contiguous()
@@ -108,6 +108,6 @@ def _even(number: int) -> int:
 
 
 def _columns(parts: Sequence[LowRank], lanes: int) -> int:
-    """Inner numbers of all parts; each begins with a pair, and the last register is filled up."""
+    """Return the inner columns of all parts. Each part starts at an even column; the last vector register is padded."""
     count = sum(_even(len(part.down)) for part in parts)
     return count + -count % lanes

@@ -1,4 +1,4 @@
-"""What a layer of a decoder is made of. Plain data: what is computed with it is said in ``model/decoder.py``."""
+"""The weights of one decoder layer. Plain data; ``model/networks/decoder.py`` computes with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parley.native.packed import Packed
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer. ``head_norm`` [heads + kv_heads, dim]: norm of queries and keys, if the model has one."""
+    """Weights of one layer. ``head_norm`` [heads + kv_heads, dim] is the norm of queries and keys, if there is one."""
 
     input_norm: torch.Tensor
     qkv: Packed

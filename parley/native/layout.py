@@ -1,4 +1,4 @@
-"""What attention is told: the shape of a layer's cache, and which rows of a batch are whose. Plain data, no torch."""
+"""The inputs of attention: the shape of a layer's KV cache, and the batch rows of a sequence. Plain data, no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LayerKV:
-    """What one layer caches for a token: ``heads`` keys and values of ``dim`` numbers (``value_dim`` if it differs)."""
+    """The KV cache of one layer per token: ``heads`` keys of ``dim`` numbers and values of ``value_dim``."""
 
     heads: int
     dim: int
@@ -16,7 +16,7 @@ class LayerKV:
 
 @dataclass
 class Span:
-    """Tokens ``first .. first + count`` of the batch belong to one sequence and are its last ``count`` of ``length``.
+    """Batch tokens ``first .. first + count``, which are the last ``count`` of the ``length`` tokens of one sequence.
 
     Token ``first + i`` may attend to positions 0 .. length - count + i of ``table`` (page ids of the sequence).
     """

@@ -1,4 +1,4 @@
-"""What an adapter adds to a linear layer, as it is read. Plain data: ``torch_lora`` says what is computed with it."""
+"""The part of a LoRA adapter for one linear layer, as loaded. Plain data; ``torch_lora`` defines the computation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class LowRank:
-    """scale * up [out, rank] * down [rank, into], added to ``out`` outputs from ``first`` on. Numbers of any kind."""
+    """scale * up [out, rank] * down [rank, into], added to ``out`` outputs starting at ``first``. Any dtype."""
 
     first: int
     down: torch.Tensor

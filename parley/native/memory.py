@@ -1,11 +1,11 @@
-"""Memory for weights and for pages of the KV cache: mappings of their own in place of the heap.
+"""Memory for weights and KV pages: separate mappings instead of the heap.
 
-What is loaded is copied and laid out piece by piece, large pieces that stay between large ones that go; in the heap
-that leaves holes of a quarter of the model. And large pages are asked for, because weights are read from end to end at
-every step, and the address of each page costs a look-up.
+Loading copies and packs weights piece by piece, so large pieces that stay lie between large ones that are freed; in the
+heap this would leave holes of a quarter of the model. Mappings also ask for huge pages, because every step reads all
+weights from end to end, and each page costs an address lookup.
 
-Pages that other processes read and write lie in a file without a name, which lives as long as somebody has it open. It
-is sealed: as its size can never change, whoever maps it can never find a part of the mapping gone.
+Pages that other processes read and write lie in an anonymous file, which lives as long as a process has it open. The
+file is sealed: its size cannot change, so no part of a mapping can disappear.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from contextlib import suppress
 
 import torch
 
-LARGE = 2 << 20  # bytes of a large page
-SMALL = 1 << 16  # bytes that the heap may hold
+LARGE = 2 << 20  # bytes of a huge page
+SMALL = 1 << 16  # bytes; smaller tensors stay in the heap
 
 
 def mapped(numbers: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of so many numbers on the CPU, not initialised."""
+    """Return an uninitialised CPU tensor of ``numbers`` elements."""
     size = numbers * dtype.itemsize
     if size < SMALL:
         return torch.empty(numbers, dtype=dtype)
     memory = mmap.mmap(-1, size + LARGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % LARGE
-    with suppress(AttributeError, OSError, ValueError):  # a system without large pages, or less than one of them
+    with suppress(AttributeError, OSError, ValueError):  # no huge pages on this system, or a size below one of them
         memory.madvise(mmap.MADV_HUGEPAGE, start, size // LARGE * LARGE)
     return whole[start : start + size].view(dtype)
 
 
 def shared(size: int) -> tuple[torch.Tensor, int]:
-    """So many zero bytes on the CPU, and the descriptor of the file that they are. None of them takes real memory until
-    it is written. Raises OSError, also where there is no such file (Linux only)."""
+    """Return ``size`` zero bytes on the CPU, and the descriptor of their file. Memory is used only once written.
+
+    Raises OSError, also on systems without memfd (other than Linux).
+    """
     if not hasattr(os, "memfd_create"):
-        raise OSError("this system has no memory that processes can share without a name")
+        raise OSError("this system has no anonymous shared memory (memfd)")
     file = os.memfd_create("parley-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, size)

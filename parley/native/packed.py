@@ -1,4 +1,4 @@
-"""What the weight of a linear layer is once it is packed: one of the forms that some kernel reads."""
+"""The types of packed linear weights, one per kernel implementation."""
 
 from __future__ import annotations
 

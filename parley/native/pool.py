@@ -1,7 +1,6 @@
-"""One layer's pages as they lie in memory, and by whose rules: the compiled kernels' or the torch forms'.
+"""One layer's KV pages in memory, laid out by the compiled kernels or by the torch kernels.
 
-Only the kernels look inside a page. All others see a tensor [pages, ...] of numbers in which zero bytes are an empty
-page.
+Only the kernels look inside a page. All other code sees a tensor [pages, ...]; an empty page is all zero bytes.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from parley.native.layout import LayerKV
 
 @dataclass(frozen=True)
 class Format:
-    """How the pages of one layer are laid out.
+    """The layout of one layer's pages.
 
-    ``tiled``: in the order of ``pages.h``, else in that of ``torch_attention``. ``dtype`` is that of the stored
-    numbers: the model's, or int8.
+    ``tiled``: the layout of ``pages.h``, else that of ``torch_attention``. ``dtype`` is that of the stored numbers:
+    the model's, or int8.
     """
 
     layer: LayerKV
@@ -28,6 +27,7 @@ class Format:
 
     @property
     def page_bytes(self) -> int:
+        """The size of one page in bytes."""
         size = self.dtype.itemsize
         for each in self.shape:
             size *= each

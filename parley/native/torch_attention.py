@@ -1,19 +1,20 @@
-"""Attention over pages in torch operators: correct everywhere, the same bits for a row in every batch.
+"""Attention over KV pages in torch operators. It runs everywhere, and a row has the same bits in every batch.
 
-It must not know sequences or layers; it sees packed rows, the spans they form, and one layer's pages.
+This module knows neither sequences nor layers: it sees packed rows, the spans they form, and the pages of one layer.
 
-How a row keeps its bits. Queries are cut into tiles of one sequence, tiles of similar size are computed together, and
-everything that depends on the company a row has there leaves its own arithmetic alone:
+How a row keeps its bits: queries are cut into tiles of one sequence, and tiles of similar size are computed together.
+Nothing that depends on the other rows of a group touches a row's own arithmetic:
 
-* a score is one chain over the head's dimension, in float32 (scores of real models exceed what bfloat16 resolves);
-* a matrix product gets a multiple of ROWS rows, for one or two rows, also at the end of many, meet other kernels;
-* keys beyond a row's own are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at multiples of
-  CHUNK and are padded to multiples of PAD, so that each key always meets the same vector lane;
-* values are summed in chunks of CHUNK absolute positions, chunk after chunk in float32.
+* A score is one sum over the head dimension, in float32 (scores of real models exceed the resolution of bfloat16).
+* A matrix product always has a multiple of ROW_MULTIPLE rows, because one or two rows, even at the end of many, would
+  run on other kernels.
+* Keys after a row's own position are masked to -inf: exp gives 0, and adding 0 changes no sum. Key ranges start at
+  multiples of VALUE_CHUNK and are padded to multiples of KEY_MULTIPLE, so each key always meets the same vector lane.
+* Values are summed in chunks of VALUE_CHUNK absolute positions, chunk after chunk, in float32.
 
-Pages are [pages, 2, kv_heads, BLOCK_SIZE, width], keys before values. The last page is never handed out and stays zero:
-it pads page tables, so that no stranger's numbers are ever multiplied, not even by zero (0 * NaN is NaN). In pages of
-int8 the last four bytes of each row are a float32: what its numbers are multiplied by.
+Pages are [pages, 2, kv_heads, BLOCK_SIZE, width], keys before values. The last page is never allocated and stays zero.
+It pads page tables, so that another sequence's numbers are never multiplied, not even by zero (0 * NaN is NaN). In int8
+pages the last four bytes of each row are a float32, the scale of its numbers.
 """
 
 from __future__ import annotations
@@ -31,37 +32,39 @@ from parley.native.pool import Format, Pool
 TILE = 64  # query rows of a tile
 PAD = 64  # key ranges are padded to a multiple of this
 CHUNK = 512  # keys whose values are summed in one matrix product
-ROWS = 16  # rows of a matrix product come in multiples of this
+ROWS = 16  # rows of a matrix product are padded to a multiple of this
 SCALE = 4  # bytes of a row's scale
-BUDGET = 1 << 19  # elements of a group's score matrix, and of the keys gathered for it: what caches hold
+BUDGET = 1 << 19  # elements of a group's score matrix, and of the keys gathered for it: fits in the CPU cache
 
 
 @dataclass(frozen=True)
 class Group:
-    """Tiles computed together: S tiles of R rows over L keys. ``take``/``put``: None if the batch is used as it is."""
+    """Tiles computed together: S tiles of R rows over L keys. Both indices are None if the batch needs no copy."""
 
     tiles: int
     rows: int
     keys: int
     take: torch.Tensor | None  # int64 [S * R], the batch row of each tile row (padding repeats a real one)
-    put: torch.Tensor | None  # int64 [S * R], where its result goes (padding goes to row T)
+    put: torch.Tensor | None  # int64 [S * R], the output row of each tile row (padding goes to row T)
     pages: torch.Tensor  # int64 [2 * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * 2 * kv_heads, ...]
-    clear: int  # so many keys at the beginning are seen by all rows
-    mask: torch.Tensor | None  # float32 [S, 1, 1, R, L - clear], 0 or -inf; None if nothing is left
+    clear: int  # number of keys at the beginning that all rows see
+    mask: torch.Tensor | None  # float32 [S, 1, 1, R, L - unmasked_keys], 0 or -inf; None if all keys are unmasked
 
 
 @dataclass(frozen=True)
 class Tile:
+    """Up to TILE_ROWS query rows of one sequence, and the keys that they attend to."""
+
     token: int  # its first row in the batch
     count: int
     position: int  # of that row in its sequence
-    start: int  # first key position, a multiple of CHUNK
-    length: int  # keys, up to its last row's own
+    start: int  # first key position, a multiple of VALUE_CHUNK
+    length: int  # number of keys, up to and including the last row's own
     table: list[int]
 
 
 def format(layer: LayerKV, dtype: torch.dtype) -> Format:
-    """Pages that store ``dtype``: the model's own, or int8."""
+    """Return the format of pages that store ``dtype``: the model's own, or int8."""
     width = max(layer.dim, layer.value_dim)
     if dtype == torch.int8:
         width = -(-width // SCALE) * SCALE + SCALE
@@ -78,7 +81,7 @@ def plan(
     zero_page: int,
     device: torch.device,
 ) -> list[Group]:
-    """Group a batch's rows. One plan serves all layers of one shape; ``dim`` is that of the pages."""
+    """Group a batch's rows into tiles. One plan serves all layers of one shape; ``dim`` is the width of the pages."""
     fold = heads // kv_heads
     groups: dict[tuple[int, int], list[Tile]] = {}
     for span in spans:
@@ -149,11 +152,11 @@ def attend(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of queries [T, heads, key_dim] over pages: [T, heads, value_dim], dtype of the queries.
+    """Return the attention of queries [T, heads, key_dim] over pages: [T, heads, value_dim], dtype of the queries.
 
-    ``groups`` is a plan of the same rows; causality and window are in it. Softmax in float32; probabilities, times the
-    values' scales where those are int8, are rounded to the dtype of the pages, or else of the queries, before they
-    weigh the values.
+    ``groups`` is the plan of the same rows and contains causality and window. Softmax runs in float32. Probabilities
+    (times the scales of int8 values) are rounded to the dtype of the pages, or of the queries if the pages are int8,
+    before they multiply the values.
     """
     total, heads = queries.shape[:2]
     value_dim = pool.format.layer.value_dim
@@ -184,7 +187,7 @@ def _attend(
     fold = heads // kv_heads
     size, rows, length = group.tiles, group.rows, group.keys
     many, folded = size * kv_heads, fold * rows
-    # The heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
+    # Heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
     query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
     query = query.reshape(many, folded, dim)
     query = _rows(query)
@@ -201,7 +204,7 @@ def _attend(
     if sinks is None:
         weights = torch.softmax(scores, -1)
     else:
-        # In front, in a vector of its own: behind the keys its lane would depend on the padding.
+        # Sinks go first, in a vector of their own: after the keys, their lane would depend on the padding.
         sink = scores.new_full((size, kv_heads, fold, rows, PAD), float("-inf"))
         sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
         weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., PAD:]
@@ -219,31 +222,31 @@ def _attend(
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Rows [..., R, N] and zeros, up to a multiple of ROWS."""
+    """Zero-pad rows [..., R, N] to a multiple of ROW_MULTIPLE."""
     short = -x.shape[-2] % ROWS
     return F.pad(x, (0, 0, 0, short)) if short else x
 
 
 def _scales(rows: torch.Tensor) -> torch.Tensor:
-    """The scales of int8 rows [N, L, width]: float32 [N, 1, L]."""
+    """Return the scales of int8 rows [N, L, width]: float32 [N, 1, L]."""
     return rows[..., -SCALE:].contiguous().view(torch.float32).transpose(1, 2)
 
 
 def places(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Where keys, then values, of tokens at ``slots`` live in pages seen as rows: int64 [T, 2 * kv_heads]."""
+    """Return the row numbers of keys, then values, of tokens at ``slots`` in the pages: int64 [T, 2 * kv_heads]."""
     first = (slots // BLOCK_SIZE) * (2 * kv_heads * BLOCK_SIZE) + slots % BLOCK_SIZE
     return first[:, None] + torch.arange(0, 2 * kv_heads * BLOCK_SIZE, BLOCK_SIZE, device=slots.device)
 
 
 def write(keys: torch.Tensor, values: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
-    """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``places`` [T, 2 * kv_heads]."""
+    """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``indices`` [T, 2 * kv_heads]."""
     heads = keys.shape[1]
     store(keys, pool, places[:, :heads])
     store(values, pool, places[:, heads:])
 
 
 def store(rows: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
-    """Store rows [T, N, up to the pages' width] at ``places`` [T, N]."""
+    """Store rows [T, N, up to the pages' width] at ``indices`` [T, N]."""
     pages = pool.data.view(-1, pool.data.shape[-1])
     if pages.dtype == torch.int8:
         rows, scale = quantise(rows)
@@ -252,7 +255,7 @@ def store(rows: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
 
 
 def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [..., N] as int8 of at most 127, and their scales float32 [..., 1]: not finite if the row is not."""
+    """Return rows [..., N] as int8 of at most 127, and scales float32 [..., 1], not finite where the row is not."""
     rows = rows.float()
     reach = rows.abs().amax(-1, keepdim=True)
     factor = torch.where(reach > 1e-30, torch.full_like(reach, 127).div(reach), 0)

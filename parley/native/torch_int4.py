@@ -1,4 +1,4 @@
-"""Weights of 4-bit integers in torch operators: what they stand for, and how to make them."""
+"""4-bit integer weights in torch operators: their format, and how to make and dequantize them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-PIECE = 1 << 18  # numbers that are rounded at a time: what is in between stays in the cache
+PIECE = 1 << 18  # numbers rounded at a time, so that intermediate tensors fit in the CPU cache
 
 
 class Grouped(NamedTuple):
-    """A weight [out, in] as scale * (value - zero), where scale and zero belong to an output and a group of columns.
+    """A weight [out, in] as scale * (value - zero), with one scale and zero per output and group of columns.
 
-    ``values`` uint8 [out, in] and ``zeros`` uint8 [out, groups] are 0 to 15; ``scales`` [out, groups] are floating.
-    Group g has the columns from g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i
-    belongs to number ``order[i]`` of a row; None: as they come.
+    ``values`` uint8 [out, in] and ``zeros`` uint8 [out, groups] are 0 to 15; ``scales`` [out, groups] are floats.
+    Group g has columns g * group to (g + 1) * group; the last may have fewer. ``order`` int64 [in]: column i belongs
+    to number ``order[i]`` of a row; None means the same order.
     """
 
     values: torch.Tensor
@@ -26,7 +26,7 @@ class Grouped(NamedTuple):
 
 
 def round_int4(weight: torch.Tensor, group: int) -> Grouped:
-    """The nearest 4-bit weight: of each group the range from its smallest number to its largest, and zero is in it."""
+    """Round a weight to 4 bits. Each group's range runs from its smallest to its largest number and includes zero."""
     parts = [_round(rows, group) for rows in weight.split(max(1, PIECE // max(weight.shape[1], 1)))]
     values, scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
     return Grouped(values, scales, zeros, group)
@@ -45,7 +45,7 @@ def _round(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def widen(weight: Grouped) -> torch.Tensor:
-    """What the weight stands for, with its columns as rows have them: float32 [out, in]."""
+    """Dequantize a weight, with columns in the order of the rows: float32 [out, in]."""
     into = weight.values.shape[1]
     scales, zeros = (
         each.float().repeat_interleave(weight.group, 1)[:, :into] for each in (weight.scales, weight.zeros)

@@ -1,7 +1,7 @@
-"""Linear layers on int8 in torch operators: rows quantised as they come, integer products, one rounding at the end.
+"""Linear layers on int8 in torch operators: rows quantized at run time, integer products, one rounding at the end.
 
-Sums of int8 products are exact in int32, so a row's result cannot depend on how they were added up: the compiled
-kernels give the same bits as these forms.
+Sums of int8 products are exact in int32, so the order of additions cannot change a result: the compiled kernels give
+the same bits.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-LEAST = 2.0**-100  # a row whose largest number is below is zero: its reciprocal would be beyond float32
+LEAST = 2.0**-100  # a row whose largest number is smaller counts as zero: its reciprocal would overflow float32
 EXACT = 1024  # int8 products whose sum float32 holds exactly: 127 * 127 * 1024 < 2^24
-MOST = 1 << 17  # inner dimension up to which sums of products are below 2^31
+MOST = 1 << 17  # the largest inner dimension: sums of products stay below 2^31
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as int8 with a scale each: row i is ``values[i] * scales[i]``, and not a number where it held none.
+    """Rows as int8 with a scale each: row i is ``values[i] * scales[i]``, or NaN if the row was not finite.
 
     ``values`` int8 [T, width]; ``scales`` float32 [T].
     """
@@ -30,7 +30,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Int8Packed:
-    """A linear layer's weight int8 [out, in], float32 scales [out] and bias [out], for results of ``dtype``."""
+    """A linear layer's weight int8 [out, in], scales float32 [out] and bias [out], for results of ``dtype``."""
 
     weight: torch.Tensor
     scales: torch.Tensor
@@ -39,7 +39,7 @@ class Int8Packed:
 
 
 def quantise(x: torch.Tensor) -> Rows:
-    """x [T, K] with a scale for each row, its largest absolute value / 127; to the nearest, ties to even."""
+    """Quantize x [T, K]. The scale of a row is its largest absolute value / 127; rounds half to even."""
     wide = x.float()
     most = wide.abs().amax(-1) if x.shape[-1] else wide.new_zeros(wide.shape[:-1])
     sound = most.isfinite()
@@ -49,13 +49,13 @@ def quantise(x: torch.Tensor) -> Rows:
 
 
 def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Int8Packed:
-    """Prepare a weight: output n is ``values[n] * scales[n]``, int8 [out, in] and float32 [out]."""
+    """Pack a weight: output n is ``values[n] * scales[n]``, int8 [out, in] and float32 [out]."""
     check(values)
     return Int8Packed(values.contiguous(), scales.float(), bias, dtype)
 
 
 def check(values: torch.Tensor) -> tuple[int, int]:
-    """The shape (out, in) of a weight that can be packed. Raises ValueError."""
+    """Return the shape (out, in) of an int8 weight. Raises ValueError if its inner dimension is above MAX_INNER."""
     out, into = values.shape
     if into > MOST:
         raise ValueError(f"sums over {into} numbers of int8 do not fit 32 bits")
@@ -63,7 +63,7 @@ def check(values: torch.Tensor) -> tuple[int, int]:
 
 
 def linear(rows: Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
-    """rows [T, in] times the packed weight, plus bias: [T, out]."""
+    """Return rows [T, in] times the packed weight, plus bias: [T, out]."""
     sums = _multiply(rows.values, packed.weight)
     y = sums.float().mul_(rows.scales[:, None]).mul_(packed.scales)
     if packed.bias is not None:
@@ -72,8 +72,8 @@ def linear(rows: Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [T, in] int8 times weight [out, in] int8, transposed: exactly, as int32 [T, out]."""
-    # An inner dimension of 1 is multiplied wrongly there (torch 2.13).
+    """Return x [T, in] int8 times the transpose of weight [out, in] int8, exactly: int32 [T, out]."""
+    # torch 2.13 multiplies an inner dimension of 1 wrongly.
     if x.is_cpu and x.numel() and weight.numel() and x.shape[1] > 1 and _whole():
         return torch._int_mm(x, weight.t())
     sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.int32, device=x.device)
@@ -84,6 +84,6 @@ def _multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _whole() -> bool:
-    """Whether torch's own product keeps whole numbers: without VNNI some of its forms add pairs up in 16 bits."""
+    """Whether torch's int8 product is exact. Without VNNI, some implementations add pairs in 16 bits."""
     ends = torch.full((64, 128), 127, dtype=torch.int8)
     return bool((torch._int_mm(ends, -ends.t()) == -127 * 127 * 128).all())

@@ -1,8 +1,8 @@
 """Linear layers, norms and element-wise kernels in torch operators.
 
-Each has the signature that a native kernel of the same name has, and the same promise: on bfloat16 a row's result has
-the same bits whatever other rows come with it. The oneDNN linear keeps it up to an inner dimension of 1024; beyond
-that, oneDNN splits the sum by the number of rows.
+Each has the signature of the compiled kernel of the same name, and the same promise: in bfloat16, a row's result has
+the same bits in every batch. The oneDNN linear keeps it up to an inner dimension of 1024; beyond that, oneDNN splits
+the sum depending on the number of rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf
 
 @dataclass(frozen=True)
 class Packed:
-    """A linear layer's weight [out, in] in the form its kernel reads, and its bias [out]."""
+    """A linear layer's weight [out, in] in the layout of its kernel, and its bias [out]."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -47,19 +47,19 @@ class Packed:
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
-    """Prepare a weight [out, in]. bfloat16 on CPU is laid out for oneDNN, a copy; otherwise the tensor is kept."""
+    """Pack a weight [out, in]. On the CPU, bfloat16 is copied into oneDNN's layout; other tensors are kept."""
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and ONEDNN:
         return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
     return Packed(weight, bias, False)
 
 
 def pack_int4(weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
-    """Prepare a weight of 4-bit integers for rows of ``dtype``: as what it stands for, which takes more memory."""
+    """Pack a weight of 4-bit integers for rows of ``dtype``. It is dequantized, which takes more memory."""
     return pack(torch_int4.widen(weight).to(dtype), bias)
 
 
 def linear(x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
-    """x [T, in] times the packed weight, plus bias: [T, out]. A weight in int8 takes its rows quantised or not."""
+    """Return x [T, in] times the packed weight, plus bias: [T, out]. An int8 weight takes rows quantized or not."""
     if isinstance(packed, Int8Packed):
         return torch_int8.linear(x if isinstance(x, Rows) else quantise(x), packed, packed.dtype)
     assert isinstance(x, torch.Tensor)
@@ -69,14 +69,14 @@ def linear(x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
 
 
 def logits(x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
-    """``linear`` for the head: float32 [T, out]."""
+    """Compute ``linear`` for the LM head: float32 [T, out]."""
     if isinstance(packed, Int8Packed):
         return torch_int8.linear(x if isinstance(x, Rows) else quantise(x), packed, torch.float32)
     return linear(x, packed).float()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False) -> torch.Tensor | Rows:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32; ``int8``: then quantised."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32; ``int8`` quantizes it."""
     norm = F.rms_norm(x, weight.shape[-1:], weight, eps)
     return quantise(norm) if int8 else norm
 
@@ -84,7 +84,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
 ) -> tuple[torch.Tensor | Rows, torch.Tensor]:
-    """The residual stream after adding x, and its norm: (norm, residual), both [T, hidden]."""
+    """Add x to the residual stream. Return (its norm, the residual), both [T, hidden]; ``int8`` quantizes the norm."""
     residual = residual + x
     return rms_norm(residual, weight, eps, int8=int8), residual
 
@@ -99,11 +99,11 @@ def rope_write(
     head_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """Rotate the queries and keys in qkv [T, (heads + 2 * kv_heads) * dim], store keys and values: [T, heads, dim].
+    """Rotate the queries and keys in qkv [T, (heads + 2 * kv_heads) * dim], and store keys and values in the pages.
 
-    Overwrites qkv; the result is a part of it. cos and sin are float32 [T, 1, rotary]: dimension i turns with
-    i + rotary / 2, those beyond ``rotary`` stay as they are, and the first half of sin is negative. ``head_norm``
-    float32 [heads + kv_heads, dim]: weights of an RMS norm of each head before it is rotated.
+    Return the queries [T, heads, dim], a view of qkv, which is overwritten. cos and sin are float32 [T, 1, rotary]:
+    dimension i turns with i + rotary / 2, those beyond ``rotary`` are unchanged, and the first half of sin is negative.
+    ``head_norm`` float32 [heads + kv_heads, dim] holds the weights of an RMS norm of each head before its rotation.
     """
     kv_heads, dim = pool.format.layer.heads, pool.format.layer.dim
     heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -122,12 +122,12 @@ def rope_write(
 
 
 def silu_mul(gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | Rows:
-    """silu(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]; ``int8``: then quantised."""
+    """Return silu(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]; ``int8`` quantizes it."""
     gate, up = gate_up.chunk(2, -1)
     active = F.silu(gate).mul_(up)
     return quantise(active) if int8 else active
 
 
 def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rows of the embedding table [vocab, hidden]: [T, hidden]."""
+    """Return rows of the embedding table [vocab, hidden]: [T, hidden]."""
     return table.index_select(0, token_ids)

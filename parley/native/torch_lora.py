@@ -1,7 +1,7 @@
-"""Adapters of low rank in torch operators, for what the compiled kernels do not compute.
+"""Low-rank adapters in torch operators, where the compiled kernels do not apply.
 
-An adapter has for each linear layer of a model, by number, the parts that are added to its outputs (LoRA, arXiv
-2106.09685): y += scale * up (down x). Inner numbers are rounded to the dtype of the rows before they are scaled.
+For each linear layer of a model, by number, an adapter has parts that are added to the layer's outputs (LoRA, arXiv
+2106.09685): y += scale * up (down x). The product down x is rounded to the dtype of the rows before it is scaled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Part = tuple[int, torch_kernels.Packed, torch_kernels.Packed, float]  # first ou
 
 
 class Adapter:
-    """Weights for rows of one dtype on one device. ``nbytes``: what they take."""
+    """An adapter's weights for rows of one dtype on one device. ``nbytes`` is their size."""
 
     def __init__(self, sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device):
         def pack(weight: torch.Tensor) -> torch_kernels.Packed:
@@ -30,13 +30,13 @@ class Adapter:
 
 
 class Adapted:
-    """The rows of a batch that have adapters: each adapter with the numbers of its rows."""
+    """The rows of a batch that have adapters: for each adapter, its row numbers."""
 
     def __init__(self, groups: Sequence[tuple[Adapter, Sequence[int]]], device: torch.device):
         self._groups = [(adapter, torch.tensor(rows, device=device)) for adapter, rows in groups]
 
     def add(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
-        """Into y [T, out] what the adapters make of x [T, into] in linear layer ``site``."""
+        """Add the adapters' products with x [T, into] to y [T, out], in linear layer number ``site``."""
         for adapter, rows in self._groups:
             parts = adapter.sites[site]
             some = x.index_select(0, rows) if parts else x

@@ -1,7 +1,8 @@
-"""The largest logits of rows, and what all of a row weigh, in torch operators.
+"""The largest logits and the softmax totals of rows, in torch operators.
 
-A whole vocabulary is long: the largest are found through the maxima of blocks, and rows are weighed in portions. A
-weight is floor(2^40 * exp(x)), with x the distance to the row's largest logit: sums of integers are exact in any order.
+A vocabulary is long: the largest logits are found through the maxima of blocks, and totals are summed in portions of
+rows. A weight is floor(2^40 * exp(x)), with x the distance to the row's largest logit: integer sums are exact in any
+order.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-BLOCK = 32  # the largest value of each block of this many tokens tells where to look for the best tokens
+BLOCK = 32  # tokens per block; the maxima of blocks show where the best tokens are
 
 SCALE = 2.0**40  # a vocabulary of up to 2^22 tokens sums without overflow
-NOTHING = -64.0  # what is below weighs nothing either; the exponential of -inf takes several times longer
-CELLS = 1 << 18  # logits weighed at once: bounds memory, and stays in the cache
+NOTHING = -64.0  # anything below weighs 0; exp(-inf) takes several times longer
+CELLS = 1 << 18  # logits weighed at once: bounds memory, and fits in the CPU cache
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest logit of each row and its id, the lowest of them when several are equal; a NaN counts as the largest.
+    """Return the largest logit of each row and its id: the lowest of equal ones. A NaN counts as the largest.
 
-    float32 [R, V] -> float32 [R], int64 [R]. (torch's argmax alone reads many times slower than amax.)
+    float32 [R, V] -> float32 [R], int64 [R]. (torch's argmax alone is many times slower than amax.)
     """
     blocks = _blocks(logits)
     block = blocks.amax(-1).argmax(-1)
@@ -30,9 +31,9 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` largest logits of each row, descending, and their ids; which of several equal ones is not defined.
+    """Return the ``count`` largest logits of each row, descending, and their ids. Ties are broken arbitrarily.
 
-    float32 [R, V] -> float32, int64 [R, count]. The ``count`` blocks with the largest maxima hold them all.
+    float32 [R, V] -> float32, int64 [R, count]. The ``count`` blocks with the largest maxima contain them all.
     """
     vocab = logits.shape[1]
     blocks = _blocks(logits)
@@ -47,39 +48,40 @@ def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
-    """The sum of a row's weights: float32 [R, V] and the largest logits, finite numbers [R] -> int64 [R]."""
+    """Return the sum of each row's weights: float32 [R, V] and the largest logits, finite [R] -> int64 [R]."""
     sums = [weigh(logits[rows] - peaks[rows, None]).sum(-1) for rows in portions(logits)]
     return torch.cat(sums) if sums else torch.zeros(0, dtype=torch.int64, device=logits.device)
 
 
 def weigh(x: torch.Tensor) -> torch.Tensor:
-    """Integer weights of shifted logits x <= 0: float32 -> int64, at most 2^40."""
+    """Return the integer weights of shifted logits x <= 0: float32 -> int64, at most 2^40."""
     return x.clamp(min=NOTHING).exp_().mul_(SCALE).long()
 
 
 def portions(logits: torch.Tensor) -> Iterator[slice]:
-    """The rows of logits [R, V] in portions of about CELLS numbers."""
+    """Yield the rows of logits [R, V] in portions of about PORTION_CELLS numbers."""
     count = max(1, CELLS // logits.shape[1])
     for first in range(0, len(logits), count):
         yield slice(first, first + count)
 
 
 def best(logits: torch.Tensor, bits: np.ndarray) -> int:
-    """The id of the largest logit whose bit is 1, the lowest of several equal ones, -inf or not: float32 [V] without
-    NaN, uint8 [V / 8 or more] as of ``strike``, in which some are 1."""
+    """Return the id of the largest logit whose bit is 1, even if it is -inf; the lowest id of equal ones.
+
+    float32 [V] without NaN; ``bits`` as in ``apply_mask``, at least one of them 1.
+    """
     ids = torch.from_numpy(np.flatnonzero(np.unpackbits(bits, count=len(logits), bitorder="little"))).to(logits.device)
     return int(ids[argmax(logits[ids][None])[1][0]])
 
 
 def strike(logits: torch.Tensor, bits: np.ndarray) -> None:
-    """Set those logits to -inf, in place, whose bit is 0: float32 [V], uint8 [V / 8 or more], the
-    first in the lowest bit."""
+    """Set the logits whose bit is 0 to -inf, in place: float32 [V], uint8 [V / 8 or more], lowest bit first."""
     keep = np.unpackbits(bits, count=len(logits), bitorder="little")
     logits.masked_fill_(torch.from_numpy(keep == 0).to(logits.device), float("-inf"))
 
 
 def _blocks(logits: torch.Tensor) -> torch.Tensor:
-    """[R, V] as [R, blocks, BLOCK], filled up with -inf."""
+    """Return [R, V] as [R, blocks, ARGMAX_BLOCK], padded with -inf."""
     spare = -logits.shape[1] % BLOCK
     if spare:
         logits = torch.nn.functional.pad(logits, (0, spare), value=float("-inf"))

@@ -1,4 +1,4 @@
-"""Text to tokens and back: tokeniser, chat template, detokeniser, stop strings. All without torch."""
+"""Text to tokens and back: tokenizer, chat template, output parser, detokenizer, stop strings. Never imports torch."""
 
 from .choice import Choice, scored, token
 from .detokenizer import Detokenizer

@@ -1,7 +1,7 @@
-"""What tools make of an answer: which of them it may call, and the grammar that holds it to that.
+"""Combine the tools and the response format of a request into the grammar of its answer.
 
-The form that a request asks for and its tools are one grammar: the answer is calls, or it has the form. Knows neutral
-conversations, families and schemas; no matchers, no requests.
+Tools and response format become one grammar: the answer is either tool calls, or follows the response format. Depends
+on neutral conversations, families and schemas, not on matchers or requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .spelling import BEGIN, FINAL, calls_grammar, lead
 
 Tool = dict[str, Any]
 
-# What a model writes whose family has no calls, and who is made to call all the same.
+# For models of families without tool calls, where the request requires a call.
 GENERIC = Form(open=("[",), between=", ", close=("]",), keys=("name", "parameters"), bare=True)
 TOLD = (
     "\n\nThese are the tools: {tools}\nAnswer with a JSON array of calls and nothing else: "
@@ -36,7 +36,7 @@ TOLD = (
 
 
 def callable_tools(chat: Chat) -> list[Tool]:
-    """Those that the answer may call."""
+    """Return the tools that the answer may call."""
     if chat.choice == "none":
         return []
     names = [chat.only] if chat.only is not None else chat.allowed
@@ -44,12 +44,12 @@ def callable_tools(chat: Chat) -> list[Tool]:
 
 
 def unbound(chat: Chat) -> bool:
-    """Whether an answer of which no form is asked may be any text, although there are tools."""
+    """Whether the answer may be any text despite the tools, if the request has no response format."""
     return chat.choice != "required" and not chat.allowed and not any(map(_strict, callable_tools(chat)))
 
 
 def readable(markup: Markup, chat: Chat) -> Markup:
-    """How the answer is marked: without calls where there may be none, with the generic form where there must be."""
+    """Return the markup of the answer: without calls if it must not call, with generic ones if it must but has none."""
     if not callable_tools(chat):
         return replace(markup, calls=())
     if chat.choice == "required" and not markup.calls:
@@ -58,7 +58,7 @@ def readable(markup: Markup, chat: Chat) -> Markup:
 
 
 def told(chat: Chat) -> Chat:
-    """The conversation for a model whose template shows no tools: its last turn tells of them."""
+    """Append the tools to the last message, for a model whose chat template does not show them."""
     last = chat.messages[-1]
     tools = json.dumps([tool["function"] for tool in callable_tools(chat)], ensure_ascii=False)
     content = (last.content or "") + TOLD.format(tools=tools)
@@ -69,11 +69,12 @@ def told(chat: Chat) -> Chat:
 def compose(
     markup: Markup, lark: Lark, chat: Chat, form: Grammar | None, loose: Collection[str] = ()
 ) -> Grammar | None:
-    """The grammar of the answer, None for any text. ``markup`` is the readable one, ``form`` what else is asked for.
+    """Return the grammar of the answer, or None if it may be any text.
 
-    Has the answer to call, it is calls, and the form has no say. May it call, it is calls or has the form; without a
-    form it is text in which calls of ``strict`` tools follow their schemas. The arguments of tools in ``loose`` are
-    any object. ``lark`` writes the model's marks.
+    An answer that must call tools is calls, and the response format does not apply. One that may call them is either
+    calls or follows the response format; without a response format it is free text, and calls of ``strict`` tools in
+    it follow their schemas. Tools in ``loose_tools`` accept any object as arguments. ``markup`` is the answer's, from
+    ``answer_markup``; ``lark`` writes the model's marks.
     """
     tools = callable_tools(chat)
     content = f"({lark.text(BEGIN)})? {lark.text(FINAL)}" if markup.channels else lead(lark, markup.leads[1])
@@ -99,9 +100,10 @@ def _around(lark: str, form: Grammar) -> Grammar:
 
 
 def unfit(chat: Chat, compiled: Callable[[Grammar], str]) -> frozenset[str]:
-    """Names of tools whose schemas are not followed: they cannot be, or else all that need not, for they are too many.
+    """Return the names of tools whose schemas are not enforced because they cannot be compiled.
 
-    Raises Invalid where a tool is strict.
+    If all can, the tools are too many together, and the result is every tool that is not strict. Raises Invalid if a
+    strict tool cannot be compiled.
     """
     found = set()
     callable_names = set(map(_name, callable_tools(chat)))
@@ -122,7 +124,7 @@ def unfit(chat: Chat, compiled: Callable[[Grammar], str]) -> frozenset[str]:
 
 
 def _bound(tool: Tool, loose: bool) -> Tool:
-    """The tool with the schema that its arguments are held to."""
+    """Return the tool with the schema that its arguments have to follow."""
     function = tool["function"]
     parameters = function.get("parameters")
     if loose or not isinstance(parameters, dict):
@@ -133,24 +135,24 @@ def _bound(tool: Tool, loose: bool) -> Tool:
 
 
 def _object(parameters: dict[str, Any]) -> dict[str, Any]:
-    """The schema of arguments, which are an object even where it speaks of something else as well, or instead."""
+    """Return the schema of arguments, restricted to objects even if the original also allows other types."""
     kinds = parameters.get("type", "object")
     fits = kinds == "object" or (isinstance(kinds, list) and "object" in kinds)
     return parameters | {"type": "object"} if fits else {"type": "object"}
 
 
 def _bare(tools: list[Tool], keys: tuple[str, str], form: Grammar) -> Grammar:
-    """Calls that are JSON without marks, or JSON of the form, as one schema: two grammars may not begin alike."""
+    """Return one schema for unmarked JSON calls or JSON of the response format: two grammars must not begin alike."""
     name, arguments = keys
     options = []
     for tool in tools:
         parts = {name: {"const": _name(tool)}, arguments: tool["function"]["parameters"]}
         options.append({"type": "object", "properties": parts, "required": [*keys], "additionalProperties": False})
-    # the schemas of arguments refer to their own parts, which are at another place then
+    # references in the schemas of arguments point to their own parts, which get a new place here
     parts = {f"call{number}": _moved(option, number, arguments) for number, option in enumerate(options)}
     try:
         value = schemas.ready(form.value, form.closed) if isinstance(form.value, dict) else form.value
-    except Refused:  # once more where the whole is compiled, which tells whoever asked
+    except Refused:  # reported when the whole grammar is compiled, with the request's member
         value = form.value
     parts["form"] = schemas.rerooted(value, "#/$defs/form")
     listed = [{"$ref": f"#/$defs/{part}"} for part in parts]

@@ -1,25 +1,25 @@
-"""What llguidance may spend on a grammar: one table for who checks it (API process) and who follows it (engine).
+"""Limits on llguidance's work: one table for the API process, which checks grammars, and the engine, which runs them.
 
-Its lexer does some 14,000 steps of fuel and its parser 20,000 items in a millisecond, so a token of the worst grammar
-costs 10 ms. A lexer state takes 1 to 2 kB. All is far more than the schemas of real tools take. Knows nothing.
+Its lexer uses about 14,000 units of fuel per millisecond and its parser processes 20,000 items, so one token of the
+worst grammar costs 10 ms. A lexer state takes 1 to 2 kB. Schemas of real tools stay far below all of these limits.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-SIZE = 128 << 10  # characters of a grammar's text
-BUDGET = 0.5  # seconds of processor time to prepare it
+SIZE = 128 << 10  # characters of a compiled grammar
+BUDGET = 0.5  # seconds of processor time to compile it
 SLOW = "it takes too long to prepare"
 
-# While a grammar is followed, for each token.
+# For each generated token.
 FOLLOWING: dict[str, Any] = {
-    "max_items_in_row": 20_000,  # what may follow at one place: an object's properties, each of them some items
+    "max_items_in_row": 20_000,  # alternatives at one position: each property of an object takes a few items
     "step_lexer_fuel": 100_000,
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
     "verbose_errors": False,
 }
 
-# When it is read for the first time as well: what passed that is read again without these.
+# For the first compilation as well. A grammar that passed is compiled again without the additional limits.
 READING: dict[str, Any] = FOLLOWING | {"initial_lexer_fuel": 1_000_000, "max_grammar_size": 250_000}

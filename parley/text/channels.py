@@ -1,10 +1,10 @@
-"""The parts of an answer in OpenAI's harmony format: messages, each in a channel, some of them to a tool.
+"""Parser for answers in OpenAI's harmony format: messages, each in a channel, some of them addressed to a tool.
 
 A message is ``<|start|>assistant<|channel|>NAME to=RECIPIENT <|constrain|>json<|message|>TEXT`` and a mark that ends
-it; an answer begins behind the prompt's own ``<|start|>assistant``, with a channel or a recipient. Some models write a
-space behind every mark: the one behind ``<|message|>`` is no part of the text. The channel "analysis" is reasoning,
-what goes to a function is a call, the rest is content. As in ``regions`` any cutting gives the same events, in linear
-time.
+it. An answer starts after the prompt's own ``<|start|>assistant``, with a channel or a recipient. Some models write a
+space after every mark; the one after ``<|message|>`` is not part of the text. The channel "analysis" is reasoning,
+messages to a function are calls, the rest is content. As with ``OutputParser``, any cutting of the text gives the same
+events, in linear time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .regions import Region, Regions
 MESSAGE = marks("<|message|>")
 ENDS = marks("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
 HEADS = ("<|start|>", "<|channel|>")
-LONGEST = 1024  # characters of a message's head
+LONGEST = 1024  # maximum characters of a message's head
 TO = "to="
-NOBODY = ("assistant", "user", "all")  # to whom messages are that call nothing
+NOBODY = ("assistant", "user", "all")  # recipients that are not tools
 _CHANNEL = re.compile(r"<\|channel\|>\s*([\w.-]+)")
 _SPACED = re.compile(r"<\|(channel|start)\|> ")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 class Channels:
-    """Parser of one answer, with the same face as ``Regions``."""
+    """Parser of one answer, with the same interface as ``OutputParser``."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Channels:
         self._tools = tools if tools is not None else Tools()
         self._text = ""  # unread
         self._at = 0
-        self._head: list[str] | None = None  # of the message that begins; None inside of one
-        self._size = 0  # of that head
-        self._call: int | None = None  # number of the call whose arguments come
-        self._empty = False  # it has none yet
+        self._head: list[str] | None = None  # pieces of the head being read; None inside a message
+        self._size = 0  # characters of that head
+        self._call: int | None = None  # number of the call whose arguments are being read
+        self._empty = False  # that call has no arguments yet
         self._first = not thinking  # nothing was read yet
-        self._spaced = False  # a space that comes next is no text
+        self._spaced = False  # drop the next character if it is a space
         self._out: list[Region] = []
 
     @property
@@ -62,7 +62,7 @@ class Channels:
         return self.calls > 1 or (self.calls == 1 and self._call is None)
 
     def push(self, piece: str) -> list[Region]:
-        """What is certain now, in order."""
+        """Return the parts that are certain now, in order: (part, text, call)."""
         self._out = []
         self._text, self._at = self._text[self._at :] + piece, 0
         while self._at < len(self._text) and (self._body() if self._head is None else self._heading()):
@@ -70,7 +70,7 @@ class Channels:
         return self._out
 
     def flush(self) -> list[Region]:
-        """What was held back when the text is at its end. The head of a message without one is dropped."""
+        """Return the parts held back, at the end of the text. An unfinished head is dropped."""
         self._out = []
         rest = "".join(self._head or ()) + self._text[self._at :]
         if self._head is None or not rest.startswith(HEADS):
@@ -79,7 +79,7 @@ class Channels:
         return self._out
 
     def _body(self) -> bool:
-        """Text of a message, or text that stands in none: that is content."""
+        """Read the text of a message, or text outside any message, which is content."""
         if self._first:
             here = self._text[self._at :].lstrip(" ")
             if not here or (here != TO and TO.startswith(here)):
@@ -106,12 +106,13 @@ class Channels:
         return True
 
     def _heading(self) -> bool:
+        """Read the head of a message."""
         assert self._head is not None
         end, mark = MESSAGE.find(self._text, self._at)
         self._head.append(self._text[self._at : end])
         self._size += end - self._at
         self._at = end
-        if self._size > LONGEST:  # no head at all
+        if self._size > LONGEST:  # not a head
             text = "".join(self._head)
             self._head = None
             self._say(text)
@@ -124,6 +125,7 @@ class Channels:
         return True
 
     def _begin(self, head: str) -> None:
+        """Start the message with this head."""
         channels, recipients = _CHANNEL.findall(head), _RECIPIENT.findall(head)
         name = recipients[-1] if recipients and recipients[-1] not in NOBODY else ""
         self._spaced = bool(_SPACED.search(head))
@@ -148,5 +150,5 @@ class Channels:
 def reader(
     markup: Markup, thinking: bool, tools: Tools | None, new_id: Callable[[], str] | None = None
 ) -> Regions | Channels:
-    """The parser of an answer with this markup."""
+    """Return a parser for an answer with this markup."""
     return (Channels if markup.channels else Regions)(markup, thinking, new_id, tools)

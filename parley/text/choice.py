@@ -1,8 +1,9 @@
-"""One choice of an answer: the engine's token outputs become the events that a dialect renders.
+"""One choice of an answer: turns the engine's token outputs into the events that a dialect renders.
 
-For each token, in one pass: count it, spell it, look for stop strings, tell the parts apart. So stop strings are looked
-for in all that the model writes, reasoning and arguments of calls included. Any division of the tokens
-into outputs gives the same texts, tokens and usage. Knows no sockets and no engine: who drives it looks at ``ended``.
+Each token is handled in one pass: count it, detokenize it, scan for stop strings, parse the parts of the answer. Stop
+strings are therefore matched in everything the model writes, including reasoning and the arguments of tool calls. The
+texts, tokens and usage do not depend on how the tokens are divided into outputs. This module knows neither sockets nor
+the engine; its caller checks ``finished``.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from .tokenizer import Tokenizer
 
 
 class Choice:
-    """Choice ``index`` of a request, counted over all its prompts.
+    """The choice number ``index`` of a request, counted over all its prompts.
 
-    ``stops``: the request's stop strings, compiled once for all choices. ``details`` makes Token objects although no
-    log-probabilities are wanted. After ``ended`` no more events come; if the engine has not finished the choice by
-    then, a stop string did, and the engine must be told to cancel it.
+    ``stops``: the request's stop strings, compiled once for all choices. ``details``: make Token objects even if no
+    log-probabilities were requested. No events follow once ``finished`` is set. If the engine has not finished the
+    choice by then, a stop string did, and the caller must cancel it in the engine.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Choice:
         self.index = index
         self.ended = False
         self.usage = Usage(prompt_tokens=len(prepared.token_ids))
-        self.likelihood = 0.0  # sum of the log-probabilities of its tokens, if they are known
+        self.likelihood = 0.0  # sum of the log-probabilities of its tokens, as far as known
         self._tokenizer = tokenizer
         self._stop = request.stop
         self._details = details or want.costs or want.logprobs is not None
@@ -53,7 +54,7 @@ class Choice:
         ids = markup.ids(f"{request.id} {index}")
         self._regions = reader(markup, prepared.thinking, prepared.tools, ids) if markup else None
         self._single = prepared.single
-        self._called = False  # the one call is complete: nothing more is said
+        self._called = False  # the single call allowed is complete: drop all further text
         keep = tokenizer.special_within(markup.marks) if markup else ()
         self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
         if stops is None and request.stop.strings:
@@ -63,20 +64,20 @@ class Choice:
         self._repeats = Repeats(request.stop.repetition) if request.stop.repetition is not None else None
         self._follower = Follower(prepared.predicted) if prepared.predicted is not None else None
         self._interval = want.interval
-        self._told = -want.interval  # tokens whose events were given
+        self._told = -want.interval  # number of tokens whose events were returned
         special = self._details or self._repeats is not None or request.best_of is not None or want.interval > 1
         self._plain = unread and not special
         self._tokens: list[Token] = []  # not attached to a delta yet
-        self._deltas: list[Delta] = []  # not given yet, or just so
+        self._deltas: list[Delta] = []  # not returned yet, or returned by the last call
 
     def push(self, output: Output) -> list[Event]:
-        """The events of one output: deltas, and Done when it is the last or completes a stop string."""
+        """Return the events of one output: deltas, then Done if it is the last one or completes a stop string."""
         if self.ended:
             return []
         usage = self.usage
         if output.cached_tokens > usage.cached_tokens:
             usage.cached_tokens = output.cached_tokens
-        if self._plain and output.finish is None:  # nearly every output there is
+        if self._plain and output.finish is None:  # the path of nearly every output
             text = "".join(map(self._text.one, output.token_ids))
             usage.completion_tokens += len(output.token_ids)
             return [Delta(self.index, text)] if text else []
@@ -101,23 +102,24 @@ class Choice:
         return self._end(output.finish, stop)
 
     def close(self, reason: Reason) -> list[Event]:
-        """End the choice from outside, giving out what was held back. Nothing if it has ended already."""
+        """Finish the choice early for ``reason`` and return the text held back; nothing if it has finished already."""
         if self.ended:
             return []
         self._begin()
         return self._end(reason, None)
 
     def _begin(self) -> None:
-        """New deltas, if those that there are were given."""
+        """Start a new list of deltas if the current ones were returned."""
         if self._told == self.usage.completion_tokens:
             self._deltas = []
 
     def _silent(self, output: Output) -> int:
-        """Position of the token whose text is not shown, -1 for none: it ended the choice."""
+        """Return the position of the token that ended the choice and is not shown, or -1 if there is none."""
         shown = self._stop.include and output.stop_id in self._stop.ids
         return -1 if output.stop_id is None or shown else len(output.token_ids) - 1
 
     def _add(self, id: int, score: Score | None, cost: Cost | None, silent: bool) -> None:
+        """Count one token and emit its text. ``hidden``: it ends the choice, and its text is not shown."""
         self.usage.completion_tokens += 1
         if self._follower is not None:
             self._follower.push(id)
@@ -153,7 +155,7 @@ class Choice:
             self._emit(part, piece, call)
 
     def _emit(self, part: Part, text: str, call: CallDelta | None = None) -> None:
-        """Append to the last delta where this goes on with it, else begin another."""
+        """Append to the last delta if it has the same part or call, else start a new one."""
         last = self._deltas[-1] if self._deltas else None
         if last is None or not _joins(last, part, call):
             last = Delta(self.index, text, part, call=call)
@@ -190,7 +192,7 @@ class Choice:
 
 
 def _joins(last: Delta, part: Part, call: CallDelta | None) -> bool:
-    """Whether new output goes on with what the last delta holds. The announcement of a call stays alone."""
+    """Whether new output extends the last delta. The delta that announces a call stays on its own."""
     if last.part != part or call is None:
         return last.part == part
     return call.name is None and last.call is not None and last.call.name is None and last.call.index == call.index
@@ -199,7 +201,7 @@ def _joins(last: Delta, part: Part, call: CallDelta | None) -> bool:
 def token(
     tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0, cost: Cost | None = None
 ) -> Token:
-    """A token as a client may see it, with at most so many alternatives; -1: all there are."""
+    """Return a token as a client sees it, with at most ``alternatives`` alternatives (-1: all known ones)."""
     made = _token(tokenizer, id)
     made.cost = cost
     if score is not None:
@@ -213,7 +215,7 @@ def token(
 
 
 def _lead(token: Token) -> None:
-    """Put the token itself before those that were asked for by name, whose ranks nobody knows."""
+    """Put the token itself before the tokens requested by id, whose ranks are unknown."""
     itself = Token(token.id, token.text, token.raw, token.logprob, token.rank, special=token.special)
     others = [other for other in token.top if other.id != token.id]
     for other in others:
@@ -233,7 +235,7 @@ def scored(
     scores: Sequence[Score | None] | None = None,
     alternatives: int = 0,
 ) -> Scored:
-    """Prompt number ``prompt`` as tokens, for echo and prompt log-probabilities."""
+    """Return prompt number ``prompt`` as tokens, for echo and prompt log-probabilities."""
     aligned = scores if scores is not None else [None] * len(token_ids)
     return Scored(
         prompt, [token(tokenizer, id, score, alternatives) for id, score in zip(token_ids, aligned, strict=True)]

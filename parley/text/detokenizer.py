@@ -1,10 +1,10 @@
-"""Token ids to text as they arrive: never half a character, never a character twice.
+"""Turns token ids into text as they arrive, without ever splitting or repeating a character.
 
-The pieces given out, concatenated, are the text that the ids add behind the prompt. Cost is constant per token.
+The returned pieces, concatenated, are the text that the ids add after the prompt. The cost per token is constant.
 
-Two ways, chosen by the tokenizer. ``Detokenizer`` concatenates the tokens' bytes through an incremental UTF-8 decoder,
-which cannot drift. For the few tokenizers whose tokens change with their neighbours, ``_Window`` decodes the last few
-tokens again and gives out what is new.
+There are two methods, and the tokenizer decides which is used. ``Detokenizer`` passes the tokens' bytes through an
+incremental UTF-8 decoder, which cannot drift. For the few tokenizers whose tokens change with their neighbours,
+``_DecodingWindow`` decodes the last few tokens again and returns the new text.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 from .tokenizer import Tokenizer
 
 _utf8 = codecs.getincrementaldecoder("utf-8")
-CHARACTER = 4  # bytes of the longest character in UTF-8
+CHARACTER = 4  # bytes of the longest UTF-8 character
 
 
 class Detokenizer:
     """Text of one growing sequence of ids.
 
-    ``prompt_ids`` are the context: at its end a word may go on or a character be half written. ``keep`` are special
-    tokens to show although ``skip_special`` hides the others (the marks that a parser behind this one needs).
+    ``prompt_ids`` are the context: it may end inside a word or inside a character. ``keep``: special tokens to show
+    although ``skip_special`` hides the others (the marks that the output parser needs).
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Detokenizer:
         self._decoder = _utf8("replace")
         self._window = None if tokenizer.by_piece else _Window(tokenizer, self._visible_tail(prompt_ids, WINDOW))
         self._begun = self._window is not None or self._prime(prompt_ids)
-        self._partial = bool(self._decoder.getstate()[0])  # a character is half written
+        self._partial = bool(self._decoder.getstate()[0])  # the last character is incomplete
 
     def one(self, id: int) -> str:
-        """``push`` of one id."""
+        """Return the text that one id adds: ``decode_tokens`` for a single id, faster."""
         if self._window is None and self._begun and not self._partial:
             if id in self._hidden:
                 return ""
@@ -51,7 +51,7 @@ class Detokenizer:
         return self.push((id,))
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that is certain now that these ids have come; may be empty, and may hold earlier ids' text."""
+        """Return the text that is certain after these ids. It may be empty, or include text of earlier ids."""
         if self._window is not None:
             return "".join([self._window.push(id) for id in ids if id not in self._hidden])
         data = b"".join([self._bytes(id) for id in ids if id not in self._hidden])
@@ -60,7 +60,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """What was held back when no more ids come: U+FFFD for a character that was never finished."""
+        """Return the text held back when no more ids come: U+FFFD for an incomplete character."""
         return self._window.flush() if self._window is not None else self._decoder.decode(b"", final=True)
 
     def _bytes(self, id: int) -> bytes:
@@ -70,9 +70,9 @@ class Detokenizer:
         return self._tokenizer.first_bytes(id)
 
     def _prime(self, prompt_ids: Sequence[int]) -> bool:
-        """Take over a character that the prompt left unfinished. False if nothing of the prompt is visible."""
+        """Take over an incomplete character from the prompt. Return False if no token of the prompt is visible."""
         if prompt_ids and prompt_ids[-1] not in self._hidden and self._tokenizer.whole_text(prompt_ids[-1]):
-            return True  # the usual case: the last token ends with a character
+            return True  # the usual case: the last token ends with a whole character
         tail = self._visible_tail(prompt_ids, CHARACTER)
         self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tail)))
         return bool(tail)
@@ -87,18 +87,18 @@ class Detokenizer:
         return tail[::-1]
 
 
-WINDOW = 6  # tokens of context that decide how a token is written
-PATIENCE = 8  # tokens after which a U+FFFD at the end is taken for a real one
+WINDOW = 6  # tokens of context that can change how a token is written
+PATIENCE = 8  # tokens to wait before a U+FFFD at the end is taken for a real one
 
 
 class _Window:
-    """Decode the tokens since ``_start`` anew for each token; text of those before ``_read`` was given out."""
+    """Decodes a window of the last tokens again for each token and returns the text that is new."""
 
     def __init__(self, tokenizer: Tokenizer, context: list[int]):
         self._decode = tokenizer.decode
         self._ids = context
-        self._text = self._decode(context, False)  # of the ids whose text was given out
-        self._waiting = 0  # ids at the end whose text was not
+        self._text = self._decode(context, False)  # text of the ids that was returned already
+        self._waiting = 0  # number of ids at the end whose text was not returned
 
     def push(self, id: int) -> str:
         self._ids.append(id)
@@ -112,7 +112,7 @@ class _Window:
         return self._advance(self._decode(self._ids, False)) if self._waiting else ""
 
     def _advance(self, text: str) -> str:
-        new = text[_common(text, self._text) :]  # the decoder may have rewritten what was given out
+        new = text[_common(text, self._text) :]  # the decoder may have rewritten text that was returned
         self._ids = self._ids[-max(WINDOW, self._waiting) :]
         self._text = self._decode(self._ids, False)
         self._waiting = 0
@@ -120,6 +120,6 @@ class _Window:
 
 
 def _common(one: str, other: str) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

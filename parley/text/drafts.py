@@ -1,7 +1,8 @@
-"""Calls in reasoning that nothing has ended: meant if the answer ends with them, else a part of the reasoning.
+"""Tentative calls: calls inside open reasoning. They are real if the answer ends with them, else part of the reasoning.
 
-Models that think may call without having ended their reasoning first, and others write in it how they could call. Only
-what follows tells one from the other, so all is held until then. Knows forms and texts, nothing of the answer around.
+Models that reason may call a tool without closing their reasoning first, and others write in their reasoning how they
+could call. Only the text that follows decides, so everything is held until then. Knows call forms and texts, but not
+the answer around them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ BLANKS = " \t\r\n"
 
 
 class Draft:
-    """Blocks of calls with nothing between them. ``refuted``: one is none, or there is more than calls.
+    """Blocks of calls with nothing between them. ``refuted``: one is not a call, or other text follows.
 
-    It begins with the trigger of one of the ``forms``; of those with the same trigger the first is read. ``index``: the
-    number of the first call.
+    The text starts with the trigger of one of the ``forms``; of those with the same trigger the first is used.
+    ``index``: the number of the first call.
     """
 
     def __init__(self, forms: Sequence[Form], index: int, new_id: Callable[[], str], tools: Tools):
@@ -37,11 +38,11 @@ class Draft:
 
     @property
     def text(self) -> str:
-        """All that was read, as it was written."""
+        """Return all text read so far, as it was written."""
         return "".join(self._held)
 
     def read(self, text: str, start: int) -> int:
-        """Read on from ``start``. Returns how far it came; the rest is to be given again, unless it is refuted."""
+        """Read from ``start``. Return the position reached; pass the rest again next time, unless refuted."""
         self._text, self._at = text, start
         while self._at < len(text) and not self.refuted and (self._block() if self._reader else self._between()):
             pass
@@ -49,13 +50,14 @@ class Draft:
         return self._at
 
     def finish(self, rest: str) -> list[CallDelta]:
-        """The calls, if all text ends with ``rest``, which was not read; none if that is no part of them."""
+        """Return the calls if the text ends with them; none if ``rest``, the text left unread, is not part of them."""
         if self._reader is not None:
             deltas, rest = self._reader.finish(rest)
             self._take(deltas)
         return [] if self.refuted or rest.strip() else self._deltas
 
     def _block(self) -> bool:
+        """Read a block of calls. Return whether it ended."""
         reader = self._reader
         assert reader is not None
         self._at, deltas = reader.read(self._text, self._at)
@@ -66,7 +68,7 @@ class Draft:
         return reader.ended
 
     def _between(self) -> bool:
-        """Step over blanks. Behind them the next block begins, or it is seen that none does."""
+        """Skip blanks. Return whether another block starts after them; if none can, the calls are refuted."""
         rest = self._text[self._at :].lstrip(BLANKS)
         self._at = len(self._text) - len(rest)
         trigger = next((trigger for trigger in self._forms if rest.startswith(trigger)), "")

@@ -1,8 +1,8 @@
-"""Regular expressions as Python and ECMAScript read them, written for Rust, which reads some marks in another way.
+"""Translate regular expressions of Python and ECMAScript to Rust's syntax, which reads some constructs differently.
 
-Where dialects differ in which characters a mark stands for, the result stands for those that all of them agree on, so
-that an answer matches for whoever reads it. What no automaton can follow is refused, or left to Rust's parser to
-refuse. Knows the three syntaxes; nothing of grammars.
+Where the dialects disagree about the characters of a class, the result allows only those that all of them accept, so
+that an answer matches in every dialect. Constructs that no automaton can follow are refused here or by Rust's parser.
+Depends on the three syntaxes, not on grammars.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 
 from .refused import Refused
 
-COMMON = r"\t\n\x{c}\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}"  # white space for all
-SPACES = COMMON + r"\x{b}\x{1c}-\x{1f}\x{85}\u{feff}"  # white space for any of them
-LETTERS = r"\p{L}\p{N}_"  # of a word, for Python
-ASCII = "0-9A-Za-z_"  # the same for ECMAScript
-LINES = r"\n\r\u{2028}\u{2029}"  # ends of a line for any of them
-CONTROLS = r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"  # what JSON writes by number, and llguidance does not count there
+COMMON = r"\t\n\x{c}\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}"  # white space in all
+SPACES = COMMON + r"\x{b}\x{1c}-\x{1f}\x{85}\u{feff}"  # white space in at least one
+LETTERS = r"\p{L}\p{N}_"  # \w in Python
+ASCII = "0-9A-Za-z_"  # \w in ECMAScript
+LINES = r"\n\r\u{2028}\u{2029}"  # line ends in at least one
+CONTROLS = r"\x{0}-\x{7}\x{b}\x{e}-\x{1f}\x{7f}"  # JSON writes these as \u escapes, which llguidance does not allow
 CONTROL = frozenset([*range(0x20), 0x7F]) - frozenset(b"\b\t\n\f\r")
 ALL = r"\x{0}-\x{10ffff}"
 
@@ -31,18 +31,19 @@ NUMBERED = re.compile(
 LOW = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
 PLAIN = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
-BACKSLASH = "it ends with a backslash, which escapes nothing"
+BACKSLASH = "it ends with a backslash that escapes nothing"
 BACK = "backreferences are not supported"
 POSSESSIVE = "possessive quantifiers and atomic groups are not supported"
-SURROGATE = "it holds half of a surrogate pair"
+SURROGATE = "it contains half of a surrogate pair"
 
 
 class Rust(str):
-    """An expression that is written for Rust."""
+    """An expression in Rust's syntax."""
 
 
 def rust(expression: str, *, schema: bool) -> Rust:
-    """The expression for Rust. ``schema``: ECMAScript's, as JSON Schema has it; otherwise Python's. Raises Refused."""
+    """Translate an expression to Rust. ``schema``: it is ECMAScript (JSON Schema), otherwise Python. Raises
+    GrammarRefused."""
     return expression if isinstance(expression, Rust) else Rust(_Reader(expression, schema).read())
 
 
@@ -52,9 +53,10 @@ class _Reader:
         self._schema = schema
         self._made: list[str] = []
         self._dots = schema and not any("s" in found[1] for found in FLAGS.finditer(text))
-        self._never = CONTROLS if schema else ""  # what no class stands for
+        self._never = CONTROLS if schema else ""  # excluded from every class
 
     def read(self) -> str:
+        """Return the whole expression in Rust's syntax."""
         while self.at < len(self.text):
             self._made.append(self._one())
         return "".join(self._made)
@@ -83,7 +85,7 @@ class _Reader:
         return letter
 
     def _take(self, pattern: re.Pattern[str], back: int = 0) -> re.Match[str] | None:
-        """What stands here, or so many characters before, and step over it."""
+        """Match a pattern ``back`` characters before the position; on a match, move the position to its end."""
         found = pattern.match(self.text, self.at - back)
         if found:
             self.at = found.end()
@@ -94,7 +96,7 @@ class _Reader:
             raise Refused(POSSESSIVE)
 
     def _braces(self) -> str:
-        """A count, or what is none."""
+        """Translate a count, or a literal brace."""
         found = self._take(QUANTIFIER, 1)
         if not found or not (found[1] or found[2]):
             self.at = self.at if not found else found.start() + 1
@@ -102,7 +104,7 @@ class _Reader:
         self._check_possessive()
         least, comma, most = found.groups()
         if not least and self._schema:
-            raise Refused("{,n} is read in more than one way: {0,n} is not")
+            raise Refused("{,n} has more than one meaning; write {0,n}")
         return f"{{{least or 0}{comma}{most}}}"
 
     def _group(self) -> str:
@@ -110,7 +112,7 @@ class _Reader:
         if text.startswith("?#", self.at):
             self.at = text.find(")", self.at) + 1
             if not self.at:
-                raise Refused("a comment in it has no end")
+                raise Refused("a comment in it is not closed")
             return ""
         if self._take(NAMED, 1):
             return "(?:"
@@ -125,7 +127,7 @@ class _Reader:
         if other := set(on + off) - set("ims"):
             raise Refused(f"the flag {min(other)} is not supported")
         if start and end == ")" and not self._schema and text[:start].strip("^"):
-            raise Refused("flags for all of it stand at its beginning")
+            raise Refused("flags for the whole expression must stand at its beginning")
         return f"(?{on}{'-' if off else ''}{off}{end}" if on or off or end == ":" else ""
 
     def _escape(self) -> str:
@@ -145,13 +147,13 @@ class _Reader:
         return letter if letter in "<>" or letter > "\x7f" else "\\" + letter
 
     def _code(self) -> int | None:
-        """The character that is named by its number here."""
+        """Return the code point of a numeric or control escape at the position, None if there is none."""
         if found := self._take(NUMBERED):
             code = int(found[5], 8) if found[5] else int(next(filter(None, found.groups())), 16)
             if 0xD800 <= code < 0xDC00 and (low := self._take(LOW)):
                 return 0x10000 + (code - 0xD800 << 10) + int(low[1], 16) - 0xDC00
             if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-                raise Refused(SURROGATE if code < 0xE000 else "it names a character that there is not")
+                raise Refused(SURROGATE if code < 0xE000 else "it names a character beyond U+10FFFF")
             return code
         if self.text.startswith("c", self.at) and self.text[self.at + 1 : self.at + 2].isalpha():
             self.at += 2
@@ -159,7 +161,10 @@ class _Reader:
         return None
 
     def _set(self, letter: str, broad: bool) -> str:
-        """What stands in brackets for a class that a letter names. ``broad``: for those of any dialect."""
+        """Return the inside of a bracketed class for \\d, \\s, \\w and their inverses.
+
+        ``broad``: include characters that any dialect accepts, otherwise only those that all accept.
+        """
         inverse = letter.isupper()
         wide = broad is not inverse
         match letter.lower():
@@ -172,14 +177,14 @@ class _Reader:
         return f"[^{inner}{'' if broad else self._never}]" if inverse else inner
 
     def _class(self) -> str:
-        """A class, whose members are told apart so that none of them says more to Rust than to others."""
+        """Translate a bracketed class member by member, so that Rust reads nothing more into it."""
         negated = self.text.startswith("^", self.at)
         self.at += negated
         made: list[str] = []
         letters: set[str] = set()
         start = self.at
         if self._schema and self.text.startswith("]", start):
-            raise Refused("a class that begins with ] is read in more than one way")
+            raise Refused("a class that begins with ] has more than one meaning")
         while self.at == start or not self.text.startswith("]", self.at):
             first = self._member(negated, letters)
             if isinstance(first, str):
@@ -189,7 +194,7 @@ class _Reader:
                 self.at += 1
                 last = self._member(negated, letters)
                 if isinstance(last, str) or last < first:
-                    raise Refused("a range in it has no end, or ends before it begins")
+                    raise Refused("a range in it has no end, or its end is before its beginning")
                 made += self._range(first, last, negated)
             else:
                 made += self._range(first, first, negated)
@@ -204,7 +209,7 @@ class _Reader:
         return f"[{'^' * negated}{''.join(made)}{self._never * negated}]"
 
     def _member(self, negated: bool, letters: set[str]) -> int | str:
-        """A character as its code, or what stands for several."""
+        """Read one member of a class: a code point, or the text of a named class."""
         if self.at >= len(self.text):
             raise Refused("unclosed character class")
         if found := self._take(POSIX):
@@ -231,11 +236,11 @@ class _Reader:
         return ord(letter)
 
     def _written(self, code: int) -> str:
-        """A character by itself."""
+        """Write a single character; an empty class if it is excluded."""
         return f"[^{ALL}]" if self._never and code in CONTROL else _letter(code)
 
     def _range(self, first: int, last: int, negated: bool) -> list[str]:
-        """Characters that follow one another, in a class."""
+        """Write a range of characters inside a class, without the excluded ones."""
         made = []
         if self._never and not negated:
             for code in sorted(CONTROL):
@@ -247,6 +252,6 @@ class _Reader:
 
 
 def _letter(code: int) -> str:
-    """A character that stands for itself, wherever it is."""
+    """Write a character so that it stands for itself everywhere."""
     letter = chr(code)
     return letter if letter.isalnum() and letter.isascii() else f"\\x{{{code:x}}}"

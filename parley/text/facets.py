@@ -1,6 +1,6 @@
-"""What a schema says of one value, as parts of a grammar: what it may be, how long it is, which pattern it has.
+"""Translate a schema's rules for a single value into parts of a Lark grammar: allowed values, length, pattern, type.
 
-Knows schemas, nothing of forms or rules.
+Depends on schemas, not on call formats or grammar rules.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from .expression import rust
 from .lark import quoted
 from .refused import Refused
 
-DEPTH = 8  # references that are followed
+DEPTH = 8  # references followed
 ALTERNATIVES = 4096
 Schema = dict[str, Any]
 
 
 def literal(value: Any) -> str:
-    """A value as it stands between marks: text as it is, the rest as JSON."""
+    """Return a value as it is written between marks: strings as they are, other values as JSON."""
     return quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def properties(schema: Schema) -> dict[str, Any]:
+    """Return the properties of a schema, or an empty dict."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
 
 def needed(schema: Schema) -> set[str]:
-    """The properties that must be there."""
+    """Return the names of the required properties."""
     required = schema.get("required")
     return {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
 
 
 def bounds(schema: Schema, what: str) -> tuple[int | None, int | None]:
-    """The least and the most of something ("Length", "Items"), as far as the schema says it in whole numbers."""
+    """Return the minimum and maximum of ``measured`` ("Length", "Items"); None where there is no integer."""
     least, most = schema.get(f"min{what}"), schema.get(f"max{what}")
     return least if type(least) is int else None, most if type(most) is int else None
 
 
 def choices(schema: Any) -> list[Any]:
-    """The values that a schema lists, if these are plain."""
+    """Return the values of const or enum if all are scalars, otherwise an empty list."""
     if not isinstance(schema, dict):
         return []
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -53,7 +54,10 @@ def choices(schema: Any) -> list[Any]:
 
 
 def pattern(schema: Schema) -> str:
-    """What else a text has to match. Patterns whose anchors are not simply at both ends of the whole are left out."""
+    """Return the pattern as a further condition on a terminal.
+
+    Empty if there is no pattern, or if its anchors are anywhere but at both ends of the whole pattern.
+    """
     said = schema.get("pattern")
     if not isinstance(said, str):
         return ""
@@ -78,13 +82,13 @@ def pattern(schema: Schema) -> str:
 
 
 def limits(schema: Schema) -> str:
-    """How long a text is, as a regular expression's count."""
+    """Return the length limits as a quantifier of a regular expression."""
     least, most = bounds(schema, "Length")
     return f"{{{least or 0},{most if most is not None else ''}}}" if least or most is not None else "*"
 
 
 def resolved(schema: Any, root: Schema) -> Any:
-    """What a schema is that only refers to another part of ``root``."""
+    """Follow references from a schema that is only a reference to another part of ``root``."""
     for _ in range(DEPTH):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break
@@ -93,8 +97,10 @@ def resolved(schema: Any, root: Schema) -> Any:
 
 
 def typed(schema: Any, types: list[str], root: Schema, most: int = ALTERNATIVES) -> Schema:
-    """The part of a schema that holds for values of these types, for which it has room. Beyond so many alternatives in
-    one another, which may lead back to themselves, any value of these types will do."""
+    """Narrow a schema to the given types, which it must allow.
+
+    ``budget`` limits nested alternatives, which may be recursive; beyond it, any value of these types is allowed.
+    """
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or not most:
         return {"type": types}

@@ -1,7 +1,7 @@
-"""Families of models: how each writes tool calls and reasoning, and how its chat template is told. Data only.
+"""Model families: how each writes tool calls and reasoning, and how its chat template is recognized. Data only.
 
-A model has one row of ``CALLS`` and one of ``THOUGHTS``, found apart from each other: the first whose signs its
-template has. Names that other servers have for the same thing are listed with each.
+A model has one row of ``CALLS`` and one of ``THOUGHTS``, chosen independently: the first row with a sign that matches
+the model's template. Other servers' names for the same row are listed as its aliases.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 from .calls import Form
 
-Signs = tuple[tuple[str, ...], ...]  # a template that has all texts of one of them has the sign
+Signs = tuple[tuple[str, ...], ...]  # each sign is a set of texts; it matches a template that contains all of them
 
 
 @dataclass(frozen=True)
 class Calls:
     """A way of writing calls. Of its forms with the same trigger the first that fits is read; grammars use the first.
 
-    ``short``: ids of calls have nine letters and digits. ``channels``: everything in an answer is in a named channel.
+    ``short_call_ids``: ids have nine letters and digits. ``uses_channels``: every part of an answer is in a channel.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Calls:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """A way of marking reasoning. ``around``: marks that some models put around what follows it.
+    """A way of marking reasoning.
 
-    ``again``: reasoning may begin again behind content. ``begun``: an answer begins with reasoning, though nothing
-    opens it; the mark that does so may follow. ``silent``: marks that are no part of content wherever they stand.
-    ``leads``: what of them may stand before calls, and what before content, where an answer or what follows its
-    reasoning has to be one of these.
+    ``answer_wrapper``: marks that some models put around the text after the reasoning. ``may_reopen``: reasoning may
+    start again after content. ``always_reasons``: an answer starts with reasoning even without the opening mark, which
+    may still follow. ``dropped_marks``: marks that are never part of content. ``lead_marks``: the marks allowed before
+    calls, and those allowed before content, at the start of an answer or after its reasoning (used in grammars).
     """
 
     name: str
@@ -50,12 +50,13 @@ class Thoughts:
 
 
 def _list(before: str, after: str = "", keys: tuple[str, str] = ("name", "arguments"), bare: bool = False) -> Form:
-    """A JSON list of objects."""
+    """Build the form of a JSON list of objects."""
     begin, end = tuple(filter(None, (before, "["))), tuple(filter(None, ("]", after)))
     return Form(open=begin, between=", ", close=end, keys=keys, bare=bare)
 
 
 def _deepseek(each: str, head: str, after: tuple[str, ...], between: str) -> Form:
+    """Build the form of DeepSeek V3: a block of calls, each a name and JSON arguments."""
     return Form(
         "named",
         open=("<｜tool▁calls▁begin｜>",),
@@ -76,7 +77,7 @@ def _invokes(
     typed: bool = False,
     between: str = "",
 ) -> Form:
-    """``<invoke name="…">`` with ``<parameter name="…">``, their names behind a mark of the family's own."""
+    """Build the form ``<invoke name="…">`` with ``<parameter name="…">``; ``mark`` precedes each tag name."""
     return Form(
         "tags",
         open=(begin,) if begin else (),
@@ -92,7 +93,7 @@ def _invokes(
 
 
 def _functions(before: tuple[str, ...], after: tuple[str, ...], line: str) -> Form:
-    """``<function=…>`` with ``<parameter=…>``."""
+    """Build the form ``<function=…>`` with ``<parameter=…>``."""
     return Form(
         "tags",
         each=(*before, "<function="),
@@ -106,7 +107,7 @@ def _functions(before: tuple[str, ...], after: tuple[str, ...], line: str) -> Fo
 
 
 def _pairs(begin: str, end: str) -> Form:
-    """A name, and marks around each argument's name and its value."""
+    """Build the form with a name, and marks around each argument's name and value."""
     return Form(
         "tags",
         each=(begin,),
@@ -119,6 +120,7 @@ def _pairs(begin: str, end: str) -> Form:
 
 
 def _kimi(begin: tuple[str, ...], end: tuple[str, ...]) -> Form:
+    """Build Kimi's form: a numbered name and JSON arguments."""
     return Form(
         "named",
         open=begin,
@@ -131,7 +133,7 @@ def _kimi(begin: tuple[str, ...], end: tuple[str, ...]) -> Form:
 
 
 def _hunyuan(suffix: str) -> Form:
-    """Marks of Hunyuan 3, which end with a suffix in some of its models."""
+    """Build the form of Hunyuan 3. Some of its models end each mark with a suffix."""
     return Form(
         "tags",
         open=(f"<tool_calls{suffix}>\n",),
@@ -160,7 +162,7 @@ DSML_FUNCTIONS = _invokes("<｜DSML｜function_calls>\n", "</｜DSML｜function_
 DSML_TOOLS = _invokes("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
 DSML_BARE = _invokes("", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
 GIGACHAT31 = Form(open=("<|function_call|>",), alone=True)
-XLAM = (("```json\n", "\n```"), ("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", ""))  # what it puts around, at times
+XLAM = (("```json\n", "\n```"), ("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", ""))  # its occasional wrappers
 TOOL_CALLS = _list("<tool_calls>", "</tool_calls>")
 
 CALLS = (

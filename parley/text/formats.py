@@ -1,14 +1,14 @@
-"""What a text looks like that JSON Schema names by its ``format``. Knows the standards."""
+"""Regular expressions for the values of JSON Schema's ``format``, after the standards that define them."""
 
 from __future__ import annotations
 
 from .expression import Rust
 
 FOLLOWED = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "unknown", "uri"})
-"""Formats that llguidance enforces by itself, to the letter or more narrowly."""
+"""Formats that llguidance enforces itself, exactly or more strictly."""
 
-# RFC 3339, section 5.6. The year 0, leap seconds and more digits than those of nanoseconds are left out: few readers
-# know the former two, and whether a second may be a leap second depends on the offset.
+# RFC 3339, section 5.6, without the year 0, leap seconds and fractions finer than nanoseconds: few readers accept the
+# first two, and whether a leap second is valid depends on the offset.
 YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
 LONG, SHORT = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])", "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -22,7 +22,7 @@ BEYOND = r"\u{A0}-\u{D7FF}\u{F900}-\u{FDCF}\u{FDF0}-\u{FFEF}"
 
 
 def _reference(letters: str, relative: bool) -> str:
-    """A URI whose letters are these, or also what stands for one at another's place."""
+    """Return the pattern of a URI (``relative``: or relative reference) that may also contain ``extra_letters``."""
     plain = rf"A-Za-z0-9._~!$&'()*+,;={letters}\-"
     coded = "%[0-9A-Fa-f]{2}"
     part, first = f"(?:[{plain}:@]|{coded})", f"(?:[{plain}@]|{coded})"
@@ -33,7 +33,7 @@ def _reference(letters: str, relative: bool) -> str:
     return f"(?:{whole}|{host}|{rooted}|(?:{first}+(?:/{part}*)*)?){end}" if relative else f"{whole}{end}"
 
 
-# RFC 6901, and its draft for relative ones; RFC 6570, section 2; RFC 6531 with the letters and digits of any script.
+# RFC 6901 and the draft for relative pointers; RFC 6570, section 2; RFC 6531, with letters and digits of every script.
 POINTER = "(?:/(?:[^~/]|~[01])*)*"
 VARIABLE = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})(?:\.?(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2}))*(?::[1-9][0-9]{0,3}|\*)?"
 TEMPLATE = (
@@ -58,6 +58,6 @@ PATTERNS = {
         "uuid": "[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}",
     }.items()
 }
-"""Formats that are enforced as patterns."""
+"""Formats enforced by a pattern."""
 
 FORMATS = FOLLOWED | PATTERNS.keys()

@@ -1,6 +1,6 @@
-"""llama.cpp's notation of grammars, GBNF, as rules. Line breaks between alternatives are allowed.
+"""Parse llama.cpp's GBNF notation into grammar rules. Line breaks between alternatives are allowed.
 
-Knows the notation; nothing of what follows the rules.
+Depends on the notation only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 COUNT = re.compile(r"\{\s*([0-9]*)\s*(,?)\s*([0-9]*)\s*\}")
 ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([^A-Za-z0-9]|[nrt]))")
 PLAIN = {"n": "\n", "r": "\r", "t": "\t"}
-MOST = 1 << 20  # times
+MOST = 1 << 20  # largest repeat count
 
 
 def read(text: str) -> dict[str, Node]:
-    """The rules by name, ``root`` and all that any of them names among them. Raises Refused, and RecursionError for
-    one that is nested too deeply."""
+    """Parse a grammar into its rules by name, including ``root`` and every rule that is referred to.
+
+    Raises GrammarRefused, and RecursionError if it is nested too deeply.
+    """
     return _Reader(text).read()
 
 
@@ -30,12 +32,13 @@ class _Reader:
         self.text, self.at = text, 0
 
     def read(self) -> dict[str, Node]:
+        """Parse all rules, and check that every reference is defined."""
         rules: dict[str, Node] = {}
         self._skip()
         while self.at < len(self.text):
             found = RULE.match(self.text, self.at)
             if not found:
-                raise self._wrong("a rule, as in name ::= …, is missing")
+                raise self._wrong("a rule (name ::= …) is missing")
             self.at = found.end()
             rules[found[1]] = self._either()
         if "root" not in rules:
@@ -89,10 +92,10 @@ class _Reader:
                     raise self._wrong("a ) is missing")
                 return node
         self.at -= 1
-        raise self._wrong("something that no rule consists of stands")
+        raise self._wrong("an unexpected character")
 
     def _ends(self, mark: str) -> bool:
-        """Step over it, if it stands here."""
+        """Skip ``mark`` and return True if it comes next. Raises GrammarRefused at the end of the text."""
         if self.at == len(self.text):
             raise self._wrong(f"a {mark} is missing")
         here = self.text.startswith(mark, self.at)
@@ -105,13 +108,13 @@ class _Reader:
             return ord(self.text[self.at - 1])
         found = ESCAPE.match(self.text, self.at)
         if not found:
-            raise self._wrong("an escape that there is not stands")
+            raise self._wrong("an unknown escape")
         self.at = found.end()
         if plain := found[4]:
             return ord(PLAIN.get(plain, plain))
         code = int(found[1] or found[2] or found[3], 16)
         if code > LAST or 0xD800 <= code < 0xE000:
-            raise self._wrong("a character that there is not stands")
+            raise self._wrong("an escape that is not a valid character")
         return code
 
     def _class(self) -> Node:
@@ -124,12 +127,12 @@ class _Reader:
                 self.at += 1
                 last = self._letter() if self.at < len(self.text) else first
             if last < first:
-                raise self._wrong("a range that ends before it begins stands")
+                raise self._wrong("a range whose end is before its beginning")
             ranges.append((first, last))
         made = union(tuple(ranges))
         made = inverse(made) if negated else made
         if not made:
-            raise self._wrong("a class that nothing is in stands")
+            raise self._wrong("an empty character class")
         return Letter(made)
 
     def _times(self, node: Node) -> Node:
@@ -140,7 +143,7 @@ class _Reader:
             if mark == "{":
                 found = COUNT.match(self.text, self.at)
                 if not found or not (found[1] or found[3]):
-                    raise self._wrong("a count that there is not stands")
+                    raise self._wrong("an invalid count")
                 if any(len(each) > len(str(MOST)) for each in found.groups()):
                     raise Refused("it is too large")
                 least = int(found[1] or 0)
@@ -148,7 +151,7 @@ class _Reader:
                 if max(least, most or 0) > MOST:
                     raise Refused("it is too large")
                 if most is not None and most < least:
-                    raise self._wrong("a count that ends before it begins stands")
+                    raise self._wrong("a count whose maximum is below its minimum")
                 self.at = found.end()
             else:
                 self.at += 1

@@ -1,15 +1,15 @@
-"""The form that a request asks for, as the grammar that the engine follows. Compiling is checking.
+"""Compile the grammar of a response format into the text that the engine's matcher reads. Compiling is also checking.
 
-A ``Grammar`` of any kind becomes one text, llguidance's JSON, which names no tokens but by their ids. Before it goes
-anywhere a matcher is made of it, over an alphabet of bytes and the model's own marks instead of the whole vocabulary:
-that tells all that can be wrong, costs the same for every model, and needs nothing large in this process.
+A ``Grammar`` of any kind becomes one text: llguidance's JSON, which names tokens only by their ids. Before the text is
+used, a matcher is built from it over a small vocabulary: the 256 bytes and the model's own marks. This finds every
+error, costs the same for every model, and needs no large vocabulary in this process.
 
-What a hostile grammar may take is bounded three times: by its size, by llguidance's fuel, and by the processor time
-that it took, measured. The first two see to it that nothing goes on for much longer than the last allows. It happens in
-a few threads of its own (``WORKERS``), without the interpreter's lock where it could last. What came out is kept,
-refusals as well.
+The cost of a hostile grammar is limited in three ways: by its size, by llguidance's fuel, and by the measured processor
+time. The first two ensure that no single call runs much longer than the third allows. Compilation runs in a small
+thread pool (``COMPILE_WORKERS``), and releases the interpreter's lock wherever it could take long. Results are cached,
+refusals included.
 
-Knows tokenizers and neutral grammars; no requests, no engines.
+Depends on tokenizers and neutral grammars, not on requests or engines.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from .refused import Refused
 from .tags import TEXT, Writer
 from .tokenizer import Tokenizer
 
-SIZE_GBNF = 32 << 10  # read by Python, which takes longer
-STEP = 0.03  # of them for the first mask: a batch may have to wait so long for one
-KEPT = 16 << 20  # bytes of grammars, each with what it is known by
+SIZE_GBNF = 32 << 10  # characters; smaller than MAX_GRAMMAR_CHARS because Python parses GBNF, which is slower
+STEP = 0.03  # seconds for the first mask: a batch may have to wait this long for one
+KEPT = 16 << 20  # bytes of cached grammars and their keys
 
-USUAL = r" |\n[ \t]{0,32}"  # between JSON's marks: enough to be read by people, and nothing to get lost in
+USUAL = r" |\n[ \t]{0,32}"  # white space between JSON tokens: enough for readable output, without endless runs of it
 
-# A part that nothing refers to; its option holds for all. Where only one text can follow, llguidance would otherwise
-# force tokens by having that text tokenised, which makes marks of what is spelt like them and then refuses these.
+# A grammar that nothing refers to; its option applies to all others. Without it, llguidance forces tokens where only
+# one text can follow: it tokenizes that text, turns parts that look like marks into marks, and then refuses them.
 FREE = {"name": "free", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 
-LINE = 200  # characters of llguidance's own messages that are passed on
+LINE = 200  # longest part of llguidance's own messages that is passed on, in characters
 DEEP = "it is nested too deeply"
 COMPLEX = "it is too complex"
 WIDE = f"an object in it has more than {schemas.MEMBERS} properties"
-IDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<\[([^\]]*)\]>')  # of tokens; strings are passed over
+IDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<\[([^\]]*)\]>')  # token ids; also matches strings, to skip them
 UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
 REASONS = (
-    ("NoExtension", "no text has this form"),
+    ("NoExtension", "no text can match it"),
     ("oneOf constraints", "oneOf is supported only where its alternatives exclude one another"),
     ("min/maxProperties only", "minProperties and maxProperties are supported only where all properties are required"),
-    ("anyOf is empty", "enum or anyOf has nothing to choose from"),
-    ("lookarounds", "^ and $ are supported only where the text begins and ends, \\b and \\B nowhere"),
+    ("anyOf is empty", "its enum or anyOf is empty"),
+    ("lookarounds", "^ and $ are supported only at the beginning and end of the text, \\b and \\B nowhere"),
     ("invalid multiple of", "multipleOf must be greater than 0"),
     ("Token range end too large", "it names a token that is not in the vocabulary"),
     ("Regex is empty", "no text matches a pattern in it"),
@@ -69,8 +69,8 @@ REASONS = (
     ("fuel", COMPLEX),
     ("determine if regex is empty", COMPLEX),
     ("too many expressions", COMPLEX),
-    ("hex escape", "it holds half of a surrogate pair"),
-    ("panic:", "what reads it fails at it"),
+    ("hex escape", "it contains half of a surrogate pair"),
+    ("panic:", "the grammar library crashed on it"),
     ("Default retriever", "references to other documents are not followed"),
 )
 
@@ -78,7 +78,7 @@ WORKERS = ThreadPoolExecutor(2, "grammar")
 
 
 class Compiler:
-    """Grammars for one model's tokenizer. All methods may be called from several threads at once."""
+    """Compiles grammars for one model's tokenizer and caches the results. All methods are thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._alphabet: llguidance.LLTokenizer | None = None
@@ -89,14 +89,14 @@ class Compiler:
         self._lock = threading.Lock()
 
     def find(self, grammar: Grammar) -> str | None:
-        """What was compiled before, None if it was not or is forgotten. Raises Invalid if it was refused."""
+        """Return the cached text, or None if there is none. Raises Invalid if the grammar was refused before."""
         made = self.recall(_key(grammar))
         if isinstance(made, Refused):
             raise _wrong(grammar, made)
         return made
 
     def compile(self, grammar: Grammar) -> str:
-        """The engine's text of a grammar. Takes up to seconds: for WORKERS. Raises Invalid."""
+        """Return the engine's text of a grammar. Takes up to seconds: run it in COMPILE_WORKERS. Raises Invalid."""
         key = _key(grammar)
         began = time.thread_time()
         try:
@@ -104,18 +104,18 @@ class Compiler:
             if time.thread_time() - began > BUDGET:
                 made = Refused(SLOW)
         except Refused as error:
-            made = Refused(str(error))  # without its traceback
+            made = Refused(str(error))  # drop the traceback
         except RecursionError:
             made = Refused(DEEP)
         except UnicodeEncodeError:
-            made = Refused("it holds half of a surrogate pair")
+            made = Refused("it contains half of a surrogate pair")
         self.keep(key, made)
         if isinstance(made, Refused):
             raise _wrong(grammar, made)
         return made
 
     def recall(self, key: bytes) -> str | Refused | None:
-        """What is kept under a digest."""
+        """Return the cached result of a key: a text, a refusal, or None."""
         with self._lock:
             made = self._made.get(key)
             if made is not None:
@@ -123,7 +123,7 @@ class Compiler:
             return made
 
     def keep(self, key: bytes, made: str | Refused) -> None:
-        """Keep it until others need the room."""
+        """Cache a result, and evict the least recently used ones while the cache exceeds CACHE_BYTES."""
         with self._lock:
             if key not in self._made:
                 self._made[key] = made
@@ -133,14 +133,14 @@ class Compiler:
                 self._kept -= len(old) + len(str(gone))
 
     def get(self, grammar: Grammar) -> str:
-        """What was compiled before, or is now."""
+        """Return the cached text, or compile it now. Raises Invalid."""
         found = self.find(grammar)
         return self.compile(grammar) if found is None else found
 
     def behind(self, made: str, think: tuple[str, str], inside: bool) -> str:
-        """A compiled grammar for what follows the reasoning, which stands between the marks of ``think``.
+        """Return a compiled grammar that allows reasoning, between ``reasoning_marks``, before the compiled one.
 
-        ``inside``: the answer begins in the reasoning. Otherwise it may begin with it.
+        ``starts_inside``: the answer starts in the reasoning, which is then required. Otherwise reasoning is optional.
         """
         opening, closing = self.lark.text(think[0]), self.lark.text(think[1])
         lines = ["THOUGHT: " + TEXT, r"GAP: /\n{0,2}/"]
@@ -156,7 +156,7 @@ class Compiler:
 
     def _compile(self, grammar: Grammar) -> str:
         if not self._tokenizer.by_piece:
-            raise Refused("this model's tokenizer spells a token differently from place to place")
+            raise Refused("this model's tokenizer spells a token differently depending on its position")
         text = self._write(grammar)
         if len(text) > SIZE:
             raise Refused(f"it has {len(text)} characters, and at most {SIZE} are allowed")
@@ -179,7 +179,7 @@ class Compiler:
         return json.dumps({"grammars": [*parts, *more, FREE]})
 
     def _part(self, grammar: Grammar, more: list[dict[str, Any]], ends: list[str] | None = None) -> dict[str, Any]:
-        """A grammar as one of llguidance's; others that it calls are put to ``more``, and ``ends`` end one in GBNF."""
+        """Write one llguidance grammar. Grammars it calls are appended to ``called``; a GBNF one ends with ``ends``."""
         value = grammar.value
         match grammar.kind:
             case "json":
@@ -187,7 +187,7 @@ class Compiler:
             case "regex":
                 return _lark(f"start: /{_regex(value)}/")
             case "choice" if not value:
-                raise Refused("there is nothing to choose from")
+                raise Refused("its list of choices is empty")
             case "choice":
                 return _lark("start: " + " | ".join(map(quoted, value)))
             case "lark":
@@ -204,12 +204,12 @@ class Compiler:
                 return _lark(self._tags(grammar, more))
 
     def _schema(self, grammar: Grammar, value: Any = None) -> dict[str, Any]:
-        """A schema with the options that llguidance reads in it."""
+        """Return a schema with llguidance's options in it."""
         value = grammar.value if value is None else value
         if value is True:
             value = {}
         if not isinstance(value, dict):
-            raise Refused("a JSON schema is an object or true, for false allows nothing")
+            raise Refused("a JSON schema must be an object or true; false allows nothing")
         if schemas.too_deep(value):
             raise Refused(f"it is nested deeper than {schemas.DEPTH} levels")
         if schemas.too_wide(value):
@@ -230,7 +230,7 @@ class Compiler:
         return Writer(self.lark, schema, _regex, part, self._id).write(grammar.value)
 
     def _id(self, token: int | str) -> int:
-        """The id of a token that is named by it or as the vocabulary writes it."""
+        """Return the id of a token given as its id or as the vocabulary writes it."""
         tokenizer = self._tokenizer
         id = token if isinstance(token, int) else tokenizer.backend.token_to_id(token)
         if id is None or tokenizer.token_str(id) is None:
@@ -246,7 +246,7 @@ class Compiler:
 
 
 class _Letters:
-    """Bytes and marks as a vocabulary, in the form that llguidance asks for; marks have the ids that they have."""
+    """A vocabulary of bytes and marks, as llguidance's TokenizerWrapper expects it. Marks keep the model's ids."""
 
     bos_token_id = None
 
@@ -279,18 +279,18 @@ def _regex(value: str) -> str:
 
 
 def _check_inner(grammar: Grammar) -> None:
-    """Whether JSON schemas within a grammar in Lark are of a size that can be read."""
+    """Refuse a Lark grammar that contains a JSON schema with too many properties."""
     for found in re.finditer(r"%json\s*", grammar.value):
         try:
             value, _ = json.JSONDecoder().raw_decode(grammar.value, found.end())
-        except ValueError:  # llguidance says what is wrong with it, or it is no schema but the end of a name
+        except ValueError:  # llguidance reports the error, or "%json" is only the end of a name
             continue
         if schemas.too_wide(value):
             raise Refused(WIDE)
 
 
 def _check_ids(grammar: Grammar, vocabulary: int) -> None:
-    """Whether tokens that a grammar in Lark names by their ids are the model's; the alphabet here has more."""
+    """Refuse a Lark grammar with token ids that the model lacks; the test vocabulary here has more."""
     for found in IDS.finditer(grammar.value):
         if any(int(id) >= vocabulary for id in re.findall(r"0*([0-9]{1,10})", found[1] or "")):
             raise Refused("it names a token that is not in the vocabulary")
@@ -301,7 +301,7 @@ def _wrong(grammar: Grammar, reason: Refused | str) -> Invalid:
 
 
 def _reason(error: str) -> str:
-    """llguidance's message as the end of a sentence, without what only its own callers understand."""
+    """Turn llguidance's message into the end of a sentence, without the parts meant for its own callers."""
     if found := UNKNOWN.search(error):
         return f"the keywords {found[1]} are not supported" if "," in found[1] else f"{found[1]} is not supported"
     for known, told in REASONS:

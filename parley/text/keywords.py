@@ -1,7 +1,7 @@
-"""The keywords of one schema, said in those that llguidance follows to the letter; what cannot be said so is refused.
+"""Rewrite the keywords of one schema into those that llguidance enforces exactly; refuse the ones that have no rewrite.
 
-llguidance reads bounds and constants as doubles, knows no propertyNames, lets a member come twice, and looks at the
-keywords on both sides of ``allOf`` and its like separately. Knows JSON Schema; nothing of how schemas are put together.
+llguidance reads bounds and constants as doubles, does not know propertyNames, allows duplicate members, and evaluates
+the keywords before and after ``allOf`` and similar keywords separately. Nesting is the business of ``json_schema``.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from .refused import Refused
 
 Schema = dict[str, Any]
 
-DEPTH = 8  # references that are followed
-LENGTH = 2**31 - 1  # characters: llguidance reads no larger maxLength, and nobody writes so many
-HOSTNAME = 253  # characters of one, dots included: RFC 1035, section 2.3.4
+DEPTH = 8  # references followed in propertyNames
+LENGTH = 2**31 - 1  # characters; llguidance reads no larger maxLength, and no answer is that long
+HOSTNAME = 253  # characters, dots included: RFC 1035, section 2.3.4
 
 NOTES = frozenset({
     "$comment", "$dynamicAnchor", "$recursiveAnchor", "$schema", "default", "deprecated", "description", "examples",
     "title",
 })  # fmt: skip
-FORMER = ("disallow", "divisibleBy", "extends")  # of draft 3; llguidance takes them for notes
+FORMER = ("disallow", "divisibleBy", "extends")  # of draft 3; llguidance treats them as annotations
 LENGTHS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
 BOUNDS = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
 BESIDE = {"else": ("if",), "if": ("then", "else"), "maxContains": ("contains",), "minContains": ("contains",),
           "then": ("if",)}  # fmt: skip
-"""Keywords that ask for nothing where none of these is beside them."""
+"""Keywords that have no effect without any of these next to them."""
 NOTHING: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},), "dependentRequired": ({},), "dependentSchemas": ({},), "not": (False,),
     "propertyNames": (True, {}), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}),
     "uniqueItems": (False,),
 }  # fmt: skip
-"""Values that ask for nothing."""
+"""Values for which a keyword has no effect."""
 PARTS = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "oneOf"})
-"""Keywords between which llguidance takes the others together."""
+"""llguidance evaluates the keywords between two of these as one group."""
 ASIDE = frozenset({"$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if",
                    "not", "oneOf"})  # fmt: skip
-"""Keywords beside which a member or an item may be known that the schema itself does not speak of."""
+"""Keywords that may evaluate members or items that the schema itself does not mention."""
 STRINGS = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern", "type"})
 
 LARGE = "a number in it is too large"
-INEXACT = "an integer in enum or const is too large to be told from its neighbours"
-OFTEN = "minProperties is supported up to one more than the properties that are required"
+INEXACT = "an integer in enum or const is too large to be represented exactly"
+OFTEN = "minProperties is supported up to the number of required properties plus one"
 NAMES = "propertyNames is supported with enum, const, pattern or lengths, without other keywords for the same names"
 
 
 def plain(node: Schema, root: Schema) -> Schema | bool:
-    """A copy, in which schemas that are parts of it are as they were; False where nothing can follow it.
+    """Return a rewritten copy whose subschemas are unchanged, or False if no value can match.
 
-    ``root`` is the whole, which references name parts of. Raises Refused.
+    ``root`` is the whole schema, for references. Raises GrammarRefused.
     """
     made = {key: value for key, value in node.items() if key not in NOTES and not _idle(key, value, node)}
     for key in FORMER:
@@ -76,19 +76,19 @@ def plain(node: Schema, root: Schema) -> Schema | bool:
 
 
 def controlled(node: Schema) -> bool:
-    """Whether a constant holds a character that JSON writes by its number only."""
+    """Whether a constant contains a character that JSON can write only as a \\u escape."""
     return any(isinstance(value, str) and _numbered(value) for value in _constants(node))
 
 
 def _idle(key: str, value: Any, node: Schema) -> bool:
-    """Whether a keyword asks for nothing."""
+    """Whether a keyword has no effect."""
     if key in BESIDE and not any(other in node for other in BESIDE[key]):
         return True
     return any(type(value) is type(each) and value == each for each in NOTHING.get(key, ()))
 
 
 def _round(made: Schema) -> None:
-    """Whole numbers as such, and bounds as the next doubles inside of them."""
+    """Convert whole floats to integers, and round bounds inwards to doubles."""
     for key in LENGTHS:
         if isinstance(number := made.get(key), float) and number.is_integer():
             made[key] = int(number)
@@ -118,7 +118,7 @@ def _check(value: Any) -> None:
 
 
 def _constants(node: Schema) -> Iterator[Any]:
-    """The plain values in constants."""
+    """Yield the scalar values in const and enum."""
     left = [node.get("const"), node.get("enum")]
     while left:
         value = left.pop()
@@ -133,7 +133,7 @@ def _numbered(text: str) -> bool:
 
 
 def _match(made: Schema) -> None:
-    """Expressions in the syntax that llguidance reads."""
+    """Translate patterns to the syntax that llguidance reads."""
     if isinstance(pattern := made.get("pattern"), str):
         made["pattern"] = rust(pattern, schema=True)
     if isinstance(named := made.get("patternProperties"), dict):
@@ -157,7 +157,7 @@ def _follow_format(made: Schema) -> None:
 
 
 def _tell_apart(made: Schema) -> None:
-    """``oneOf`` of constants that differ is ``anyOf``, which llguidance sees of texts only."""
+    """Turn ``oneOf`` of distinct constants into ``anyOf``; llguidance does so for strings only."""
     listed = made.get("oneOf")
     if not isinstance(listed, list) or "anyOf" in made:
         return
@@ -177,7 +177,7 @@ def _list(node: Any, key: str) -> list[Any]:
 
 
 def _close(made: Schema) -> None:
-    """Members and items that nothing has spoken of are those that this schema does not."""
+    """Replace the unevaluated… keywords by additionalProperties and items, where they mean the same."""
     if ASIDE & made.keys():
         return
     for key, known in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
@@ -190,7 +190,7 @@ def _close(made: Schema) -> None:
 
 
 def _name(made: Schema, root: Schema) -> None:
-    """Says by properties which names there may be."""
+    """Replace propertyNames by properties or patternProperties."""
     if "propertyNames" not in made:
         return
     wanted = _wanted(made.pop("propertyNames"), root)
@@ -216,7 +216,7 @@ def _name(made: Schema, root: Schema) -> None:
 
 
 def _wanted(names: Any, root: Schema) -> Schema | None:
-    """What is said of a name beside that it is a text; None if no name will do."""
+    """Return the constraints on names besides being a string; None if no name is allowed."""
     for _ in range(DEPTH):
         if not isinstance(names, dict) or names.keys() - NOTES != {"$ref"} or not isinstance(names["$ref"], str):
             break
@@ -231,7 +231,7 @@ def _wanted(names: Any, root: Schema) -> Schema | None:
 
 
 def _spelled(wanted: Schema) -> str:
-    """The pattern of names of which this is said."""
+    """Return the pattern that names with these constraints match."""
     _round(wanted)
     if wanted.keys() == {"pattern"} and isinstance(wanted["pattern"], str):
         return wanted["pattern"]
@@ -247,12 +247,12 @@ def _unknown(format: Any) -> bool:
 
 
 def _texts(value: Any) -> list[str]:
-    """The different texts in a list."""
+    """Return the distinct strings of a list."""
     return list(dict.fromkeys(each for each in value if isinstance(each, str))) if isinstance(value, list) else []
 
 
 def _grouped(made: Schema) -> Schema:
-    """The same with all that speaks of a value itself in one place: where its properties are named."""
+    """Reorder a schema so that llguidance sees all keywords about the value itself as one group, at ``properties``."""
     own = {key: value for key, value in made.items() if key not in PARTS}
     place = "properties" if "properties" in made else next(iter(own), None)
     ordered: Schema = {}

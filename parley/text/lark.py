@@ -1,6 +1,6 @@
-"""Texts in llguidance's dialect of Lark, in which a token that is no text has to be named by its id.
+"""Write texts in llguidance's dialect of Lark, which names special tokens by their ids.
 
-Knows nothing of what a text is part of.
+Independent of the grammar around a text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 class Lark:
-    """Writes texts for a model that has these ``marks``: ids by text."""
+    """Writes texts for a model with these ``marks`` (text to id)."""
 
     def __init__(self, marks: Mapping[str, int]):
         self.marks = marks
@@ -19,7 +19,7 @@ class Lark:
         self._any = re.compile("|".join(map(re.escape, longest))) if longest else None
 
     def text(self, text: str) -> str:
-        """A text as a sequence: marks by their ids, what is between them as strings. Empty for an empty one."""
+        """Write a text as a sequence: marks by their ids, everything else as strings. Empty for an empty text."""
         parts, at = [], 0
         for found in self._any.finditer(text) if self._any is not None else ():
             parts += [text[at : found.start()] and quoted(text[at : found.start()]), f"<[{self.marks[found[0]]}]>"]
@@ -27,10 +27,10 @@ class Lark:
         return " ".join(filter(None, [*parts, text[at:] and quoted(text[at:])]))
 
     def mark(self, text: str) -> re.Match[str] | None:
-        """The first mark in a text."""
+        """Return the first mark in a text, or None."""
         return self._any.search(text) if self._any is not None else None
 
 
 def quoted(text: str) -> str:
-    """A text as a string."""
+    """Return a text as a Lark string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

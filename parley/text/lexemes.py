@@ -1,8 +1,8 @@
-"""A grammar's rules as one in Lark, whose lexer reads as far as any lexeme that may stand at a place can go.
+"""Write grammar rules in Lark, whose lexer always reads as far as any lexeme that is allowed at a position can reach.
 
-A regular part that nothing disturbs becomes one lexeme, which is followed fastest. It must not be one where it could go
-on over what has to follow a lexeme that may stand at the same place, itself or another: then its own parts are, down to
-single characters, and the parser finds out. Knows productions; no notation of them, and nothing of models.
+A regular part becomes a single lexeme where possible, because the matcher follows lexemes fastest. It must not, where
+it could read past its end into the text that follows a lexeme at the same position (itself or another). Such a part is
+split into its own parts, down to single characters, and the parser decides. Depends on productions only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from .productions import Either, Letter, Name, Node, Repeat, Row, Text, both, un
 from .shapes import Shapes
 
 NOTHING = quoted("")
-START = ""  # a name that no rule has
+START = ""  # no rule can have this name
 
 
 def lark(rules: dict[str, Node], ends: Sequence[str] = ()) -> str:
-    """The grammar of the rule root, which one of the texts ends. Raises Refused, and RecursionError for one that is
-    nested too deeply."""
+    """Write the grammar of the rule root, followed by one of the texts in ``ends`` if there are any.
+
+    Raises GrammarRefused, and RecursionError if it is nested too deeply.
+    """
     start: Node = Row((Name("root"), Either(tuple(map(Text, ends))))) if ends else Name("root")
     rules = rules | {START: start}
     shapes = Shapes(rules)
@@ -36,7 +38,7 @@ def lark(rules: dict[str, Node], ends: Sequence[str] = ()) -> str:
 
 @dataclass
 class _Part:
-    """A node as it is written, and the lexemes and rules that it may begin and end with."""
+    """A written node, and the lexemes and rules that it can begin and end with."""
 
     text: str
     blank: bool
@@ -45,12 +47,12 @@ class _Part:
 
 
 class _Writer:
-    """Writes a grammar whose lexemes are the largest regular parts but for those of some shapes."""
+    """Writes a grammar whose lexemes are the largest regular parts, except for the shapes that must be split."""
 
     def __init__(self, shapes: Shapes, apart: set[int]):
         self._shapes, self._apart = shapes, apart
-        self.lexemes: list[int] = []  # their shapes, by place
-        self.links: list[tuple[set[int | str], set[int | str]]] = []  # what may stand before what
+        self.lexemes: list[int] = []  # shape of each lexeme, by position
+        self.links: list[tuple[set[int | str], set[int | str]]] = []  # (ends of one node, beginnings of the next)
         self.rules: dict[str, _Part] = {}
         self._number = {name: number for number, name in enumerate(shapes.rules)}
         self._terminals: dict[int, str] = {}  # by shape
@@ -58,6 +60,7 @@ class _Writer:
         self._left: list[str] = []
 
     def write(self) -> str:
+        """Return the whole grammar. Raises GrammarRefused when time is up."""
         self._name(START)
         while self._left:
             name = self._left.pop()
@@ -92,7 +95,7 @@ class _Writer:
 
     def _name(self, name: str) -> _Part:
         if name not in self.rules:
-            self.rules[name] = _Part("", False)  # until it is written
+            self.rules[name] = _Part("", False)  # placeholder until it is written
             self._left.append(name)
         return _Part(f"rule{self._number[name]}", self._shapes.blank(Name(name)), {name}, {name})
 
@@ -108,7 +111,7 @@ class _Writer:
         return made
 
     def _lexeme(self, node: Node) -> str:
-        """Its form in a terminal, or as one."""
+        """Return a regular node as part of a terminal: inline if it is simple, otherwise as a terminal's name."""
         while isinstance(node, Name):
             node = self._shapes.rules[node.name]
         match node:
@@ -126,7 +129,7 @@ class _Writer:
         return self._terminals[shape]
 
     def _body(self, node: Node) -> str:
-        """What a terminal consists of, plainly: llguidance panics at some parts that say nothing more."""
+        """Return the definition of a terminal, without redundant parts: llguidance panics at some of them."""
         match node:
             case Repeat(inner, least, most):
                 body = self._body(inner)
@@ -141,7 +144,7 @@ class _Writer:
 
 
 def _disturbed(writer: _Writer, shapes: Shapes) -> set[int]:
-    """The shapes of lexemes that can go on over what has to follow another one, or themselves."""
+    """Return the shapes of lexemes that can read into the text that must follow a lexeme at the same position."""
     rules, lexemes = writer.rules, writer.lexemes
     heads = _resolved({name: part.first for name, part in rules.items()}, shapes)
     tails = _resolved({name: part.last for name, part in rules.items()}, shapes)
@@ -156,7 +159,7 @@ def _disturbed(writer: _Writer, shapes: Shapes) -> set[int]:
     starts = {places: union(*map(shapes.begins, {lexemes[each] for each in places})) for places in set(behind_each)}
     found: set[int] = set()
     first = frozenset(heads[START])
-    left = [(first, first)]  # lexemes of both may stand at the same place
+    left = [(first, first)]  # pairs of lexeme sets that may be read at the same position
     paired, seen = set(left), set[tuple[int, int]]()
     while left:
         for one, other in product(*left.pop()):
@@ -174,7 +177,7 @@ def _disturbed(writer: _Writer, shapes: Shapes) -> set[int]:
 
 
 def _resolved(named: dict[str, set[int | str]], shapes: Shapes) -> dict[str, set[int]]:
-    """The lexemes behind each name."""
+    """Resolve each rule name to the lexemes that it stands for, directly or through other rules."""
     found = {}
     for name in named:
         shapes.check()
@@ -189,7 +192,7 @@ def _resolved(named: dict[str, set[int | str]], shapes: Shapes) -> dict[str, set
 
 
 def _places(mixed: set[int | str], named: dict[str, set[int]]) -> set[int]:
-    """The lexemes in it and behind its names."""
+    """Return a mixture of lexemes and rule names as lexemes only."""
     found: set[int] = set()
     for each in mixed:
         found |= {each} if isinstance(each, int) else named[each]
@@ -197,7 +200,7 @@ def _places(mixed: set[int | str], named: dict[str, set[int]]) -> set[int]:
 
 
 def _alternatives(node: Node) -> Iterator[Node]:
-    """The same without alternatives in alternatives."""
+    """Yield the alternatives of a node, nested ones flattened."""
     if isinstance(node, Either):
         for each in node.nodes:
             yield from _alternatives(each)

@@ -1,4 +1,4 @@
-"""Marks in text that arrives in pieces: where the first of them is, and how much of the end may still become one."""
+"""Finds marks in text that arrives in pieces: where the first one is, and how much of the end may still become one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 
 class Marks:
-    """Texts that are looked for together, of which none begins with another. Made by ``marks``."""
+    """A set of texts to search for together; none is a prefix of another. Make one with ``compile_marks``."""
 
     def __init__(self, texts: tuple[str, ...]):
         self.texts = texts
@@ -16,7 +16,7 @@ class Marks:
         self._longest = max(map(len, texts))
 
     def find(self, text: str, start: int) -> tuple[int, str]:
-        """How far text from ``start`` on is no part of a mark, and the mark that stands there: empty if none does."""
+        """Return how far the text after ``start`` is free of marks, and the mark found there ("" for none)."""
         found = self._whole.search(text, start)
         if found is not None:
             return found.start(), found[0]
@@ -32,4 +32,5 @@ class Marks:
 
 @cache
 def marks(*texts: str) -> Marks:
+    """Return the marks, compiled once per set of texts."""
     return Marks(texts)

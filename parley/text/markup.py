@@ -1,6 +1,6 @@
-"""The markup of one model: which family it belongs to, by its chat template or by name, and what follows from that.
+"""The markup of one model: finds its family, by chat template or by name, and derives how its answers are marked.
 
-Knows texts only, no tokens.
+Handles texts only, no tokens.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from .calls import Form
 from .families import CALLS, THOUGHTS, Calls, Signs, Thoughts
 
 ALPHABET = string.ascii_letters + string.digits
-AUTO, NONE = "auto", "none"  # what an option says instead of a family's name
+AUTO, NONE = "auto", "none"  # option values other than a family's name
 
 
 @dataclass(frozen=True)
 class Markup:
     """How the answers of one model are marked: the pair around reasoning, and the forms of tool calls, best first.
 
-    None and empty for what the model cannot do. ``around``, ``again``, ``begun``, ``silent``, ``leads``, ``short`` and
-    ``channels`` as in ``families``.
+    None or empty if the model has none. The other fields have the meaning they have in ``families``.
     """
 
     think: tuple[str, str] | None = None
@@ -40,20 +39,23 @@ class Markup:
     leads: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     def __bool__(self) -> bool:
-        """Is there anything to tell apart?"""
+        """Whether the answer has any marked parts."""
         return self.think is not None or bool(self.calls)
 
     @cached_property
     def marks(self) -> tuple[str, ...]:
-        """All marks. Where special tokens are in them, the text to be parsed must not hide these."""
+        """Return all marks. A special token in one of them must not be hidden from the text that is parsed."""
         found = [*(self.think or ()), *self.silent, *(mark for form in self.calls for mark in form.marks)]
         if self.channels:
             found.append("<|start|><|channel|><|constrain|><|message|><|end|><|call|><|return|>")
         return tuple(dict.fromkeys(found))
 
     def ids(self, source: str = "") -> Callable[[], str]:
-        """Gives ids for the calls of one answer, in the family's form; the same ``source`` gives the same ones, for
-        another server may go on with an answer. Without one they are drawn."""
+        """Return a function that makes ids for the calls of one answer, in the family's format.
+
+        The same ``source`` gives the same ids, so that another server can continue an answer. Without one the ids are
+        random.
+        """
         numbers = count()
         source = source or os.urandom(12).hex()
 
@@ -70,10 +72,10 @@ PLAIN = Markup()
 
 
 def detect(template: str, tools: str = AUTO, reasoning: str = AUTO) -> Markup:
-    """The markup of the family that a chat template belongs to, told by the marks in it.
+    """Return the markup of the family whose marks occur in a chat template.
 
-    ``tools`` and ``reasoning``: names of families to take instead, "none" to tell nothing apart. Raises ValueError with
-    the names that there are.
+    ``tools`` and ``reasoning``: family names to use instead, or "none" to parse no calls or no reasoning. Raises
+    ValueError, which lists the known names, for an unknown one.
     """
     calls: Calls | None = _choose(CALLS, template, tools)
     thoughts: Thoughts | None = _choose(THOUGHTS, template, reasoning)
@@ -91,12 +93,12 @@ def detect(template: str, tools: str = AUTO, reasoning: str = AUTO) -> Markup:
 
 
 def names(rows: tuple[Any, ...]) -> list[str]:
-    """All names that rows of a table are known by."""
+    """Return all names and aliases in the rows of a table, sorted."""
     return sorted({name for row in rows for name in (row.name, *row.aliases)})
 
 
 def plain(name: str) -> str:
-    """A name as names are compared: people write them with any hyphens and capitals."""
+    """Return a name in the form used to compare names: lower case, "_" for "-"."""
     return name.lower().replace("-", "_")
 
 
@@ -108,7 +110,7 @@ def _choose(rows: tuple[Any, ...], template: str, name: str) -> Any:
     for row in rows:
         if plain(name) in map(plain, (row.name, *row.aliases)):
             return row
-    raise ValueError(f"There is no family {name!r}; there are {', '.join([AUTO, NONE, *names(rows)])}.")
+    raise ValueError(f"Unknown model family {name!r}. It must be one of: {', '.join([AUTO, NONE, *names(rows)])}.")
 
 
 def _fits(signs: Signs, template: str) -> bool:
@@ -116,9 +118,9 @@ def _fits(signs: Signs, template: str) -> bool:
 
 
 def begins_thinking(markup: Markup, prompt: str, continued: bool) -> bool:
-    """Whether the rendered prompt leaves a reasoning block open for the model to go on in, or one begins anyway.
+    """Whether the answer starts inside reasoning: the prompt leaves a block open, or the model always starts with one.
 
-    ``continued``: the prompt ends inside a turn begun by the client, so the block may hold text already.
+    ``continued``: the prompt ends inside a turn that the client began, so the block may hold text already.
     """
     if markup.think is None:
         return False
@@ -130,19 +132,19 @@ def begins_thinking(markup: Markup, prompt: str, continued: bool) -> bool:
     return continued and prompt.rfind(opening) > prompt.rfind(closing)
 
 
-# Names under which templates read whether to think, and how much.
+# Names of the template variables that switch reasoning on and set how much of it there is.
 SWITCHES = ("enable_thinking", "thinking")
 EFFORT = "reasoning_effort"
 BUDGET = "thinking_budget"  # in tokens; 0 is off
-LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}  # the nearest of the three that every model with levels has
+LEVELS = {"minimal": "low", "xhigh": "high", "max": "high"}  # to the nearest of the three levels every model has
 
 
 def switch(
     variables: Collection[str], options: Mapping[str, Any], thinking: bool | None, effort: str | None
 ) -> dict[str, Any]:
-    """The template's options with what a request says of reasoning; what they say themselves stands.
+    """Return the template's options with a request's reasoning settings added; options that are set already stay.
 
-    ``variables``: names that the template reads. ``thinking`` None: as ``effort`` says, else the model's default.
+    ``variables``: names that the template reads. ``thinking`` None: derived from ``effort``, else the model's default.
     """
     if thinking is None and effort is not None:
         thinking = effort != "none"

@@ -1,7 +1,7 @@
-"""Where two regular parts of a grammar read the same characters: can both end there, and can one go on where the other
-ended? Told by their automata (Glushkov's: a state for each place of a character), side by side.
+"""Compare two regular parts of a grammar: can both match one text, and can one continue where the other ends?
 
-What is too large to be told counts as overlapping. Knows productions; nothing of what is made of the answer.
+The parts' position automata (Glushkov's: one state for each occurrence of a character set) are run side by side. Parts
+that are too large to compare count as overlapping. Depends on productions only.
 """
 
 from __future__ import annotations
@@ -12,25 +12,30 @@ from dataclasses import dataclass
 
 from .productions import ANY, Either, Letter, Name, Node, Repeat, Row, Set, Text, union
 
-PLACES = 4000  # characters of one part
-VISITS = 4 * PLACES  # of its nodes: those of no text may be repeated and named as often
-COPIES = 16  # of what is repeated; what may come more often is taken to come as often as it likes
-STATES = 4000  # of two parts side by side
+PLACES = 4000  # character positions of one part
+VISITS = 4 * PLACES  # nodes of one part: empty nodes add no positions, however often they are repeated or referred to
+COPIES = 16  # copies of a repeated node; a node that may repeat more often is treated as unlimited
+STATES = 4000  # states of two automata side by side
 
 
 class TooLarge(Exception):
-    pass
+    """The automaton of a part would be too large."""
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """``meet``: one text is both parts. ``first`` and ``second``: what each may take where the other has ended."""
+    """How two parts relate.
+
+    ``same_text``: one text matches both. ``first_continues``, ``second_continues``: the characters that may continue
+    that part where the other can end.
+    """
 
     meet: bool
     first: Set
     second: Set
 
     def turned(self) -> Overlap:
+        """Return the same for the parts in reverse order."""
         return Overlap(self.meet, self.second, self.first)
 
 
@@ -38,20 +43,20 @@ ALL = Overlap(True, ANY, ANY)
 
 
 class Automaton:
-    """Of a node without rules that come back to themselves. Raises TooLarge."""
+    """The position automaton of a node without recursive rules. Raises AutomatonTooLarge."""
 
     def __init__(self, node: Node, rules: Mapping[str, Node]):
-        self.letters: list[Set] = []  # by place
-        self.after: list[set[int]] = []  # places that may follow each
+        self.letters: list[Set] = []  # characters of each position
+        self.after: list[set[int]] = []  # positions that may follow each position
         self._rules, self._visits = rules, 0
         _, self.first, self.last = self._places(node)
 
     def then(self, places: Iterable[int]) -> set[int]:
-        """The places that may follow any of these."""
+        """Return the positions that may follow any of ``positions``."""
         return set[int]().union(*(self.after[place] for place in places))
 
     def _places(self, node: Node) -> tuple[bool, set[int], set[int]]:
-        """Add those of a node: whether it may be empty, and where it may begin and end."""
+        """Add a node's positions; return whether it can be empty, and where it can begin and end."""
         self._visits += 1
         if self._visits > VISITS:
             raise TooLarge
@@ -98,7 +103,7 @@ class Automaton:
 
 
 def overlap(one: Automaton, other: Automaton, check: Callable[[], None]) -> Overlap:
-    """Of texts that are not empty. ``check`` is called now and then, and may raise."""
+    """Compare the non-empty texts of two automata. ``check`` is called in every step, and may raise."""
     meet, first, second = False, set[int](), set[int]()
     left = [(one.first, other.first)]
     seen = set[tuple[frozenset[int], frozenset[int]]]()
@@ -123,7 +128,7 @@ def overlap(one: Automaton, other: Automaton, check: Callable[[], None]) -> Over
 def _steps(
     one: Automaton, other: Automaton, first: set[int], second: set[int]
 ) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
-    """The places that a character leads to in both, for each kind of character that leads on in both."""
+    """Yield the pairs of position sets that one more character leads to, for each group of characters both accept."""
     sides = [[(low, high + 1, place) for place in places for low, high in part.letters[place]]
              for part, places in ((one, first), (other, second))]  # fmt: skip
     edges = sorted({edge for side in sides for low, high, _ in side for edge in (low, high)})

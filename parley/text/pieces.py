@@ -1,10 +1,11 @@
-"""What one vocabulary entry stands for: its bytes, read off the decoder that a tokenizer.json describes.
+"""The bytes of a vocabulary entry, derived from the decoder that a tokenizer.json describes.
 
 Nearly every language model has a decoder that works token by token (byte-level BPE, SentencePiece with byte fallback,
 WordPiece): the text is the concatenation of each token's bytes, except that the first token may lose a blank. Knowing
-these bytes makes detokenising a concatenation, linear and exact. For any other decoder ``compile_decoder`` says None.
+these bytes makes detokenizing a concatenation, linear and exact. For any other decoder ``compile_decoder`` returns
+None.
 
-The file knows no ids, no special tokens and no files.
+This module knows no ids, no special tokens and no files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character: itself where printable, else the next of U+0100…"""
+    """Map each printable character of byte-level BPE to its byte: itself if printable, else the next from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
@@ -31,12 +32,12 @@ _ALPHABET = _byte_alphabet()
 def _byte_level(token: str) -> bytes:
     try:
         return bytes([_ALPHABET[char] for char in token])
-    except KeyError:  # an added token is written as it is
+    except KeyError:  # added tokens are written as plain text
         return token.encode()
 
 
 def _cleanup(text: str) -> str:
-    """English spacing as WordPiece decoders repair it."""
+    """Remove the blanks before English punctuation and contractions, as WordPiece decoders do."""
     for wide, tight in (
         (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
         (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
@@ -46,9 +47,9 @@ def _cleanup(text: str) -> str:
 
 
 def compile_decoder(decoder: dict[str, Any] | None) -> tuple[Piece, Piece] | None:
-    """Functions from a token to its bytes: (inside a text, at its very start). None: it is not done token by token.
+    """Return two functions from a token to its bytes: (inside a text, at its start). None if not token by token.
 
-    ``decoder``: what stands under "decoder" in a tokenizer.json; None for a tokenizer without (words joined by blanks).
+    ``decoder``: the member "decoder" of a tokenizer.json; None for a tokenizer without one (words joined by blanks).
     """
     if decoder is None:
         return (lambda token: b" " + token.encode()), str.encode
@@ -71,9 +72,9 @@ def _word_piece(prefix: str, cleanup: bool) -> tuple[Piece, Piece]:
 
 
 def _sentence_piece(steps: list[dict[str, Any]]) -> tuple[Piece, Piece] | None:
-    """Replace, Metaspace and ByteFallback on tokens; then Fuse, after which Strip may drop one leading character."""
+    """Compile Replace, Metaspace and ByteFallback, then Fuse, which a Strip of one leading character may follow."""
     replace: list[tuple[str, str]] = []
-    swallow = ""  # a first token loses every one of these (Metaspace)
+    swallow = ""  # the first token loses all of these (Metaspace)
     strip = b""  # the text loses one of these at its start
     fallback = fused = False
     for step in steps:

@@ -1,8 +1,8 @@
-"""How much of a text that a client predicted stands in the answer, as OpenAI's usage tells it.
+"""Counts how much of a client's predicted output occurs in the answer, for OpenAI's usage.
 
-A token of the prediction counts as accepted where the answer has it, once, and as rejected where it does not. The
-answer has it while it follows the prediction, from its beginning or from any place where a run of a few tokens of both
-agrees. So the number depends on the two texts alone, and not on how many drafts an engine found worth their time.
+Each token of the prediction counts once: as accepted if the answer contains it, else as rejected. The answer contains
+tokens while it follows the prediction, from its beginning or from any place where a run of a few tokens matches. The
+count thus depends on the two texts alone and not on how many draft tokens the engine tried.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-RUN = 4  # tokens that agree before an answer that has left the prediction counts as following it again
+RUN = 4  # matching tokens before an answer that left the prediction counts as following it again
 
 
 class Predicted:
-    """The tokens of a prediction, and where each run of them ends."""
+    """The tokens of a predicted output, with an index of where each run of them ends."""
 
     def __init__(self, token_ids: Sequence[int]):
         self.token_ids = list(token_ids)
@@ -25,7 +25,7 @@ class Predicted:
             self._ends.setdefault(tuple(self.token_ids[end - self.run : end]), []).append(end)
 
     def end(self, run: tuple[int, ...], after: int) -> int | None:
-        """Where this run ends: at the first place from ``after`` on, or else the first of all; None: nowhere."""
+        """Return where this run ends: the first place at or after ``after``, else the first of all; None if nowhere."""
         ends = self._ends.get(run)
         if ends is None:
             return None
@@ -34,22 +34,24 @@ class Predicted:
 
 
 class Follower:
-    """One answer beside a prediction, token by token. ``accepted``: of the prediction, so many are in it."""
+    """Compares one answer with a prediction, token by token. ``accepted_count``: predicted tokens found."""
 
     def __init__(self, predicted: Predicted):
         self.accepted = 0
         self._predicted = predicted
         self._found = bytearray(len(predicted.token_ids))
         self._last: deque[int] = deque(maxlen=predicted.run)
-        self._place = 0  # how far the answer has come in the prediction
+        self._place = 0  # position in the prediction that the answer has reached
         self._follows = True
-        self._loose = 0  # tokens since the last that was accepted
+        self._loose = 0  # tokens since the last accepted one
 
     @property
     def rejected(self) -> int:
+        """Return the number of predicted tokens that did not occur."""
         return len(self._found) - self.accepted
 
     def push(self, id: int) -> None:
+        """Add one token of the answer."""
         ids, place = self._predicted.token_ids, self._place
         self._last.append(id)
         self._loose += 1

@@ -1,6 +1,6 @@
-"""A request's prompt, made ready for the engine: token ids, and what is known of how the answer will be written.
+"""Prepares a request's prompt for the engine: its token ids, and how the answer will be marked up.
 
-Knows the tokenizer, the template and the neutral prompt; nothing of engines or APIs.
+Knows the tokenizer, the chat template and the neutral prompt, but no engine and no API.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .template import ChatTemplate
 from .tokenizer import Tokenizer, read_json
 
 ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-TAIL = 16  # tokens at the end of a prompt in which a closing mark is looked for
+TAIL = 16  # tokens at the end of a prompt that are searched for a closing mark
 
 
 @dataclass(frozen=True)
 class Customs:
-    """What sentence-transformers puts before a text that a vector is made of, by name, and which of it is usual."""
+    """The prompts that sentence-transformers puts before a text to embed, by name, and the name of the default one."""
 
     prompts: dict[str, str] = field(default_factory=dict)
     usual: str | None = None
-    lower: bool = False  # texts are read in lower case
+    lower: bool = False  # lower-case the texts
 
     @classmethod
     def load(cls, folder: Path) -> Customs:
-        """From a model folder. Raises BadTokenizer."""
+        """Load the prompts of a model folder. Raises BadTokenizer."""
         said = read_json(folder / "config_sentence_transformers.json")
         prompts, usual = said.get("prompts"), said.get("default_prompt_name")
         prompts = prompts if isinstance(prompts, dict) else {}
@@ -47,7 +47,7 @@ class Customs:
         return cls(prompts, usual if usual in prompts else None, lower)
 
     def apply(self, text: str, name: str | None) -> str:
-        """The text as it is read. Raises Invalid."""
+        """Return the text with the named (or default) prompt before it. Raises Invalid for an unknown name."""
         name = self.usual if name is None else name
         if name is not None and name not in self.prompts:
             known = ", ".join(sorted(self.prompts)) or "none"
@@ -60,8 +60,9 @@ class Customs:
 class Prepared:
     """A prompt in tokens.
 
-    ``markup``: tells the parts of the answer; ``thinking``: it begins inside reasoning; ``tools``: those it may call;
-    ``single``: it may make one call at most, and is at its end with that. ``predicted``: what it may well be.
+    ``markup``: how to parse the answer. ``starts_in_reasoning``: the prompt opens the reasoning or the model always
+    reasons. ``tools``: the tools the answer may call. ``single_call``: it may make only one call and finishes with it.
+    ``predicted``: the client's predicted output.
     """
 
     token_ids: list[int]
@@ -73,9 +74,10 @@ class Prepared:
 
 
 class Language:
-    """All that one model needs to read prompts: its tokenizer, its chat template, the markup of its family.
+    """Reads the prompts of one model: its tokenizer, its chat template and the markup of its family.
 
-    ``advice``: how its makers would sample from it, as far as they say. ``customs``: how they would embed with it.
+    ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
+    prompts that they put before texts to embed.
     """
 
     def __init__(
@@ -95,9 +97,10 @@ class Language:
 
     @classmethod
     def load(cls, folder: str | Path, tools: str = AUTO, reasoning: str = AUTO) -> Language:
-        """From a model folder in Hugging Face format. Raises BadTokenizer.
+        """Load from a model folder in Hugging Face format. Raises BadTokenizer.
 
-        ``tools`` and ``reasoning``: families by name (ValueError if there is none), where the template does not tell.
+        ``tools`` and ``reasoning``: names of families to use if the template does not identify them (ValueError for an
+        unknown name).
         """
         tokenizer = Tokenizer.load(folder)
         template = ChatTemplate.load(folder, tokenizer)
@@ -113,12 +116,12 @@ class Language:
         *,
         pooling: Pooling | None = None,
     ) -> Prepared:
-        """Render and encode. Takes long for a long prompt (run it in a thread). Raises BadRequest.
+        """Render and encode a prompt. Slow for a long prompt, so run it in a thread. Raises BadRequest.
 
-        With ``limit``, the context length, a text that is hopelessly longer is refused before all of it was read
-        (ContextLength). What comes back may still be too long. With ``cut`` only so many tokens of the end that is
-        kept come back, and of a hopelessly longer text no more is read. Of a beginning, and of what a vector is made
-        of as ``pooling`` says, the marks around it are among them.
+        With ``limit``, the context length, a text that is far too long is refused before all of it is encoded
+        (ContextLength); a prompt that is only somewhat too long is returned as it is. With ``cut``, at most ``cut``
+        tokens of the end named by ``keep`` are returned, and of a far longer text only a part is encoded. The special
+        tokens around a prompt count towards ``cut`` if its head is kept or it is embedded (``pooling``).
         """
         marked = keep == "head" or pooling is not None
         encode = partial(length.encode, self.tokenizer, limit=limit, cut=cut, keep=keep, marked=marked)
@@ -131,7 +134,7 @@ class Language:
             ids = encode(text, prompt.special)
             if pooling is not None:
                 return Prepared(ids)
-            if keep == "head" and cut is not None:  # how the answer begins is for what was left to say
+            if keep == "head" and cut is not None:  # the start of the answer depends on the text that is left
                 text = self.tokenizer.decode(ids, skip_special=False)
             markup = answer.readable(self.markup, prompt)
             thinking = begins_thinking(markup, text, prompt.continue_final)
@@ -142,11 +145,11 @@ class Language:
         return Prepared(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
 
     def predict(self, text: str, limit: int) -> Predicted | None:
-        """A text that may be the answer, as far as so many tokens go; None for an empty one."""
+        """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""
         return Predicted(self.tokenizer.encode(text[: length.PROBE * limit], special=False)[:limit]) if text else None
 
     def render(self, chat: Chat) -> str:
-        """A conversation as the model reads it. Raises BadRequest."""
+        """Render a conversation as the model reads it. Raises BadRequest."""
         if _forced(chat) and chat.tools and not self.markup.calls and "tools" not in self.template.text:
             chat = answer.told(chat)
         thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
@@ -154,9 +157,9 @@ class Language:
         return self.template.render(msgspec.structs.replace(chat, options=options))
 
     def found(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
-        """What ``compile`` gives, if that takes no time; None if it does.
+        """Return the result of ``compile_answer_grammar`` if it is available at once, else None.
 
-        To write the grammar of a hundred tools does, so it is known by what it is made of.
+        Writing the grammar of a hundred tools is slow, so it is looked up by a digest of its inputs.
         """
         if isinstance(prompt, Chat) and prompt.tools:
             if grammar is None and answer.unbound(prompt):
@@ -169,13 +172,13 @@ class Language:
             return ""
         try:
             return self.grammars.find(form)
-        except Invalid:  # there may be a way around it
+        except Invalid:  # ``compile_answer_grammar`` may find a way around it
             return None
 
     def compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
-        """What the answer has to follow, of the form asked for and the tools, as the engine reads it; "": nothing.
+        """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.
 
-        Takes up to seconds: for ``grammar.WORKERS``. Raises Invalid.
+        Takes up to seconds, so run it in ``compiler.COMPILE_WORKERS``. Raises Invalid.
         """
         made = self._compile(prompt, grammar)
         if isinstance(prompt, Chat) and prompt.tools and (key := _key(prompt, grammar)) is not None:
@@ -184,7 +187,7 @@ class Language:
 
     def _compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
         if _forced(prompt) and grammar is not None:
-            self.grammars.get(grammar)  # it has no say, but is not to be wrong
+            self.grammars.get(grammar)  # a forced call replaces it, but an invalid one is still refused
         try:
             form = self._form(prompt, grammar)
             return self.grammars.get(form) if form is not None else ""
@@ -203,7 +206,7 @@ class Language:
         return answer.compose(markup, self.grammars.lark, prompt, grammar, loose)
 
     def spellings(self, words: Sequence[str]) -> list[list[int]]:
-        """The tokens of each word at the beginning of a text, and behind a blank where those are others."""
+        """Return the token ids of each word at the start of a text and after a blank, if these differ."""
         found: list[list[int]] = []
         for word in words:
             text = word.lstrip()
@@ -214,20 +217,20 @@ class Language:
         return found
 
     def bound(self, ready: Prepared, budget: int) -> Thinking | None:
-        """A limit to the reasoning of an answer; None where the answer has no marks to tell it by."""
+        """Return a limit of ``budget`` tokens for the reasoning, or None if the model has no reasoning marks."""
         think = ready.markup.think
         if think is None:
             return None
         close, bare = (self.tokenizer.encode(f"{line}{think[1]}\n\n", special=False) for line in ("\n", ""))
-        line = len(close) - len(bare)  # the end of a line before the mark, which is of the reasoning
+        line = len(close) - len(bare)  # tokens of the line break before the mark; they count as reasoning
         if line > budget:
             return Thinking(*think, ready.thinking, budget, bare)
         return Thinking(*think, ready.thinking, budget - line, close)
 
     def gate(self, grammar: str, ready: Prepared, plain: bool) -> str:
-        """A compiled grammar as one for the whole answer, reasoning included where there may be some.
+        """Return a compiled grammar for the whole answer, with reasoning before it if the answer may have some.
 
-        Where parts are not told apart (``plain``), there is only what the prompt has begun.
+        With ``plain`` the answer is not parsed into parts, so only reasoning that the prompt has opened is allowed.
         """
         think = ready.markup.think
         if not grammar or think is None or not (ready.thinking or (not plain and self._may_think(ready, think))):
@@ -235,12 +238,12 @@ class Language:
         return self.grammars.behind(grammar, think, ready.thinking)
 
     def _may_think(self, ready: Prepared, think: tuple[str, str]) -> bool:
-        """Whether an answer may begin with reasoning: not where the prompt has closed that already."""
+        """Whether the answer may begin with reasoning: it may not if the prompt has closed it already."""
         end = self.tokenizer.decode(ready.token_ids[-TAIL:], skip_special=False)
         return not end.rstrip().endswith(think[1])
 
     def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
-        """A prompt's text, rendered if it is a conversation, its tokens, and the characters that each stands for."""
+        """Return a prompt's text (rendered, for a conversation), its token ids, and each token's character span."""
         if isinstance(prompt, Chat):
             text, special = self.render(prompt), prompt.special
         elif isinstance(prompt, Text):
@@ -251,12 +254,12 @@ class Language:
 
 
 def _forced(prompt: Prompt) -> bool:
-    """Whether the answer has to be calls, whatever form is asked for."""
+    """Whether the answer must consist of calls, for any requested format."""
     return isinstance(prompt, Chat) and prompt.choice == "required"
 
 
 def _key(chat: Chat, grammar: Grammar | None) -> bytes | None:
-    """A digest of all that the grammar of an answer which may call is made of; None where that cannot be written."""
+    """Return a digest of all inputs to the grammar of an answer that may call, or None if they cannot be encoded."""
     try:
         made = msgspec.json.encode([chat.tools, chat.choice, chat.only, chat.allowed, chat.parallel, grammar])
     except (RecursionError, UnicodeEncodeError, TypeError):
@@ -269,6 +272,6 @@ def _turn(prompt: Text) -> Chat:
 
 
 def _advice(folder: Path) -> dict[str, float]:
-    """What generation_config.json says of sampling, where it is a number. Raises BadTokenizer."""
+    """Return the numeric sampling values in generation_config.json. Raises BadTokenizer."""
     said = read_json(folder / "generation_config.json")
     return {name: said[name] for name in ADVICE if isinstance(said.get(name), int | float) and said[name] is not True}

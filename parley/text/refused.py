@@ -1,5 +1,5 @@
-"""The reason for which a form of answers is not followed, until whoever knows who asked for it tells. Knows nothing."""
+"""The error of a grammar that cannot be enforced, before the caller adds which member of the request asked for it."""
 
 
 class Refused(Exception):
-    """Why a grammar cannot be followed, as the end of a sentence; whoever asked for it is named where it is told."""
+    """A grammar cannot be enforced. The message is the end of a sentence; the caller names the request's member."""

@@ -1,16 +1,16 @@
-"""The parts of a model's answer: reasoning, content, tool calls, told apart while the text arrives.
+"""Output parser: splits a model's answer into reasoning, content and tool calls while the text arrives.
 
-``Regions`` parses one answer by the ``Markup`` of the model's family. Any cutting of a text into pieces gives
-the same events once neighbours are joined, and time is linear in the text: no form of calls reads anything twice.
+``OutputParser`` parses one answer by the ``Markup`` of the model's family. Cutting the text differently into pieces
+gives the same events once neighbours are joined. The time is linear in the text: no form of calls reads anything twice.
 
-What only sets the marks apart is dropped: blank lines before a call and before the mark that ends reasoning, newlines
-behind that and behind the one that begins it, and those behind a call that no content comes before. So is the mark that
-ends reasoning where an answer begins with it. A call whose head is not what the family writes is content, mark and all.
-Calls in reasoning are reasoning; but where the answer ends with them, and nothing has ended that, they are meant. Once
-its name is known a call is announced and can no longer be taken back: then its arguments are passed on as they come,
-complete or not.
+Blanks that only separate marks are dropped: blank lines before a call and before the mark that ends reasoning,
+newlines after that mark and after the one that starts reasoning, and newlines after a call if no content preceded it.
+A mark that ends reasoning is dropped too if an answer starts with it. If the head of a call does not fit the family's
+form, it is content, mark included. Calls inside reasoning are reasoning, unless the answer ends with them while the
+reasoning is still open: then they are real calls. A call is announced as soon as its name is known and cannot be taken
+back; its arguments are then passed on as they arrive, complete or not.
 
-Knows text only: no tokens, no requests.
+Handles text only: no tokens, no requests.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ Region = tuple[Part, str, CallDelta | None]
 
 
 class Regions:
-    """Parser of one answer. ``thinking``: it begins inside a reasoning block. ``calls``: how many were announced.
+    """Parser of one answer. ``call_count``: how many calls were announced.
 
-    ``tools``: those of the request, for forms that need their names or the types of their parameters.
+    ``starts_in_reasoning``: the answer starts inside a reasoning block. ``tools``: those of the request, for forms that
+    need their names or the types of their parameters.
     """
 
     def __init__(
@@ -52,20 +53,20 @@ class Regions:
         self._watch()
         self._new_id = new_id or markup.ids()
         self._tools = tools if tools is not None else Tools()
-        self._text = ""  # unread; between pushes only what may become a mark
+        self._text = ""  # unread; between pushes only a suffix that may become a mark
         self._at = 0
-        self._blanks: list[str] = []  # held back: dropped before a mark, given out before text
+        self._blanks: list[str] = []  # held back: dropped before a mark, emitted before text
         self._trim = thinking  # drop newlines until the first text of this region
         self._around = markup.around
-        self._closing = ""  # the mark that ends what content is wrapped in
+        self._closing = ""  # the mark that closes the wrapper around content
         self._after_call = False  # nothing but blanks since the last call
         self._spoken = False  # there was content
-        self._fresh = True  # nothing was said since a mark
+        self._fresh = True  # no text since a mark
         self._reader: CallReader | None = None
-        self._others: list[Form] = []  # to be tried if the reader's form does not fit
-        self._failed = ""  # the most text that a form took before it did not
+        self._others: list[Form] = []  # forms to try if the reader's form does not fit
+        self._failed = ""  # the longest text consumed by a form that did not fit
         self._draft: Draft | None = None
-        # Unbound, so that a parser does not refer to itself and goes as soon as its answer does.
+        # The states are unbound so that a parser does not refer to itself and is freed along with its answer.
         start = Regions._reasoning if thinking and not markup.begun else Regions._beginning
         self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._opening
         self._out: list[Region] = []
@@ -82,7 +83,7 @@ class Regions:
         return self.calls > 1 or (self.calls == 1 and (self._reader is None or not self._reader.inside))
 
     def push(self, piece: str) -> list[Region]:
-        """What is certain now, in order: (part, text, call); ``call`` is set and the text empty when part is "tool"."""
+        """Return the parts certain now, in order: (part, text, call). For part "tool" the text is empty."""
         self._out = []
         self._text, self._at = self._text[self._at :] + piece, 0
         while self._at < len(self._text) and self._state(self):
@@ -90,7 +91,7 @@ class Regions:
         return self._out
 
     def flush(self) -> list[Region]:
-        """What was held back when the text is at its end."""
+        """Return the parts held back, at the end of the text."""
         self._out = []
         rest, self._text, self._at = self._text[self._at :], "", 0
         if self._reader is not None:
@@ -108,10 +109,10 @@ class Regions:
             self._give(part, "".join(self._blanks))
         return self._out
 
-    # Each state reads on from ``_at`` and returns whether another state has to go on; False: more text is needed.
+    # Each state reads from ``_at`` and returns whether another state must continue; False: more text is needed.
 
     def _beginning(self) -> bool:
-        """The answer may begin with reasoning, with the mark of what was begun, or with the end of what was not."""
+        """Read the start of an answer: a mark that opens reasoning, or one that closes it."""
         assert self._think is not None
         self._hold_newlines()
         following = (Regions._reasoning, Regions._opening)
@@ -128,6 +129,7 @@ class Regions:
         return True
 
     def _reasoning(self) -> bool:
+        """Read reasoning up to its closing mark or to a mark that may start a call."""
         assert self._think is not None and self._leaving is not None
         mark = self._until(self._leaving, "reasoning")
         if mark == self._think[1]:
@@ -140,6 +142,7 @@ class Regions:
         return bool(mark)
 
     def _drafting(self) -> bool:
+        """Read calls inside open reasoning until it is clear whether they are real."""
         assert self._think is not None and self._draft is not None
         end, mark = marks(self._think[1]).find(self._text, self._at)
         self._at = self._draft.read(self._text[:end], self._at)
@@ -155,7 +158,7 @@ class Regions:
         return True
 
     def _opening(self) -> bool:
-        """Content begins: it may be wrapped in marks, or be a call that needs none."""
+        """Read the start of content: it may be wrapped in marks, or be a call without marks."""
         if not self._trimmed():
             return False
         self._hold_newlines()
@@ -176,11 +179,12 @@ class Regions:
         if self._bare and any(form.trigger.startswith(self._text[self._at :]) for form in forms):
             return False
         self._state = Regions._content
-        if self._bare:  # what begins with a mark may begin like a call without
+        if self._bare:  # a marked form may start like an unmarked one
             self._call([form for form in forms if self._text.startswith(form.trigger, self._at)])
         return True
 
     def _content(self) -> bool:
+        """Read content up to the next mark."""
         if not self._trimmed():
             return False
         if self._watched is None:
@@ -205,13 +209,14 @@ class Regions:
         return bool(mark)
 
     def _call(self, forms: list[Form]) -> None:
-        """Read on after the first of the forms, if there is any, and keep the others for when it does not fit."""
+        """Start to read a call in the first of the forms, if any; keep the others in case it does not fit."""
         if forms:
             form, *self._others = forms
             self._reader = CallReader(form, self.calls, self._new_id, self._tools)
             self._state = Regions._calling
 
     def _calling(self) -> bool:
+        """Read a block of calls; if its form does not fit, try the next one."""
         reader = self._reader
         assert reader is not None
         self._at, deltas = reader.read(self._text, self._at)
@@ -228,7 +233,7 @@ class Regions:
                 self._call(self._others)
                 return True
             raw, self._failed = self._failed, ""
-            self._at += len(raw)  # no form reads it once more
+            self._at += len(raw)  # no form reads it again
         self._reader = None
         self._state = Regions._content
         if reader.calls:
@@ -240,13 +245,13 @@ class Regions:
         return True
 
     def _back(self, text: str) -> None:
-        """Take back what was read last."""
+        """Unread the last ``text``."""
         self._at -= len(text)
-        if self._at < 0:  # it began in an earlier piece
+        if self._at < 0:  # the text began in an earlier piece
             self._text, self._at = text + self._text[self._at + len(text) :], 0
 
     def _until(self, watched: Marks, part: Part) -> str:
-        """Give out text up to the first of the marks, and return that; empty if none has come yet."""
+        """Emit text up to the first of the marks and return that mark, or "" if none has come yet."""
         if not self._trimmed():
             return ""
         end, mark = watched.find(self._text, self._at)
@@ -255,7 +260,7 @@ class Regions:
         return mark
 
     def _trimmed(self) -> bool:
-        """Drop newlines at the start of a region; False while there is nothing else."""
+        """Drop newlines at the start of a part. Return False while there is nothing else."""
         if self._trim:
             self._hold_newlines()
             self._blanks.clear()
@@ -269,12 +274,12 @@ class Regions:
         self._hold(self._text[start : self._at])
 
     def _watch(self, *closing: str) -> None:
-        """What may end a piece of content from here on."""
+        """Set the marks that may end a piece of content from here on."""
         watched = tuple(filter(None, (*self._triggers, self._anew, *self._silent, *closing)))
         self._watched = marks(*watched) if watched else None
 
     def _turn(self) -> None:
-        """Another part begins here, behind a mark."""
+        """Start another part, after a mark."""
         self._trim = self._fresh = True
         self._blanks.clear()
 
@@ -283,7 +288,7 @@ class Regions:
             self._blanks.append(blanks)
 
     def _say(self, part: Part, text: str) -> None:
-        """Text of a part. Blanks at its end are held back from the first line break on, or all if nothing was said."""
+        """Emit text, holding back the blanks at its end from the first line break on (all of them after a mark)."""
         end = len(text.rstrip(BLANKS))
         if end or not (self._fresh or self._blanks):
             line = text.find("\n", end)

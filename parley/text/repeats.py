@@ -1,6 +1,6 @@
-"""Whether an output has come to say the same over and over: a pattern of tokens, several times in a row, at its end.
+"""Detects an output that repeats itself: the same pattern of tokens several times in a row at its end.
 
-Knows token ids and no text.
+Handles token ids only, no text.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from parley.types import Repetition
 
 
 class Repeats:
-    """One choice's tokens, as they come. What a token costs grows with how often it came lately, not with sizes."""
+    """Watches one choice's tokens. The cost of a token grows with its recent occurrences, not with pattern sizes."""
 
     def __init__(self, wish: Repetition):
         self._wish = wish
         self._count = 0  # tokens so far
-        self._places: defaultdict[int, deque[int]] = defaultdict(deque)  # of each token, no further back than matters
-        self._runs: dict[int, int] = {}  # by size of pattern: how many tokens in a row are those of so far before
+        self._places: defaultdict[int, deque[int]] = defaultdict(deque)  # recent positions of each token
+        self._runs: dict[int, int] = {}  # by pattern size: number of last tokens equal to the token that far before
 
     def push(self, id: int) -> bool:
-        """One more token: are the last ones ``wish.count`` times the same pattern?"""
+        """Add one token. Return whether the last tokens are one pattern, repeated ``limits.count`` times."""
         places, here = self._places[id], self._count
         while places and here - places[0] > self._wish.most:
             places.popleft()

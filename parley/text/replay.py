@@ -1,7 +1,7 @@
-"""Past turns as a model's chat template wants to read them, above all those that called tools.
+"""History formatter: writes past turns, above all those with tool calls, as a model's chat template expects them.
 
-Clients send turns in OpenAI's form; templates differ in what they read of it. What a template needs is told by its
-source. Knows templates as texts only.
+Clients send turns in OpenAI's format; templates differ in the members they read. The source of a template shows which
+ones it needs. Handles templates as texts only.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .markup import ALPHABET, detect
 Turn = dict[str, Any]
 
 NINE = re.compile(r"length\s*(!=|<|>=)\s*9")  # Mistral's templates refuse ids of other lengths
-NUMBERED = "<|tool_call_argument_begin|>"  # Kimi's write the id where others write the name
-SINGLE = "single tool-calls at once"  # Llama's refuse turns with several calls
+NUMBERED = "<|tool_call_argument_begin|>"  # Kimi's templates write the id where others write the name
+SINGLE = "single tool-calls at once"  # Llama's templates refuse turns with several calls
 RESPONSES = re.compile(
     r"""[.'"]tool_responses\b"""
-)  # Gemma's first read results in the turn that called; later ones read turns of tools too
-RESULTS = "tool_call_id"  # what those read that do
-CALLS = "tool_calls"  # templates that do not read these show calls where content says them
-EITHER = "content and message.thinking"  # gpt-oss's refuses turns that have both and call
+)  # Gemma's first templates read results in the turn that called; later ones read turns of tools too
+RESULTS = "tool_call_id"  # occurs in templates that read turns of tools
+CALLS = "tool_calls"  # templates without it see calls only as part of the content
+EITHER = "content and message.thinking"  # gpt-oss's template refuses turns with calls that have both
 
 
 class Arguments(dict[str, Any]):
-    """A call's arguments: an object for templates that read one, and where they write it, the text that was sent."""
+    """A call's arguments: an object if the template reads one; when printed, the text that the client sent."""
 
     def __init__(self, value: dict[str, Any], text: str):
         super().__init__(value)
@@ -48,7 +48,7 @@ class Arguments(dict[str, Any]):
 
 
 def turns(messages: Sequence[Message], source: str) -> list[Turn]:
-    """The conversation for the template with that source. What is None is absent."""
+    """Return the conversation for the template with this source. Members that are None are left out."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     ids = _ids(messages, source)
     made = [_turn(message, names, ids) for message in messages]
@@ -62,6 +62,7 @@ def turns(messages: Sequence[Message], source: str) -> list[Turn]:
 
 
 def _turn(message: Message, names: dict[str, str], ids: dict[str, str]) -> Turn:
+    """Return one message as a template reads it."""
     reasoning = message.reasoning
     of = message.tool_call_id
     calls = [
@@ -83,7 +84,7 @@ def _turn(message: Message, names: dict[str, str], ids: dict[str, str]) -> Turn:
 
 
 def _read(call: ToolCall) -> Any:
-    """An object where the arguments are one, else their text."""
+    """Return a call's arguments as an object if they are one, else as text."""
     if not call.arguments.strip():
         return Arguments({}, "{}")
     try:
@@ -94,7 +95,7 @@ def _read(call: ToolCall) -> Any:
 
 
 def _ids(messages: Sequence[Message], source: str) -> dict[str, str]:
-    """New ids of calls, where the template does not take those that there are."""
+    """Return new call ids, by old id, for those that the template would refuse."""
     calls = [call for message in messages for call in message.tool_calls]
     if NINE.search(source):
         ids = [*(call.id for call in calls), *(message.tool_call_id or "" for message in messages)]
@@ -106,13 +107,14 @@ def _ids(messages: Sequence[Message], source: str) -> dict[str, str]:
 
 
 def _short(id: str) -> str:
+    """Return nine letters and digits derived from an id."""
     return "".join(
         ALPHABET[byte % len(ALPHABET)] for byte in hashlib.sha256(id.encode("utf-8", "replace")).digest()[:9]
     )
 
 
 def _said(turn: Turn, form: Form) -> Turn:
-    """Calls at the end of the turn's content, as the model writes them."""
+    """Return the turn with its calls written at the end of its content, in the model's own form."""
     calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in turn.get(CALLS, ())]
     if not calls or not all(isinstance(arguments, dict) for _, _, arguments in calls):
         return turn
@@ -121,7 +123,7 @@ def _said(turn: Turn, form: Form) -> Turn:
 
 
 def _joined(turn: Turn) -> Turn:
-    """Content that stands before calls, as the end of the thoughts that led to them."""
+    """Return the turn with content that precedes calls appended to the reasoning before them."""
     if "tool_calls" not in turn or not turn.get("content") or "thinking" not in turn:
         return turn
     thinking = f"{turn['thinking']}\n\n{turn['content']}"
@@ -129,7 +131,7 @@ def _joined(turn: Turn) -> Turn:
 
 
 def _gathered(made: list[Turn]) -> Iterator[Turn]:
-    """Results of calls in the turns that called."""
+    """Yield the turns with the results of calls moved into the turns that called."""
     caller: Turn | None = None
     for turn in made:
         if turn["role"] == "tool" and caller is not None:
@@ -141,7 +143,7 @@ def _gathered(made: list[Turn]) -> Iterator[Turn]:
 
 
 def _result(content: str) -> Any:
-    """An object where the result is one, else its text."""
+    """Return a call's result as an object if it is one, else as text."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -150,7 +152,7 @@ def _result(content: str) -> Any:
 
 
 def _split(made: list[Turn]) -> Iterator[Turn]:
-    """Turns with one call each, and behind each call its result."""
+    """Yield turns with one call each, and the result of each call after it."""
     results: dict[str, list[Turn]] = {}
     for turn in made:
         if turn["role"] == "tool" and "tool_call_id" in turn:

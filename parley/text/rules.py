@@ -1,8 +1,8 @@
-"""Rules of a grammar for the arguments of one call, in each of the shapes that families write them in.
+"""Grammar rules for the arguments of one tool call, in every notation that model families use.
 
-JSON is left to llguidance, whole. Where arguments stand one by one, the rules hold to which there are, which of them
-must be there, and what each of them is; what a schema says of them together is not enforced then. Knows schemas and
-forms; what is around a call is ``spelling``.
+JSON is left to llguidance as a whole. In notations with one argument after another, the rules enforce which arguments
+there are, which are required, and the value of each; conditions of a schema on several arguments together are not
+enforced. Depends on schemas and call formats; ``tool_grammar`` writes everything around a call.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ from .facets import Schema
 from .lark import Lark, quoted
 from .schema import escapes, references, rerooted
 
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
-DEPTH = 8  # levels of a schema that are followed where JSON is not what is written
-SHARED = ("$defs", "definitions")  # what parts of schemas usually refer to
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as chat templates write JSON
+DEPTH = 8  # levels of a schema that are enforced where the notation is not JSON
+SHARED = ("$defs", "definitions")  # where referenced parts of schemas usually are
 TYPES = ("string", "number", "boolean", "object", "array", "null")
 KEY = "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/"
 ANY = """any: anytext | anyplain | "[" (any ("," any)*)? "]" | "{" (KEY ":" any ("," KEY ":" any)*)? "}\""""
 
 
 class Rules:
-    """Rules that are made while they are needed. Raises Invalid where they become more text than is allowed: a small
-    schema can stand for any number of them."""
+    """Collects the rules for one model's tool calls, each written when it is first needed.
+
+    Raises Invalid when the rules exceed MAX_GRAMMAR_CHARS: a small schema can stand for any number of rules.
+    """
 
     def __init__(self, form: Form, lark: Lark):
         self.lines: list[str] = []
-        self._size = 0  # characters of them
+        self._size = 0  # characters written
         self._names: dict[tuple[str, str], str] = {}  # of rules and terminals, by the rest of their lines
         self.form = form
         self.text = lark.text
         self.mark = lark.mark
         self._root: Schema = {}
-        self._known: dict[tuple[str, int, int], tuple[Any, str]] = {}  # of parts of schemas, which are kept with them
+        self._known: dict[tuple[str, int, int], tuple[Any, str]] = {}  # rules by id(schema), which is kept alive here
 
     def until(self, mark: str, schema: Schema, before: str = "") -> str:
-        """A rule for text up to a mark, which it has nowhere else. ``before``: stands right before the mark."""
+        """Return a rule for text up to a mark that it does not contain. ``before``: stands right before the mark."""
         form = f"/(?s:.{facets.limits(schema)})/{facets.pattern(schema)}"
         if self.mark(mark):
             return self.rule(f"{self.terminal(form)} {self.text(before + mark)}")
@@ -53,10 +55,11 @@ class Rules:
         return self.rule(f"{text} {quoted(before + mark)}", "[lazy]")
 
     def rule(self, body: str, option: str = "") -> str:
-        """The name of a rule, one for all that are the same."""
+        """Return the name of a rule; equal rules are written once."""
         return self._name("r", f"{option}: {body}")
 
     def terminal(self, body: str) -> str:
+        """Return the name of a terminal; equal terminals are written once."""
         return self._name("T", f": {body}")
 
     def _name(self, letter: str, rest: str) -> str:
@@ -66,7 +69,7 @@ class Rules:
         return self._names[letter, rest]
 
     def arguments(self, schema: Schema, bound: bool) -> str:
-        """The name of a rule for arguments that follow the schema: any object if they are not ``bound`` to it."""
+        """Return a rule for arguments that follow the schema, or for any object if not ``follow_schema``."""
         self._root, self._known = schema, {}
         shape = self.form.shape
         if shape in ("object", "named", "keyed"):
@@ -100,7 +103,7 @@ class Rules:
         )
 
     def json(self, schema: Any) -> str:
-        """The name of a rule for JSON that follows a part of the schema."""
+        """Return a rule for JSON that follows a part of the schema."""
         if not isinstance(schema, dict):
             schema = {}
         whole = self._whole(schema)
@@ -108,7 +111,7 @@ class Rules:
         return self.rule(f"%json {json.dumps({**whole, 'x-guidance': options})}")
 
     def _whole(self, schema: Schema) -> Schema:
-        """A part of the schema with all that it refers to."""
+        """Return a part of the schema together with everything it refers to."""
         if schema is self._root or not any(references(schema)):
             return schema
         whole = {key: self._root[key] for key in SHARED if key in self._root} | schema
@@ -117,11 +120,11 @@ class Rules:
         return rerooted(schema, "#/$defs/whole") | {"$defs": {"whole": rerooted(self._root, "#/$defs/whole")}}
 
     def loose(self, schema: Any, depth: int = 0) -> str:
-        """The name of a rule for a value in the notation of shape "loose"."""
+        """Return a rule for a value in the "loose" notation."""
         return self._once(self._loose, schema, depth)
 
     def _once(self, make: Callable[[Any, int], str], schema: Any, depth: int) -> str:
-        """One rule for a part of a schema, however many refer to it: there would be no end of them."""
+        """Write a rule once for each part of the schema and level, so that recursive schemas end."""
         key = make.__name__, id(schema), depth
         if key not in self._known:
             self._known[key] = schema, make(schema, depth)
@@ -165,13 +168,13 @@ class Rules:
         return self._define_any()
 
     def element(self, key: str, schema: Any, depth: int) -> str:
-        """The name of a rule for an element with its tags."""
+        """Return a rule for an element with its tags."""
         form = self.form
         start, end = self.text(f"{form.key[0]}{key}{form.key[1]}"), self.text(f"{key}{form.key[1]}")
         return self.rule(f"{start} {self._once(self._inside, schema, depth)} {end}")
 
     def _inside(self, schema: Any, depth: int) -> str:
-        """The name of a rule for what stands in an element, and what the tag that ends it begins with."""
+        """Return a rule for the content of an element and the beginning of its end tag."""
         while isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and depth < DEPTH:
             schema, depth = follow(schema["$ref"], self._root), depth + 1
         mark = self.form.value[1]
@@ -197,7 +200,7 @@ class Rules:
         return self.until(mark, schema)
 
     def _members(self, schema: Schema, depth: int, bound: bool = True) -> str:
-        """The name of a rule for an object's elements."""
+        """Return a rule for the elements of an object."""
         properties = facets.properties(schema) if bound else {}
         if not properties and (not bound or schema.get("additionalProperties") is not False):
             self._define_key()
@@ -227,7 +230,7 @@ class Rules:
         return self.rule(f"{start} {self.until(mark, schema, lead)} {self.text(end)}")
 
     def _stated(self, start: str, schema: Any) -> Iterator[str]:
-        """An argument and the name of its type, once for each type that it may have. ``start``: its own name."""
+        """Yield an argument with its type name, once for each type the schema allows. ``start``: its own name."""
         form = self.form
         after = self.text(form.value[1])
         found = kinds(schema, self._root) or frozenset(TYPES)
@@ -255,7 +258,7 @@ class Rules:
         return self.rule(f"{start} {self.json({})} {self.text(after)}")
 
     def _row(self, parts: list[tuple[bool, str]], comma: str) -> str:
-        """The parts that must be there, then those that may, with something between them."""
+        """Return a rule for the required parts, then the optional ones, with a separator between them."""
         must, may = ([name for needed, name in parts if needed is wanted] for wanted in (True, False))
         between = quoted(comma)
         tail = '""'
@@ -293,5 +296,5 @@ class Rules:
 
 
 def _times(item: str, least: int, most: int | None) -> str:
-    """An item so many times; nothing where that is never, for which llguidance has no count."""
+    """Return an item with a repeat count; empty for a maximum of 0, which llguidance cannot express."""
     return "" if most == 0 else f"{item}{{{least},{'' if most is None else most}}}"

@@ -1,7 +1,7 @@
-"""JSON schemas made ready for llguidance: what would only annotate is left out, what cannot be enforced is refused.
+"""Prepare JSON schemas for llguidance: drop annotations, and refuse keywords that cannot be enforced.
 
-llguidance itself refuses most keywords that it does not enforce. Knows how schemas stand in one another, and nothing
-but schemas; what a single one asks for is ``keywords``.
+llguidance itself refuses most keywords that it does not enforce. This module walks through nested schemas; the keywords
+of a single schema are the business of ``schema_keywords``.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import Any
 from .keywords import Schema, controlled, plain
 from .refused import Refused
 
-DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and puts the schema into more of it
+DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and wraps the schema in some of its own
 
-MEMBERS = 1000  # properties of one object: what llguidance takes for them grows with their square
+MEMBERS = 1000  # properties of one object: llguidance's cost grows with their square
 
-# Keywords whose value is a schema, a list of them, or an object of them. What stands elsewhere is plain JSON.
+# Keywords whose value is a schema, a list of schemas, or an object of schemas. All other values are plain JSON.
 ONE = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
        "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
 LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
-DATA = ("enum", "const")  # keywords whose values are no schemas
+DATA = ("enum", "const")  # keywords whose values are not schemas
 
-ESCAPES = 'nrbtf\\"'  # that JSON may be written with: \\u would let names that are taken come once more
-OPEN = "a constant in it holds a control character, and objects in it have members besides those that are named"
+ESCAPES = 'nrbtf\\"'  # allowed in JSON; \\u would let a property that is already present appear again
+OPEN = "a constant in it contains a control character, and objects in it may have members that are not named"
 
 
 def too_deep(value: Any, limit: int = DEPTH) -> bool:
-    """Whether JSON is nested deeper than that. Does not recurse."""
+    """Whether JSON is nested deeper than ``limit`` levels. Does not recurse."""
     level = [value]
     for _ in range(limit + 1):
         level = [
@@ -44,7 +44,7 @@ def too_deep(value: Any, limit: int = DEPTH) -> bool:
 
 
 def too_wide(value: Any, limit: int = MEMBERS) -> bool:
-    """Whether an object in the JSON has more properties than that."""
+    """Whether any object in the JSON has more than ``limit`` properties."""
     left = [value]
     while left:
         each = left.pop()
@@ -59,10 +59,11 @@ def too_wide(value: Any, limit: int = MEMBERS) -> bool:
 
 
 def ready(schema: Schema, closed: bool) -> Schema:
-    """A copy of the schema for llguidance. ``closed``: objects have only the members that are named, as far as one
-    schema alone speaks of an object; where several do, each would forbid the members of the others.
+    """Return a copy of the schema for llguidance.
 
-    The schema must not be ``too_deep``. Raises Refused.
+    ``closed``: objects allow only the members that are named, but only where a single schema describes the object;
+    where several do, each would forbid the members of the others. The schema must not be ``too_deep``. Raises
+    GrammarRefused.
     """
     shared = set(_shared(schema, True)) if closed else set()
 
@@ -85,12 +86,12 @@ def ready(schema: Schema, closed: bool) -> Schema:
 
     made = copy(schema, "#", True)
     if isinstance(made, bool):
-        raise Refused("no text has this form")
+        raise Refused("no text can match it")
     return made
 
 
 def escapes(schema: Schema) -> str:
-    """The letters that may follow a backslash where JSON has this form. Raises Refused."""
+    """Return the letters that may follow a backslash in JSON of this schema. Raises GrammarRefused."""
     parts = list(_parts(schema))
     if not any(map(controlled, parts)):
         return ESCAPES
@@ -101,7 +102,7 @@ def escapes(schema: Schema) -> str:
 
 
 def rerooted(value: Any, root: str) -> Any:
-    """A schema whose references to its own parts hold where it stands below ``root``."""
+    """Rewrite the references of a schema to its own parts so that they hold where it stands below ``root``."""
     if isinstance(value, list):
         return [rerooted(each, root) for each in value]
     if not isinstance(value, dict):
@@ -119,12 +120,12 @@ def rerooted(value: Any, root: str) -> Any:
 
 
 def references(schema: Schema) -> Iterator[str]:
-    """What a schema refers to, wherever in it."""
+    """Yield every reference in a schema, at any depth."""
     return (each["$ref"] for each in _parts(schema) if isinstance(each.get("$ref"), str))
 
 
 def _parts(schema: Schema) -> Iterator[Schema]:
-    """A schema and all inside of it."""
+    """Yield a schema and all schemas inside it."""
     left = [schema]
     while left:
         node = left.pop()
@@ -133,7 +134,7 @@ def _parts(schema: Schema) -> Iterator[Schema]:
 
 
 def _inside(node: Schema, alone: bool) -> Iterator[tuple[str, str | int | None, Schema, bool]]:
-    """The schemas directly inside of one: keyword, place under it, schema, and whether it alone speaks of a value."""
+    """Yield the direct subschemas: keyword, key or index under it, subschema, whether it alone describes its value."""
     for key in ONE:
         if isinstance(inner := node.get(key), dict):
             yield key, None, inner, True
@@ -147,13 +148,13 @@ def _inside(node: Schema, alone: bool) -> Iterator[tuple[str, str | int | None, 
 
 
 def _joins(node: Schema) -> bool:
-    """Whether several schemas speak of its value, for it has members as well as parts, or several parts."""
+    """Whether several schemas describe its value: properties next to a combining keyword, or allOf of several."""
     several = isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1
     return several or ("properties" in node and any(key in node for key in ("$ref", "allOf", "anyOf", "oneOf")))
 
 
 def _shared(node: Schema, alone: bool) -> Iterator[str]:
-    """The references that are joined with something else."""
+    """Yield the references that are combined with another schema."""
     if isinstance(node.get("$ref"), str) and (_joins(node) or not alone):
         yield node["$ref"]
     for _, _, inner, single in _inside(node, alone):

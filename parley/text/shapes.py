@@ -1,7 +1,7 @@
-"""What is known of the parts of a grammar's rules: which may be no text, which are regular, which of these are written
-alike, and which read the same characters.
+"""Analyse the parts of grammar rules: which can be empty, which are regular, and which regular parts overlap.
 
-All of it within a time. Knows productions; nothing of lexemes.
+Regular parts that are written alike share a number, their shape. The whole analysis has a limit of processor time.
+Depends on productions, not on lexemes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .overlap import ALL, Automaton, Overlap, TooLarge, overlap
 from .productions import ANY, LAST, Either, Letter, Name, Node, Repeat, Row, Set, Text, names, union
 from .refused import Refused
 
-WIDTHS = ((0x80, 1), (0x800, 0x40), (0x10000, 0x1000), (LAST + 1, 0x40000))  # of characters with one first byte
+WIDTHS = ((0x80, 1), (0x800, 0x40), (0x10000, 0x1000), (LAST + 1, 0x40000))  # (end, characters per first UTF-8 byte)
 
 
 class Shapes:
-    """Numbers for the regular parts of rules."""
+    """Numbers the regular parts of rules, and caches the results of comparing them."""
 
     def __init__(self, rules: dict[str, Node]):
         self.rules = rules
@@ -30,22 +30,22 @@ class Shapes:
                 self._users[each].append(name)
         self._blank: set[str] = set()
         self._find_blank()
-        self._shapes: dict[int, int | None] = {}  # by the node's address
-        self._joined: dict[int, tuple[Node, ...]] = {}  # also by that
+        self._shapes: dict[int, int | None] = {}  # by the node's id()
+        self._joined: dict[int, tuple[Node, ...]] = {}  # by the node's id()
         self._known: dict[Hashable, int] = {}
-        self.nodes: list[Node] = []  # by shape
-        self._regular: dict[str, int | None] = {}  # shapes of the rules that do not come back to themselves
+        self.nodes: list[Node] = []  # one node of each shape
+        self._regular: dict[str, int | None] = {}  # shapes of the rules that are not recursive
         self._find_regular()
         self._automata: dict[int, Automaton | None] = {}
         self._overlaps: dict[tuple[int, int], Overlap] = {}
 
     def check(self) -> None:
-        """Raises Refused when the time is up."""
+        """Raise GrammarRefused if the limit of processor time is reached."""
         if time.thread_time() > self._ends:
             raise Refused(SLOW)
 
     def blank(self, node: Node) -> bool:
-        """Whether it may be no text."""
+        """Whether a node can match the empty text."""
         match node:
             case Text(text):
                 return not text
@@ -61,7 +61,7 @@ class Shapes:
                 return any(map(self.blank, nodes))
 
     def shape(self, node: Node) -> int | None:
-        """A number for all regular parts that are written alike, None for what comes back to itself."""
+        """Return the shape of a regular node: equal for all that are written alike. None if the node is recursive."""
         if isinstance(node, Name):
             return self._regular.get(node.name)
         if isinstance(node, Text | Letter):
@@ -74,7 +74,7 @@ class Shapes:
         return self._shapes[id(node)]
 
     def alternatives(self, node: Either) -> tuple[Node, ...]:
-        """Those of a node that comes back to itself, the regular ones as one."""
+        """Return a node's alternatives; if some are recursive, all regular ones are merged into one."""
         if id(node) not in self._joined:
             regular = tuple(each for each in node.nodes if self.shape(each) is not None)
             others = tuple(each for each in node.nodes if self.shape(each) is None)
@@ -82,7 +82,7 @@ class Shapes:
         return self._joined[id(node)]
 
     def overlap(self, one: int, other: int) -> Overlap:
-        """Of two shapes."""
+        """Compare two shapes. Automata that are too large count as overlapping."""
         if (one, other) not in self._overlaps:
             first, second = self._automaton(one), self._automaton(other)
             made = overlap(first, second, self.check) if first and second else ALL
@@ -91,12 +91,12 @@ class Shapes:
         return self._overlaps[one, other]
 
     def begins(self, shape: int) -> Set:
-        """The characters that it may begin with, and those that share their first byte."""
+        """Return the characters a shape can begin with, and all others whose UTF-8 starts with the same byte."""
         automaton = self._automaton(shape)
         return _widened(union(*(automaton.letters[place] for place in automaton.first))) if automaton else ANY
 
     def divides(self, shape: int) -> bool:
-        """Whether it has parts."""
+        """Whether a shape can be split into smaller parts."""
         node = self.nodes[shape]
         return not isinstance(node, Letter) and not (isinstance(node, Text) and len(node.text) < 2)
 
@@ -123,10 +123,10 @@ class Shapes:
                 left += self._users[name]
 
     def _find_regular(self) -> None:
-        """From the rules that name no others upwards."""
+        """Number the rules, beginning with those that refer to no others."""
         left = {name: len(used) for name, used in self._used.items()}
         found = [name for name, used in left.items() if not used]
-        for name in found:  # grows
+        for name in found:  # the list grows during the loop
             self._regular[name] = self.shape(self.rules[name])
             for user in self._users[name]:
                 left[user] -= 1
@@ -135,7 +135,7 @@ class Shapes:
 
 
 def _widened(letters: Set) -> Set:
-    """These characters and those whose bytes in UTF-8 begin as theirs do."""
+    """Return these characters and all others whose UTF-8 starts with the same byte."""
     made, start = [], 0
     for end, width in WIDTHS:
         for low, high in letters:

@@ -1,7 +1,7 @@
-"""How a model has to write tool calls, as a grammar: the marks of its family, the names of the tools, their schemas.
+"""The grammar of tool calls: the marks of the model's family, the names of the tools, and their schemas.
 
-The grammar is a text in llguidance's dialect of Lark. Marks that are special tokens are written as such, for text never
-matches these. Knows schemas and marks; nothing of matchers or engines.
+The grammar is a text in llguidance's dialect of Lark. Marks that are special tokens are written by id, because text
+never matches them. Depends on schemas and marks, not on matchers or engines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .markup import Markup
 from .rules import Rules
 
 FREE = "TEXT: /(?s:.*)/"
-BEGIN, FINAL = "<|start|>assistant", "<|channel|>final<|message|>"  # what stands before content in channels
+BEGIN, FINAL = "<|start|>assistant", "<|channel|>final<|message|>"  # written before content by models with channels
 
 
 def calls_grammar(
@@ -30,15 +30,15 @@ def calls_grammar(
     required: bool,
     only: str | None = None,
 ) -> str:
-    """The grammar of an answer, behind its reasoning, that may or must call tools.
+    """Return the grammar of an answer (after its reasoning) that may or must call tools.
 
-    ``required``: the answer is a call of one of the tools, or of ``only`` that one, with arguments that follow its
-    schema; with ``parallel`` there may be several. Otherwise it is free text in which what begins as a call is one: of
-    a tool that there is, with arguments that are an object and follow the schema if the tool is ``strict``.
-    ``lark`` writes the model's marks. Raises Invalid if the model cannot call, or there is no such tool.
+    ``required``: the answer is a call of one of the tools (only ``only``, if given) whose arguments follow its schema;
+    with ``parallel``, one or more calls. Otherwise the answer is free text, but text that begins like a call has to be
+    one: a call of an existing tool whose arguments are an object, and follow the schema if the tool is ``strict``.
+    ``lark`` writes the model's marks. Raises Invalid if the model's family has no tool calls, or there is no such tool.
     """
     if not markup.calls:
-        raise Invalid("The model has no form of tool calls that is known.", field="tools")
+        raise Invalid("The model has no form of tool calls that is supported.", field="tools")
     functions = [function for function in map(_function, tools) if only is None or function["name"] == only]
     if not functions:
         raise Invalid("tool_choice names a function that is not among the tools.", field="tool_choice")
@@ -55,7 +55,7 @@ def calls_grammar(
 
 
 def _call(rules: Rules, function: dict[str, Any], bound: bool) -> str:
-    """One tool's calls, without the marks around every call. ``bound``: to its schema."""
+    """Return one tool's calls, without the marks around each. ``follow_schema``: its arguments follow its schema."""
     form, name = rules.form, function["name"]
     schema = function.get("parameters") if bound else None
     arguments = rules.arguments({"type": "object"} | schema if isinstance(schema, dict) else {"type": "object"}, bound)
@@ -80,7 +80,7 @@ def _call(rules: Rules, function: dict[str, Any], bound: bool) -> str:
 
 
 def lead(lark: Lark, texts: Sequence[str]) -> str:
-    """One of the texts or none."""
+    """Return one of the texts, optional; empty if there are none."""
     return f"({' | '.join(map(lark.text, texts))})?" if texts else ""
 
 
@@ -92,19 +92,19 @@ def _block(rules: Rules, calls: str, parallel: bool, lead: str) -> list[str]:
 
 
 def _each(rules: Rules, calls: str) -> str:
-    """The rule of a call with the marks around it."""
+    """Return the rule of a call with the marks around it."""
     form = rules.form
     each, after = "".join(form.each), "".join(form.after)
     return f"call: {rules.text(each)} ({calls}) {rules.text(after)}"
 
 
 def _free(rules: Rules, calls: str, parallel: bool, silent: Sequence[str]) -> list[str]:
-    """Text in which a block of calls may begin with its trigger, and ``silent`` marks may stand."""
+    """Return rules for text with a block of calls after a trigger, and with ``silent`` marks anywhere."""
     form = rules.form
     each, close = "".join(form.each), rules.text("".join(form.close))
     trigger = form.trigger
     parallel = parallel and not form.alone
-    together = bool(form.open) or form.bare  # several calls are one block
+    together = bool(form.open) or form.bare  # several calls form one block
     more = f"({rules.text(form.between)} call)*" if parallel and together else ""
     call = _each(rules, calls)
     if form.bare:
@@ -113,7 +113,7 @@ def _free(rules: Rules, calls: str, parallel: bool, silent: Sequence[str]) -> li
     first = "".join(form.open) + each
     first = first[first.index(trigger) + len(trigger) :]
     mark = rules.mark(trigger)
-    if mark:  # what no text can be is enough to tell a call by
+    if mark:  # a mark, which no text matches, is enough to recognise a call
         trigger = trigger[mark.start() :]
     others = " | ".join(rules.text(each) for each in silent if mark and rules.mark(each))
     text = f"(TEXT ({others}))* TEXT" if others else "TEXT"
@@ -128,7 +128,8 @@ def _free(rules: Rules, calls: str, parallel: bool, silent: Sequence[str]) -> li
 
 
 def _channels(rules: Rules, calls: str, required: bool) -> list[str]:
-    """Messages in channels: of preambles any number, then a call or the answer itself. The first may be begun."""
+    """Return rules for messages in channels: any number of preambles, then a call or the answer. The prompt may already
+    contain the beginning of the first message."""
     form = rules.form
     head = "".join(form.each).removeprefix(BEGIN)
     lines = [f"call: {rules.text(head)} ({calls})", f"begin: {rules.text(BEGIN)}"]

@@ -1,7 +1,7 @@
-"""Stop strings in text that arrives in pieces (Aho-Corasick).
+"""Finds stop strings in text that arrives in pieces (Aho-Corasick).
 
-Text is held back only as long as it may still become a stop string that is not to be shown: the longest end of the text
-that begins one. Time is linear in the text whatever the number of stop strings. Knows text only, no tokens.
+Text is held back only while it may still become a stop string that is not shown: the longest suffix that is a prefix
+of a stop string. The time is linear in the text for any number of stop strings. Handles text only, no tokens.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 class Stops:
     """An automaton over the stop strings, built once per request and shared by its choices.
 
-    Node 0 is the root; a node stands for the string that leads to it, which is ``depth`` characters long.
+    Node 0 is the root. A node stands for the string on the path to it, which is ``depths[node]`` characters long.
     """
 
     def __init__(self, strings: Sequence[str]):
         self.next: list[dict[str, int]] = [{}]
         self.depth = [0]
-        self.fail = [0]  # the node of the longest proper ending that is also a beginning
-        self.match: list[str | None] = [None]  # the longest stop string that ends here
+        self.fail = [0]  # failure link: the node of the longest proper suffix that is also a prefix
+        self.match: list[str | None] = [None]  # the longest stop string that ends at this node
         for string in filter(None, strings):
             node = 0
             for char in string:
@@ -45,7 +45,7 @@ class Stops:
                 queue.append(child)
 
     def step(self, node: int, char: str) -> int:
-        """The node after one more character."""
+        """Return the node after one more character."""
         while node and char not in self.next[node]:
             node = self.fail[node]
         return self.next[node].get(char, 0)
@@ -54,7 +54,7 @@ class Stops:
 class Scanner:
     """Looks for stop strings in one choice's text. ``matched`` is the one that ended it; push nothing after that.
 
-    The stop string that is complete first wins; of several that are complete at the same character, the longest.
+    The stop string that is complete first wins; if several end at the same character, the longest one.
     """
 
     def __init__(self, stops: Stops, include: bool = False):
@@ -62,10 +62,10 @@ class Scanner:
         self._stops = stops
         self._include = include
         self._node = 0
-        self._held = ""  # text of the current node: given out or dropped later
+        self._held = ""  # text held back at the current node
 
     def push(self, piece: str, armed: bool = True) -> str:
-        """Text that is certain now. ``armed`` False lets stop strings that are completed in this piece pass."""
+        """Return the text that is certain now. Stop strings that end in this piece are ignored unless ``armed``."""
         stops, node = self._stops, self._node
         if not node and stops.next[0].keys().isdisjoint(piece):
             return piece
@@ -83,6 +83,6 @@ class Scanner:
         return text[:keep]
 
     def flush(self) -> str:
-        """What was held back when the text ends without a stop string."""
+        """Return the text held back, when the text ends without a stop string."""
         text, self._held, self._node = self._held, "", 0
         return text

@@ -1,8 +1,8 @@
-"""Structural tags as a grammar in Lark: free text, tags with a form inside, and what is put together from them.
+"""Write XGrammar's structural tags as a Lark grammar: free text, tags with a grammar inside, and combinations of them.
 
-llguidance reads text by lexemes, and one of free text would take in all that follows it. So a piece that can go on is
-written together with the text that ends it, and one that nothing known ends is refused. Marks, which no text matches,
-need no such care. Knows how pieces are put together; schemas, spelling and other grammars are its caller's.
+llguidance splits text into lexemes, and a lexeme of free text would consume everything after it. An open-ended piece is
+therefore written together with the text that ends it, and refused if that text is not known. Marks need no such care,
+because no text matches them. This module combines pieces; the caller handles schemas, spelling and other grammars.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .lark import Lark, quoted
 from .refused import Refused
 
 TEXT = r"/(.|\n)*/"
-OPEN = "free text, or an expression, has to be followed by a tag, by a constant or by nothing"
+OPEN = "free text or an expression has to be followed by a tag, by a constant, or by the end of the answer"
 
-Ends = list[str] | None  # texts of which one follows; none of them: the end; None: something else
+Ends = list[str] | None  # possible next texts; empty: the end of the answer; None: anything else
 
 
 class Writer:
-    """``lark`` spells texts with the model's marks in them.
+    """Writes one structural tag. ``lark`` spells texts that contain marks.
 
-    ``schema`` makes a JSON schema ready, ``regex`` an expression, ``part`` adds another grammar, one in GBNF
-    together with the texts of which one ends it, and gives its name.
-    ``number`` gives the id of a token. All of them raise Refused.
+    ``prepare_schema`` prepares a JSON schema, and ``regex_to_lark`` an expression. ``add_part`` adds another grammar
+    (a GBNF one with the texts that can end it) and returns its name. ``find_token_id`` returns a token's id. All of
+    them raise GrammarRefused.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Writer:
         self._lines = [f"TEXT: {TEXT}"]
 
     def write(self, piece: Piece) -> str:
-        """The whole grammar. Raises Refused."""
+        """Return the whole grammar. Raises GrammarRefused."""
         start = self._piece(piece, [])
         return "\n".join([f"start: {start}", *self._lines])
 
     def _piece(self, piece: Piece, ends: Ends) -> str:
-        """A piece together with the text that ends it."""
+        """Write a piece together with the text that ends it."""
         match piece:
             case AnyText():
                 return self._until(self._free(piece.excludes), ends)
@@ -63,7 +63,7 @@ class Writer:
                 return self._sequence(list(piece.pieces), ends)
             case Either():
                 if not piece.pieces:
-                    raise Refused("there is nothing to choose from")
+                    raise Refused("its list of alternatives is empty")
                 return self._either([self._piece(each, ends) for each in piece.pieces])
             case Repeat():
                 return self._repeated(piece, ends)
@@ -87,7 +87,7 @@ class Writer:
         return f"@{self._part(piece, [])} {self._ended(ends)}"
 
     def _rules(self, piece: Grammar, ends: list[str]) -> str:
-        """A grammar in GBNF, of which the text before a mark is a part."""
+        """Write a GBNF grammar. It includes the end text up to the first mark."""
         marks = {end: mark.start() if (mark := self._lark.mark(end)) else len(end) for end in ends}
         plain = [end for end in ends if end and marks[end] == len(end)]
         made = [f"@{self._part(piece, plain)}"] if plain else []
@@ -98,13 +98,13 @@ class Writer:
         return self._either(made)
 
     def _inside(self, tag: Tag, ends: Ends) -> str:
-        """What follows the beginning of a tag, and what follows the tag."""
+        """Write everything after the beginning of a tag, and the text after the tag."""
         own = [tag.end] if isinstance(tag.end, str) else list(tag.end)
         inside = Grammar("json", tag.inside) if isinstance(tag.inside, dict | bool) else tag.inside
         if not any(own):
             return self._piece(inside, ends)
         if not all(own):
-            raise Refused("of several ends of a tag none may be empty")
+            raise Refused("a tag with several ends has an empty one")
         return f"{self._piece(inside, own)} {self._ended(ends)}"
 
     def _triggered(self, tags: Tags, ends: Ends) -> str:
@@ -112,10 +112,10 @@ class Writer:
         for tag in tags.tags:
             found = sorted((each for each in tags.triggers if each and tag.begin.startswith(each)), key=len)
             if not found:
-                raise Refused(f"no trigger begins the tag {excerpt(tag.begin)}")
+                raise Refused(f"the tag {excerpt(tag.begin)} begins with none of the triggers")
             groups.setdefault(found[0], []).append(tag)
         if not groups:
-            raise Refused("there are no tags")
+            raise Refused("its list of tags is empty")
         text = self._free(tags.excludes)
         heads, bare = [], []
         for trigger, begun in groups.items():
@@ -131,7 +131,7 @@ class Writer:
 
     def _list(self, tags: TagList, ends: Ends) -> str:
         if not tags.tags:
-            raise Refused("there are no tags")
+            raise Refused("its list of tags is empty")
         tag = self._name("tag", self._either([self._piece(each, None) for each in tags.tags]))
         more = "" if tags.single else f"({self._spell(tags.separator)} {tag})*"
         return f"({tag} {more}){'' if tags.some else '?'} {self._ended(ends)}"
@@ -147,7 +147,7 @@ class Writer:
         return f"{piece}{times} {self._ended(ends)}"
 
     def _sequence(self, pieces: list[Piece], ends: Ends) -> str:
-        """Each piece is ended by the beginning of the next, if that is a text."""
+        """Write pieces in order. The beginning of the next piece ends an open-ended one, if it is a text."""
         parts = []
         while pieces:
             piece, *pieces = pieces
@@ -164,7 +164,7 @@ class Writer:
         return " ".join(parts) or self._ended(ends) or '""'
 
     def _until(self, text: str, ends: Ends, lazy: bool = True) -> str:
-        """A terminal together with the first of the texts that end it; ``lazy`` the first time that one comes."""
+        """Write a terminal together with the text that ends it; ``lazy``: at the first occurrence of an end."""
         if ends is None:
             raise Refused(OPEN)
         if not ends:
@@ -184,7 +184,7 @@ class Writer:
         return self._either(made)
 
     def _free(self, excludes: list[str]) -> str:
-        """The terminal of any text without these in it."""
+        """Return the terminal of any text that contains none of ``excludes``."""
         if not excludes:
             return "TEXT"
         never = " | ".join(f"{TEXT} {quoted(text)} {TEXT}" for text in excludes)
@@ -206,7 +206,7 @@ class Writer:
 
 
 def _open(piece: Piece) -> bool:
-    """Whether a piece can go on where the next one begins."""
+    """Whether a piece can continue where the next one begins."""
     match piece:
         case Grammar():
             return piece.kind in ("regex", "ebnf") or (piece.kind == "tags" and _open(piece.value))

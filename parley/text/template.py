@@ -1,12 +1,12 @@
-"""The model's chat template: a conversation becomes the text that the model was trained on.
+"""The model's chat template: turns a conversation into the text that the model was trained on.
 
-Templates are Jinja programs that come with the model, so they run sandboxed and on a budget: no attribute that leads
-out, no change of what they are given, a deadline that is checked in every turn of every loop and at every call, and a
-limit on the output. What the budget cannot see is a single operation that takes long or much memory (joining, doubling
-or padding a string); such a template can hurt the process, but only who provides the model can write one: a request
+Templates are Jinja programs that come with the model, so they run in a sandbox and on a budget: no attributes that lead
+out of the sandbox, no changes to their inputs, a deadline that is checked in every loop turn and at every call, and a
+limit on the output. The budget does not cover a single operation that takes long or much memory (joining, doubling or
+padding a string). Such a template can harm the process, but only the provider of the model can write one: a request
 cannot bring its own.
 
-Rendering follows Transformers' ``apply_chat_template``. Knows no tokens.
+Rendering follows Transformers' ``apply_chat_template``. Handles no tokens.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from parley.types import Chat
 from .replay import turns
 from .tokenizer import BadTokenizer, Tokenizer, read_json
 
-MAX_CHARACTERS = 64 << 20  # of rendered text; far beyond any context
+MAX_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds
 MAX_SECONDS = 10.0
-MAX_REFUSAL = 500  # characters of what a template says when it refuses; it may quote the conversation
-CONTINUE = "<|parley-continues-here|> "  # marks where the last turn ends while it is rendered
+MAX_REFUSAL = 500  # characters of a template's own error message, which may quote the conversation
+CONTINUE = "<|parley-continues-here|> "  # marks the end of the last turn while it is rendered
 
-# Options of the call that renders, which a request must not reach through the template's variables.
+# Parameters of the rendering call, which a request must not set through the template's variables.
 RESERVED = {
     "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize",
     "chat_template", "return_tensors", "return_dict", "return_assistant_tokens_mask", "padding", "truncation",
@@ -55,11 +55,12 @@ class _Exhausted(jinja2.TemplateError):
 
 
 class _Budget(threading.local):
-    """When the rendering in this thread has to be done (monotonic seconds)."""
+    """The deadline of the rendering in this thread (monotonic seconds)."""
 
     deadline = float("inf")
 
     def check(self) -> None:
+        """Raise _BudgetExceeded after the deadline."""
         if time.monotonic() > self.deadline:
             raise _Exhausted(f"rendering took longer than {MAX_SECONDS:g} seconds")
 
@@ -68,7 +69,7 @@ _budget = _Budget()
 
 
 class _Paced:
-    """What a loop runs over, with a look at the clock in every turn."""
+    """The items of a loop, with a check of the deadline in every turn."""
 
     def __init__(self, items: Iterable[Any]):
         self._items = items
@@ -86,13 +87,13 @@ class _PacedSized(_Paced):
         return len(self._items)
 
 
-@jinja2.pass_context  # keeps the compiler from applying it to constants once and for all
+@jinja2.pass_context  # keeps the compiler from applying it to constants at compile time
 def _pace(_: Any, items: Any) -> _Paced:
     return (_PacedSized if isinstance(items, Sized) else _Paced)(items)
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what a model is trained on; in a prompt it means nothing."""
+    """``{% generation %}`` marks the text to train on; in a prompt it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by the base class
 
@@ -102,7 +103,7 @@ class _Generation(Extension):
 
 
 class _Names(Namespace):
-    """``namespace()``, without names that begin with an underscore."""
+    """``namespace()`` that refuses names with a leading underscore."""
 
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -116,6 +117,8 @@ class _Names(Namespace):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
+    """A sandboxed environment that checks the deadline in loops and calls and limits ``*`` and ``**``."""
+
     intercepted_binops = frozenset(["*", "**"])
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -147,7 +150,7 @@ def _tojson(
 ) -> str:
     if indent is not None and not 0 <= int(indent) <= 16:
         raise _Exhausted("the indent is too wide")
-    if isinstance(value, Iterator):  # what filters make of lists
+    if isinstance(value, Iterator):  # filters turn lists into iterators
         value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -170,10 +173,10 @@ def _environment() -> _Environment:
 
 
 class ChatTemplate:
-    """The chat templates of one model: "default", and "tool_use" where tools have one of their own.
+    """The chat templates of one model: "default", and "tool_use" if there is a separate one for tools.
 
-    ``names`` are the special tokens that templates refer to; ``variables``: all names that they read. Raises
-    BadTokenizer when a template is not valid Jinja.
+    ``names``: the special tokens that templates refer to. ``variables``: all names that they read. Raises
+    BadTokenizer if a template is not valid Jinja.
     """
 
     def __init__(self, sources: dict[str, str], names: dict[str, str] | None = None):
@@ -189,22 +192,22 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
-        """The templates of a model folder, none at all if it has none. Raises BadTokenizer."""
+        """Load the templates of a model folder; there may be none. Raises BadTokenizer."""
         return cls(_read_sources(Path(folder)), tokenizer.names)
 
     def __bool__(self) -> bool:
-        """Can it render a conversation?"""
+        """Whether it can render a conversation."""
         return "default" in self._templates
 
     @property
     def text(self) -> str:
-        """All sources together, to look for marks in."""
+        """Return all sources joined, to search for marks."""
         return "\n".join(self.sources.values())
 
     def render(self, chat: Chat) -> str:
-        """The prompt's text. It holds BOS and the like itself: encode it with ``special=False``.
+        """Return the prompt's text. It includes BOS and other special tokens: encode it with ``special=False``.
 
-        Raises BadRequest when there is no template or it refuses the conversation, Invalid for a reserved option.
+        Raises BadRequest if there is no template or it refuses the conversation, Invalid for a reserved option.
         """
         options = self._options(chat)
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
@@ -242,7 +245,7 @@ class ChatTemplate:
 
 
 def _read_sources(folder: Path) -> dict[str, str]:
-    """Files come before tokenizer_config.json, as in Transformers."""
+    """Return the template sources by name. Files take precedence over tokenizer_config.json, as in Transformers."""
     files = {"default": folder / "chat_template.jinja"}
     files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     try:
@@ -260,18 +263,19 @@ def _read_sources(folder: Path) -> dict[str, str]:
 
 
 def _described(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as a model reads it: whether its arguments are held to their schema is nothing to it."""
+    """Return a tool as the model should read it: without "strict", which concerns only the server."""
     return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
 
 
 def _mark(message: dict[str, Any], source: str) -> None:
+    """Mark the end of the final message's content. Raises BadRequest if it has none or the template ignores it."""
     if "content" not in message or "content" not in source:
         raise BadRequest("The final message has no content to continue.", field="continue_final_message")
     message["content"] += CONTINUE
 
 
 def _cut(text: str, content: str) -> str:
-    """End the rendered text where the final message's content ends, also where the template trims that."""
+    """Cut the rendered text where the final message's content ends, even if the template strips the content."""
     bare = CONTINUE.strip()
     at = text.rfind(bare)
     if at < 0 or content.strip() not in text:
@@ -283,8 +287,11 @@ def _cut(text: str, content: str) -> str:
 
 
 def _run_either(template: jinja2.Template, values: dict[str, Any]) -> str:
-    """Render; where turns that only call lack a content that the template reads, with one that is none, then empty,
-    and where it counts tools and there are none, with an empty list of them."""
+    """Render, with retries for templates that need more than the turns give.
+
+    If rendering fails, turns without content (they only call tools) get None and then "" as their content. If there are
+    no tools, the last retry gives an empty list of tools, for templates that count them.
+    """
     silent = [turn for turn in values["messages"] if "content" not in turn]
     try:
         return _run(template, values)
@@ -301,6 +308,7 @@ def _run_either(template: jinja2.Template, values: dict[str, Any]) -> str:
 
 
 def _run(template: jinja2.Template, values: dict[str, Any]) -> str:
+    """Render within the budget. Raises BadRequest for any error of the template."""
     parts: list[str] = []
     size = 0
     _budget.deadline = time.monotonic() + MAX_SECONDS
@@ -319,7 +327,7 @@ def _run(template: jinja2.Template, values: dict[str, Any]) -> str:
         ) from error
     except (
         Exception
-    ) as error:  # a template is a program: it can raise anything for a conversation that it did not foresee
+    ) as error:  # a template is a program: it can raise anything for a conversation that it does not expect
         raise BadRequest(
             f"The model's chat template cannot render this conversation: {excerpt(str(error), 200)}", field="messages"
         ) from error

@@ -1,13 +1,13 @@
 """Text to token ids and back, from a model folder in Hugging Face format.
 
-Runs on the ``tokenizers`` library alone: what Transformers would add on top (tokens and flags of tokenizer_config.json,
-the model's end tokens) is read here from the same files. A folder without tokenizer.json is refused, because converting
-it would need Transformers and with it torch.
+Uses the ``tokenizers`` library alone. Everything that Transformers adds on top (the tokens and flags of
+tokenizer_config.json, the model's end tokens) is read here from the same files. A folder without tokenizer.json is
+refused, because converting it would need Transformers and with it torch.
 
-Special tokens written inside a text are parsed as such, in prompts and in template output alike, as every server
-does: a client that must not forge turns of a conversation has to clean its users' text.
+Special tokens written inside a text are parsed as special tokens, in prompts and in template output, as every server
+does: a client that wants to prevent forged turns of a conversation must clean its users' text.
 
-Nothing here knows of requests, streams or templates. All methods may be called from several threads at once.
+This module knows no requests, streams or templates. All methods may be called from several threads at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from parley.types import Keep
 from .pieces import compile_decoder
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-UNLIMITED = 10**9  # a larger model_max_length means that nobody set one
+UNLIMITED = 10**9  # a larger model_max_length means that no limit was set
 
 
 class BadTokenizer(Exception):
-    """The folder's tokenizer cannot be used. The message is one sentence for a person."""
+    """The folder's tokenizer cannot be used. The message is one sentence for the user."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when there is no such file. Raises BadTokenizer."""
+    """Return the JSON object in a file, or an empty one if there is no such file. Raises BadTokenizer."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -50,9 +50,9 @@ class Tokenizer:
     """A loaded tokenizer.
 
     ``eos_ids``: ids that end an answer. ``names``: texts of the named special tokens ("bos_token": "<s>", …), as chat
-    templates read them. ``max_length``: tokens the model was made for, None if the folder does not say.
-    ``vocab_size``: one more than the highest id. ``marks``: ids, by their texts, of the tokens that are no text where a
-    grammar is followed: special ones, and added ones between angle brackets, which llguidance takes for such.
+    templates read them. ``max_length``: the model's context length in tokens, None if the folder does not state it.
+    ``vocab_size``: one more than the highest id. ``marks``: text to id of the tokens that do not count as text under a
+    grammar: special ones, and added ones between angle brackets, which llguidance treats as special.
     """
 
     def __init__(
@@ -75,24 +75,24 @@ class Tokenizer:
         self.marks = {token.content: id for id, token in added.items() if token.special or angled(token.content)}
         state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
         self._piece = compile_decoder(state)
-        # Filled as tokens are met; one entry per token of the vocabulary at most.
+        # Filled as tokens occur; at most one entry per token of the vocabulary.
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str | None] = {}
         self._within: dict[tuple[str, ...], frozenset[int]] = {}
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of a model folder. Raises BadTokenizer."""
+        """Load the tokenizer of a model folder. Raises BadTokenizer."""
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise BadTokenizer(_missing(folder))
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception for whatever is wrong in the file
+        except Exception as error:  # the library raises plain Exception for any fault in the file
             raise BadTokenizer(f"tokenizer.json of the model cannot be read: {error}") from error
         config = read_json(folder / "tokenizer_config.json")
-        listed = "added_tokens_decoder" in config  # written by a release that made the other file obsolete
+        listed = "added_tokens_decoder" in config  # written by a release that replaces special_tokens_map.json
         named = _special_names(config if listed else config | read_json(folder / "special_tokens_map.json"))
         _add_tokens(backend, config, named)
         names = {key: _content(value) for key, value in named.items()}
@@ -105,22 +105,22 @@ class Tokenizer:
         return cls(backend, names, ends, limit)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text. ``special`` adds the marks that the model expects around a plain text, such as BOS.
+        """Return the token ids of a text. ``special`` adds the special tokens that the model expects, such as BOS.
 
-        A huge text takes long: some seconds per million characters. Other threads run meanwhile.
+        Takes some seconds per million characters. Other threads run meanwhile.
         """
         try:
             return self._encode(text, special)
-        except TypeError:  # half of a surrogate pair, which JSON can carry but no text can
+        except TypeError:  # half of a surrogate pair: JSON can carry one, text cannot
             return self._encode(_paired(text), special)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        # The only ways into the library that let go of the interpreter lock are those for batches.
+        # Only the library's batch calls release the GIL.
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
 
     def encode_cut(self, text: str, special: bool, count: int, keep: Keep) -> list[int]:
-        """The tokens of one end of a text, at most ``count`` together with the marks around them."""
+        """Return at most ``count`` tokens of one end of a text, the special tokens around it included."""
         try:
             (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
         except TypeError:
@@ -132,7 +132,7 @@ class Tokenizer:
         return encoding.ids[:count]
 
     def spell(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of a text, and where in it each begins and ends, in characters (both 0 for added marks)."""
+        """Return the token ids of a text and each token's character span in it ((0, 0) for added special tokens)."""
         try:
             (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
         except TypeError:
@@ -140,10 +140,10 @@ class Tokenizer:
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Text of the ids. Broken UTF-8 becomes U+FFFD, one for each broken sequence; ids that no token has give "".
+        """Return the text of the ids. Broken UTF-8 becomes one U+FFFD per broken sequence; unknown ids add nothing.
 
-        Where byte tokens (``<0xE2>``) do not spell UTF-8, the library would turn their whole run into U+FFFD; here the
-        valid characters of the run remain, so that a text can be streamed character by character.
+        If byte tokens (``<0xE2>``) do not spell UTF-8, the library turns their whole run into U+FFFD. Here the valid
+        characters of the run remain, so that a text can be streamed character by character.
         """
         hidden = self.special_ids if skip_special else frozenset()
         shown = [id for id in ids if id not in hidden]
@@ -161,14 +161,14 @@ class Tokenizer:
         return self._piece is not None
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes that a token adds inside a text, possibly part of a character; none for an id without a token."""
+        """Return the bytes that a token adds inside a text, maybe part of a character; b"" for an unknown id."""
         data = self._bytes.get(id)
         if data is None:
             data = self._bytes[id] = self._spell(id)
         return data
 
     def whole_text(self, id: int) -> str | None:
-        """The text that a token adds inside a text; None if its bytes are only part of a character."""
+        """Return the text that a token adds inside a text, or None if its bytes are only part of a character."""
         try:
             return self._texts[id]
         except KeyError:
@@ -180,20 +180,20 @@ class Tokenizer:
             return text
 
     def first_bytes(self, id: int) -> bytes:
-        """The bytes of a token that begins a text: SentencePiece drops the blank there."""
+        """Return the bytes of a token at the start of a text, where SentencePiece drops the blank."""
         token = self.token_str(id)
         return b"" if token is None or self._piece is None else self._piece[1](token)
 
     def token_str(self, id: int) -> str | None:
-        """The token as the vocabulary writes it (``Ġthe``, ``▁the``), None for an id that no token has."""
+        """Return the token as the vocabulary writes it (``Ġthe``, ``▁the``), or None for an unknown id."""
         return self.backend.id_to_token(id) if 0 <= id < self.vocab_size else None
 
     def is_special(self, id: int) -> bool:
-        """Whether the token is a mark of the model rather than text."""
+        """Whether the token is a special token rather than text."""
         return id in self.special_ids
 
     def special_within(self, texts: tuple[str, ...]) -> frozenset[int]:
-        """The special tokens that occur in one of the texts."""
+        """Return the ids of the special tokens that occur in one of the texts."""
         found = self._within.get(texts)
         if found is None:
             whole = "\0".join(texts)
@@ -211,7 +211,7 @@ class Tokenizer:
 
 
 def _paired(text: str) -> str:
-    """The text with U+FFFD for each half of a surrogate pair."""
+    """Return the text with U+FFFD for each lone half of a surrogate pair."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -238,13 +238,13 @@ def _is_token(token: Any) -> bool:
 
 
 def _special_names(config: dict[str, Any]) -> dict[str, Any]:
-    """The named special tokens, as texts or descriptions."""
+    """Return the named special tokens of a configuration, as texts or as descriptions."""
     names = [*NAMED, *(key for key in config if key.endswith("_token") and key not in NAMED)]
     return {key: config[key] for key in names if _is_token(config.get(key))}
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, Any]) -> None:
-    """Tokens that only tokenizer_config.json knows, and the special flag of those that it names."""
+    """Add the tokens that only tokenizer_config.json lists, and flag the named ones as special."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder")
     listed = listed if isinstance(listed, dict) else {}
@@ -268,7 +268,7 @@ def _add(backend: tokenizers.Tokenizer, token: dict[str, Any]) -> None:
 
 
 def _end_ids(folder: Path) -> set[int]:
-    """End tokens by id: generation_config.json, or config.json where that says nothing. One id or a list of them."""
+    """Return the ids of end tokens from generation_config.json, else from config.json. Each has one id or a list."""
     config = read_json(folder / "config.json")
     for source in (read_json(folder / "generation_config.json"), config, config.get("text_config")):
         value = source.get("eos_token_id") if isinstance(source, dict) else None

@@ -75,7 +75,7 @@ def test_importing_parley_loads_neither_torch_nor_transformers():
         (("serve", "--dtype", "fp16"), "--dtype: 'fp16' is not one of bf16, fp32, auto."),
         (("serve", "--api-key-file", "/does/not/exist"), "--api-key-file: /does/not/exist cannot be read"),
         (("chat", "--url", "ftp://x"), "--url: 'ftp://x' is not a URL such as http://127.0.0.1:8000."),
-        (("chat", "model", "--url", "http://x"), "MODEL starts a server of its own"),
+        (("chat", "model", "--url", "http://x"), "MODEL starts a new server"),
         (("cluster", "scale", "decode=5000"), "scale: '5000' is not a whole number from 0 to 1000."),
         (("cluster", "scale", "decode=²"), "scale: '²' is not a whole number from 0 to 1000."),
         (("bench", "--shared-prefix", "9", "--prompt-len", "8"), "--shared-prefix must be at most --prompt-len"),

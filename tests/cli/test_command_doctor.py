@@ -54,7 +54,7 @@ def test_a_file_that_is_missing_is_named(copy, name):
 def test_weights_that_were_cut_off_are_found(copy):
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-2])
-    assert findings(doctor.models, str(copy))["model"].seen.endswith("model.safetensors is not whole")
+    assert findings(doctor.models, str(copy))["model"].seen.endswith("model.safetensors is incomplete or damaged")
 
 
 def test_a_broken_tokenizer_and_a_missing_template_are_found(copy):

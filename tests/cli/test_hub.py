@@ -142,7 +142,7 @@ def test_a_cache_entry_that_lost_a_file_is_completed(tmp_path, served):
     ("model", "why"),
     [
         ("owner/none", "the hub knows no such model"),
-        ("owner/gated", "those who accepted its terms"),
+        ("owner/gated", "users who accepted its terms"),
         ("owner/model@other", "the hub has no such revision"),
         ("owner/broken", "the hub has a fault"),
     ],

@@ -354,8 +354,8 @@ async def test_who_may_change_or_see_the_cluster_is_said_at_the_start(capsys, po
         told += capsys.readouterr().out
     coordinator.stop()
     await task
-    assert (f"everybody who reaches {where} may change which instances there are" in told) == changes, told
-    assert (f"everybody who reaches {where} may see which instances there are" in told) == sees, told
+    assert (f"everybody who reaches {where} may add and remove instances" in told) == changes, told
+    assert (f"everybody who reaches {where} may see the instances and their activity" in told) == sees, told
 
 
 def test_every_route_of_a_server_is_found():

@@ -1,8 +1,8 @@
-"""A runner whose model is a hash of the history, and whose pages remember what was written into them.
+"""A fake model runner whose model is a hash of the token history and whose KV pages record every write.
 
-It checks on every row that the pages of the sequence hold exactly that sequence's history: a stale, foreign, unwritten
-or uncleared page cannot go unnoticed. Tokens and scores depend on the history and the seed alone, as those of an exact
-model do, so outputs can be compared between schedules.
+On every row it checks that the sequence's pages hold exactly that sequence's history, so a stale, foreign, unwritten or
+uncleared page cannot go unnoticed. Tokens and scores depend only on the history and the seed, as those of an exact
+model do, so tests can compare outputs between schedules.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ VOCAB = 50
 
 
 class Broken(Exception):
-    """Failure asked for by the test."""
+    """A failure that the test injects."""
 
 
 class Violation(BaseException):
-    """The policy broke a rule. No Exception, so that the loop cannot take it for a failure of the model."""
+    """The scheduler broke a rule. Not an Exception, so that the loop cannot mistake it for a failure of the model."""
 
 
 def require(condition: bool, rule: str) -> None:
@@ -35,10 +35,10 @@ def require(condition: bool, rule: str) -> None:
 
 
 def histories(salt: str, tokens: list[int]) -> list[int]:
-    """Entry p stands for the keys and values of position p, which depend on all tokens up to p; salts keep apart."""
+    """Return a state per position that stands for its keys and values: it depends on the salt and all tokens so far."""
     state, result = int.from_bytes(sha256(salt.encode()).digest()[:7], "little"), []
     for token in tokens:
-        state = hash((state, token))  # of integers: the same in every process, and quick
+        state = hash((state, token))  # a hash of integers is the same in every process, and quick
         result.append(state)
     return result
 
@@ -50,7 +50,7 @@ class LedgerRunner:
         self.proposer: Guesser | None = None
         self.pages: list[list[int | None]] = [[-1] * BLOCK_SIZE for _ in range(blocks)]  # dirty from the start
         self.slots: list[Sequence | None] = [None] * slots
-        self.computed = 0  # tokens that went through the model
+        self.computed = 0  # tokens that the model computed
         self.widest = 0  # tokens of the largest step
         self.steps: list[list[tuple[str, int, int, int]]] = []  # (id, index, start, count) of each row
         self.fail_next: str | None = None  # "before" or "midway": the next step raises
@@ -135,7 +135,8 @@ class LedgerRunner:
         return result
 
     def _try(self, row: Row, past: list[int], result: Sampled) -> None:
-        """Draw as long as drafts are right. What was written for the others must be written again before it is read."""
+        """Sample while the drafts are right, and clear the KV entries of rejected drafts: they need a new write before
+        a read."""
         sequence, last = row.sequence, row.start + row.count - 1
         for ahead in range(len(row.drafts) + 1):
             if (sequence.id, sequence.generated + ahead) in self.poison:
@@ -152,15 +153,15 @@ class LedgerRunner:
 
 
 def draw(sequence: Sequence, state: int, ahead: int = 0) -> int:
-    """The next token, or the one so far behind it: a function of history, seed and position. Stop ids are forbidden
-    before ``min_tokens``."""
+    """Return the token that is sampled ``ahead`` tokens after the end: a function of history, seed and position. Stop
+    ids are forbidden before ``min_tokens``."""
     forbidden = sequence.work.stop_ids if sequence.generated + ahead < sequence.work.min_tokens else []
     allowed = [token for token in range(VOCAB) if token not in forbidden]
     return allowed[hash((state, sequence.seed, len(sequence.tokens) + ahead)) % len(allowed)]
 
 
 class Guesser:
-    """A proposer that knows what will be drawn, and says it, or something else, as ``seed`` has it."""
+    """A proposer that knows the next tokens, and drafts them or wrong ones at random from ``seed``."""
 
     def __init__(self, seed: int):
         self.random = Random(seed)
@@ -181,7 +182,8 @@ class Guesser:
 
 
 def candidates(work: Work, generated: int, state: int) -> list[Candidate]:
-    """What may follow a beam, the likeliest first. Few tokens have any probability, sometimes fewer than beams."""
+    """Return the candidates of a beam, most probable first. Few tokens have any probability, sometimes fewer than there
+    are beams."""
     forbidden = work.stop_ids if generated < work.min_tokens else []
     chances = {token: score(state, token) for token in range(VOCAB) if token not in forbidden}
     likely = [token for token in chances if hash((state, token)) % 7 == 0] or [min(chances)]
@@ -191,7 +193,7 @@ def candidates(work: Work, generated: int, state: int) -> list[Candidate]:
 
 
 def searched(work: Work, limit: int) -> list[tuple[list[int], list[Score | None], bool]]:
-    """Beam search with nothing but lists: tokens and scores of what it finds, the best first, and if a stop ends it."""
+    """Reference beam search on plain lists: tokens and scores of each result, best first, and if a stop ended it."""
     beam = work.beam
     assert beam is not None
     running: list[tuple[float, list[int], list[Score | None]]] = [(0.0, [], [])]
@@ -228,7 +230,7 @@ def score(state: int, token: int) -> Score:
 
 
 class Steady(Fixed):
-    """A pace that follows a list of budgets, over and over."""
+    """A step budget that cycles through a list of values."""
 
     def __init__(self, *budgets: int):
         super().__init__(0)
@@ -241,13 +243,13 @@ class Steady(Fixed):
 
 
 class Metered(Quota):
-    """A quota by a clock that is a formula of a step's rows, so that nothing depends on how fast the machine is."""
+    """A prefill share whose clock is a formula of a step's rows, so that no result depends on the machine's speed."""
 
     def __init__(self, runner: LedgerRunner, part: float):
         super().__init__(part)
         self.runner = runner
-        self.prompts = self.beside = self.most = 0.0  # seconds: of prompts beside answers, of both, of the longest step
-        self.held = 0  # steps that were not open to prompts
+        self.prompts = self.beside = self.most = 0.0  # seconds in mixed steps: of prompts, of all, of the longest step
+        self.held = 0  # steps that were closed to prompts
 
     def observe(self, seconds: float, tokens: int) -> None:
         rows = self.runner.steps[-1]
@@ -261,7 +263,7 @@ class Metered(Quota):
 
 
 class Bench:
-    """A loop with a ledger, everything it emitted, and a check of conservation after every step."""
+    """A loop on a `LedgerRunner`: records every output and checks after each step that no page leaks."""
 
     def __init__(
         self,
@@ -279,12 +281,12 @@ class Bench:
             self.runner.proposer = Guesser(guesses)
         self.quota = Metered(self.runner, share)
         self.outputs: dict[tuple[str, int], list[Output]] = {}
-        self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # choices with a row, of each step
+        self.log: list[tuple[list[tuple[str, int]], Stats, list[Output]]] = []  # of each step, with the choices it ran
         self.stats = Stats()
         settings = Settings(model="ledger", max_batch=slots, prefix_cache=prefix_cache)
         self.loop = Loop(self.runner, settings, self._receive, Steady(*budgets), filled=self.filled, quota=self.quota)
         self.speculates = self.loop.speculation is not None and self.loop.speculation.wanted
-        if self.loop.speculation is not None:  # whether it pays or not
+        if self.loop.speculation is not None:  # always draft, even where it does not pay
             self.loop.speculation.length = lambda sequence: settings.speculate_tokens  # type: ignore[method-assign]
             self.loop.speculation.costs.best = lambda rows, chances: len(chances)  # type: ignore[method-assign]
 
@@ -296,7 +298,7 @@ class Bench:
         self.log.append((rows, stats, outputs))
 
     def filled(self, id: str, pages: list[int]) -> None:
-        """A lease has got pages."""
+        """Receive the pages of a lease; subclasses record them."""
 
     def step(self) -> bool:
         first = self._first()
@@ -309,7 +311,7 @@ class Bench:
         return more
 
     def check(self) -> None:
-        """Conservation, and the order in which sequences take their turns where no pages are held for others."""
+        """Check that no page leaks, and that sequences run and wait in order. Harnesses with pinned pages relax it."""
         self.loop.check()
         scheduler = self.loop.scheduler
         both = (*scheduler.running, *scheduler.waiting)
@@ -321,9 +323,9 @@ class Bench:
         assert all(line == sorted(line) for line in lines.values()), "a younger equal of one tenant is before an older"
 
     def _first(self) -> Sequence | None:
-        """Who has to have a row in the next step: the best priority, and of that who runs before who waits."""
+        """Return the sequence that must have a row in the next step: best priority, and running before waiting."""
         running, waiting = self.loop.scheduler.running, self.loop.scheduler.waiting
-        going = [sequence for sequence in running if sequence.computed < len(sequence)]  # not a waiting beam
+        going = [sequence for sequence in running if sequence.computed < len(sequence)]  # leaves out waiting beams
         ahead = [*going[:1], *([waiting.head] if waiting else [])]
         return min(ahead, key=lambda sequence: sequence.priority, default=None)
 
@@ -336,12 +338,12 @@ class Bench:
         assert self.runner.slots == [None] * len(self.runner.slots)
 
     def result(self, id: str, index: int = 0) -> Output:
-        """All outputs of a choice as one; asserts that exactly the last of them has ``finish``."""
+        """Merge all outputs of a choice into one; assert that only the last of them has ``finish``."""
         parts = self.outputs[id, index]
         assert [part.finish is not None for part in parts] == [False] * (len(parts) - 1) + [True]
         assert all(part.prompt_scores is None for part in parts[1:])
         if not self.speculates and not self.stats.drafts:
-            assert all(len(part.token_ids) == 1 for part in parts[:-1])  # what is searched for comes whole
+            assert all(len(part.token_ids) == 1 for part in parts[:-1])  # beam search results arrive whole
         scores = [score for part in parts for score in part.scores or []]
         return Output(
             id,
@@ -358,7 +360,7 @@ class Bench:
 
 
 def alone(work: Work, index: int = 0, max_model_len: int = 10_000) -> Output:
-    """What one choice gives with nobody else there, in one chunk, without prefix cache, in a pool with room."""
+    """Return the output of one choice that runs alone: in one chunk, without prefix cache, in a pool with room."""
     if work.beam is not None and work.max_tokens:
         limit = min(work.max_tokens, max_model_len - len(work.token_ids))
         found = searched(work, limit)

@@ -1,4 +1,4 @@
-"""The block pool: order of reuse, resurrection, hashes."""
+"""The block pool: order of reuse, reuse of freed pages, hashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def chain(tokens: list[int], *names: str) -> list[bytes]:
     return hashes
 
 
-def test_pages_without_content_are_taken_first_then_the_longest_free_tail_first() -> None:
+def test_pool_reuses_blank_pages_first_then_oldest_tail_first() -> None:
     pool = BlockPool(6)
     old, new, plain = [pool.take(), pool.take()], [pool.take(), pool.take()], [pool.take()]
     for block, digest in zip([*old, *new], chain(list(range(64))), strict=True):
@@ -28,7 +28,7 @@ def test_pages_without_content_are_taken_first_then_the_longest_free_tail_first(
         pool.take()
 
 
-def test_a_found_page_leaves_the_free_list_and_is_not_evicted() -> None:
+def test_shared_page_leaves_free_list_and_is_not_evicted() -> None:
     pool = BlockPool(3)
     table = [pool.take(), pool.take(), pool.take()]
     hashes = chain(list(range(48)))
@@ -44,7 +44,7 @@ def test_a_found_page_leaves_the_free_list_and_is_not_evicted() -> None:
     assert [pool.find(digest) for digest in hashes] == [None, middle, None]
 
 
-def test_the_first_page_with_a_content_keeps_its_name() -> None:
+def test_first_published_page_keeps_its_hash() -> None:
     pool = BlockPool(2)
     first, second = pool.take(), pool.take()
     (digest,) = chain(list(range(16)))
@@ -55,7 +55,7 @@ def test_the_first_page_with_a_content_keeps_its_name() -> None:
     assert pool.take() == second
 
 
-def test_a_hash_covers_all_tokens_before_and_the_names() -> None:
+def test_page_hash_covers_preceding_tokens_and_root_names() -> None:
     tokens = list(range(48))
     hashes = chain(tokens, "model", "salt")
     assert [len(digest) for digest in hashes] == [HASH_BYTES] * 3
@@ -63,10 +63,10 @@ def test_a_hash_covers_all_tokens_before_and_the_names() -> None:
     assert not set(chain([99, *tokens[1:]], "model", "salt")) & set(hashes)
     for names in [("model",), ("model", ""), ("models", "alt"), ("modelsalt",), ("model", "salt", "")]:
         assert not set(chain(tokens, *names)) & set(hashes)
-    assert root("\ud800") != root("\ud801")  # whatever JSON may carry
+    assert root("\ud800") != root("\ud801")  # JSON may carry lone surrogates
 
 
-def test_hashes_grow_without_starting_over() -> None:
+def test_extend_appends_to_existing_page_hashes() -> None:
     tokens = list(range(64))
     hashes = chain(tokens[:32])
     extend(hashes, root(), tokens, 4)
@@ -75,7 +75,7 @@ def test_hashes_grow_without_starting_over() -> None:
     assert len(hashes) == 4
 
 
-def test_pages() -> None:
+def test_page_count_rounds_up() -> None:
     assert [pages(tokens) for tokens in (0, 1, 16, 17, 32)] == [0, 1, 1, 2, 2]
 
 
@@ -84,8 +84,8 @@ def test_pages() -> None:
     st.lists(st.tuples(st.sampled_from(["take", "share", "drop", "publish", "forget"]), st.integers(0, 99))),
 )
 @settings(deadline=None, max_examples=200)
-def test_conservation(size: int, actions: list[tuple[str, int]]) -> None:
-    """Against a model of the obvious kind: tables, and a dictionary of contents."""
+def test_block_pool_agrees_with_reference_model(size: int, actions: list[tuple[str, int]]) -> None:
+    """Random actions against a simple reference model: tables, and a dictionary of contents."""
     pool = BlockPool(size)
     tables: list[list[int]] = []
     names = chain([token % 7 for token in range(16 * 20)])

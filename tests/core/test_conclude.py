@@ -1,4 +1,4 @@
-"""A search that is to end gives what it has found by then: at each step what one of that length would have found."""
+"""Finishing a beam search early returns exactly the results of a search that was limited to that length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORK = Work("w", PROMPT, 40, n=3, stop_ids=[5, 6], logprobs=1, prompt_logprobs=0
 
 
 @pytest.mark.parametrize("penalty", [1.0, 0.0, -1.0])
-def test_a_search_that_is_concluded_is_one_of_that_length(penalty):
+def test_early_finish_equals_beam_search_of_that_length(penalty):
     work = msgspec.structs.replace(WORK, beam=Beam(4, penalty))
     lengths = set()
     for steps in range(4, 20):
@@ -22,11 +22,11 @@ def test_a_search_that_is_concluded_is_one_of_that_length(penalty):
         for _ in range(steps):
             bench.step()
         if "w" not in bench.loop._searches:
-            break  # it has ended by itself
+            break  # the search ended by itself
         length = bench.loop._searches["w"].beams[0].sequence.generated
         lengths.add(length)
         if steps % 2:
-            bench.loop.scheduler.preempt()  # a beam without pages has its tokens
+            bench.loop.scheduler.preempt()  # a preempted beam keeps its tokens without pages
         bench.loop.conclude("w", "length")
         bench.drain()
         for index in range(work.n):
@@ -38,9 +38,9 @@ def test_a_search_that_is_concluded_is_one_of_that_length(penalty):
     assert len(lengths) > 3
 
 
-def test_before_there_is_anything_nothing_is_given():
+def test_early_finish_before_first_token_returns_no_tokens():
     work = msgspec.structs.replace(WORK, beam=Beam(4))
-    for steps in range(3):  # it waits; a part of its prompt was read; another one
+    for steps in range(3):  # queued; one chunk of the prompt computed; another chunk
         bench = Bench(budgets=(16,))
         bench.loop.add(work)
         for _ in range(steps):
@@ -52,7 +52,7 @@ def test_before_there_is_anything_nothing_is_given():
             assert (got.token_ids, got.finish, got.prompt_scores) == ([], "cancel", None)
 
 
-def test_what_waits_for_its_grammar_ends_as_well():
+def test_early_finish_ends_beam_search_waiting_for_grammar():
     bench = Bench()
     waiting = []
     bench.loop.intake._prepare = lambda work, done: waiting.append(done)
@@ -65,7 +65,7 @@ def test_what_waits_for_its_grammar_ends_as_well():
     assert bench.loop.idle
 
 
-def test_others_go_on():
+def test_early_finish_leaves_other_requests_running():
     bench = Bench(slots=8)
     plain = msgspec.structs.replace(WORK, id="plain", prompt_logprobs=-1, costs=False)
     bench.loop.add(plain)
@@ -75,7 +75,7 @@ def test_others_go_on():
     length = bench.loop._searches["w"].beams[0].sequence.generated
     for id in ("plain", "nobody", "w", "w"):
         bench.loop.conclude(id, "length")
-    bench.loop.cancel("w", 0)  # nor is one that is cancelled before it was told
+    bench.loop.cancel("w", 0)  # a choice that is cancelled before its final output gets none
     bench.drain()
     assert ("w", 0) not in bench.outputs
     expected = alone(msgspec.structs.replace(WORK, beam=Beam(3), max_tokens=length), 1)

@@ -1,4 +1,4 @@
-"""When a choice ends."""
+"""The output limit and the finish reason of a choice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parley.types import Finish, Work
 @pytest.mark.parametrize(
     ("max_tokens", "context", "expected"), [(5, 100, 5), (5, 13, 3), (0, 100, 0), (5, 10, 0), (5, 7, 0), (-1, 100, 0)]
 )
-def test_allowance(max_tokens: int, context: int, expected: int) -> None:
+def test_output_limit_fits_max_tokens_and_context(max_tokens: int, context: int, expected: int) -> None:
     assert allowance(Work("w", list(range(10)), max_tokens), context) == expected
 
 
@@ -30,7 +30,7 @@ def test_allowance(max_tokens: int, context: int, expected: int) -> None:
         ([1, 2, 9], 3, "length"),
     ],
 )
-def test_verdict(output: list[int], min_tokens: int, expected: Finish | None) -> None:
+def test_finish_reason_of_last_token(output: list[int], min_tokens: int, expected: Finish | None) -> None:
     work = Work("w", [9], max_tokens=3, min_tokens=min_tokens, stop_ids=[9])
     sequence = Sequence("w", 0, work, [9, *output], prompt_len=1, seed=0, order=0, limit=3, stops=frozenset([9]))
     assert verdict(sequence) == expected

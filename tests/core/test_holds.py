@@ -1,5 +1,5 @@
-"""Prompts that are computed here for others, or elsewhere for us: their pages hold what they should, for as long as
-they should, nobody waits for ever, and what goes on behind given tokens is what would have come without a hand-over.
+"""Prefill for other instances, and prompts that other instances computed: pinned pages keep their content until they
+are released, nothing deadlocks, and a continuation after handed-over tokens equals the output without a handover.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMON = [(7 * i + 3) % VOCAB for i in range(200)]
 
 
 class Host:
-    """Memory in which pages of a runner are staged."""
+    """Staging memory for the pages of a runner."""
 
     def __init__(self, pages: list[list[int | None]], blocks: int):
         self.blocks = blocks
@@ -39,21 +39,21 @@ class Host:
 
 
 class Exchange(Bench):
-    """A bench whose pages others read and fill, or ``staged`` places for them. What is read is checked at every step
-    until it is released."""
+    """A harness whose pages, or ``staged`` copies of them, others read and fill. Checks leased pages after every step
+    until they are released."""
 
     def __init__(self, *, staged: int | None, **options) -> None:
         self.transit: Transit | None = None
         super().__init__(**options)
         self.holds: Holds | Transit = self.loop.holds
-        self.memory = self.runner.pages  # that others see
+        self.memory = self.runner.pages  # the pages that the other side sees
         if staged is not None:
             host = Host(self.runner.pages, staged)
             self.memory = host.places
             self.holds = self.transit = Transit(host, self.tell)
             self.transit.holds = self.loop.holds
         self.works: dict[str, Work] = {}
-        self.read: dict[str, list[int]] = {}  # pages by lease
+        self.read: dict[str, list[int]] = {}  # pages, by lease
         self.taken: dict[str, Taken] = {}  # by reservation
         self.landed: dict[str, int] = {}
 
@@ -86,7 +86,7 @@ class Exchange(Bench):
             self.transit.check()
 
     def _first(self) -> None:
-        """Whoever it is may have to wait for others."""
+        """Return nothing: any sequence may have to wait for pages of others."""
 
     def look(self, id: str) -> None:
         work = self.works[id]
@@ -114,7 +114,7 @@ class Exchange(Bench):
         return taken
 
     def land(self, key: str, tokens: list[int], salt: str, count: int) -> None:
-        """Pages come from outside, and whatever was in them is gone."""
+        """Write pages as a transfer does, over their old content."""
         taken = self.taken[key]
         past = histories(salt, tokens)
         for number in range(self.landed[key], min(count, len(taken.pages))):
@@ -129,7 +129,7 @@ class Exchange(Bench):
 
 
 class World:
-    """Works, some of which are handed over in either direction, and all that may happen to them, as ``seed`` has it."""
+    """Random works, some handed over in either direction, and random events between their steps, from ``seed``."""
 
     def __init__(self, seed: int, *, failures: bool):
         self.random = Random(seed)
@@ -146,8 +146,8 @@ class World:
         self.works = [self.work(number) for number in range(self.random.randint(2, 8))]
         self.whole = {(work.id, k): self.alone(work, k) for work in self.works for k in range(work.n)}
         self.works = [self.give(work) for work in self.works]
-        self.coming = [work for work in self.works if self.random.random() < 0.5]  # are computed elsewhere
-        for work, other in zip(self.works, self.works[1:], strict=False):  # some are released together
+        self.coming = [work for work in self.works if self.random.random() < 0.5]  # another instance computes them
+        for work, other in zip(self.works, self.works[1:], strict=False):  # some are released as one group
             if (
                 work.lease
                 and other.lease
@@ -156,9 +156,9 @@ class World:
             ):
                 other.group = work.group = work.group or work.id
         self.queue = list(self.works)
-        self.waiting: dict[str, Work] = {}  # works whose pages are on their way, by reservation
+        self.waiting: dict[str, Work] = {}  # works whose pages are in transfer, by reservation
         self.reserved: dict[str, Work] = {}
-        self.stalled: set[str] = set()  # of them, those whose work has begun before all had come
+        self.stalled: set[str] = set()  # those of them that began before all pages had arrived
         self.cancelled: set[tuple[str, int]] = set()
 
     def work(self, number: int) -> Work:
@@ -193,7 +193,7 @@ class World:
         return alone(work, index, max_model_len=room)
 
     def give(self, work: Work) -> Work:
-        """Some of what a work's choices give has been drawn elsewhere, but for the last token of each."""
+        """Mark a random prefix of each choice's output as sampled elsewhere, never with the last token."""
         if work.beam is not None or self.random.random() < 0.5:
             return work
         tokens = [self.whole[work.id, k].token_ids for k in range(work.n)]
@@ -211,7 +211,7 @@ class World:
         self.finish()
 
     def arrive(self) -> None:
-        """The next work, or its prompt's reservation."""
+        """Add the next work, or reserve pages for its prompt."""
         if not self.queue:
             return
         work = self.queue.pop(0)
@@ -231,7 +231,7 @@ class World:
             self.bench.step()
 
     def land(self, count: int | None = None) -> None:
-        """More pages of one reservation have come; with the last of them its work, or some steps later."""
+        """Deliver more pages of one reservation; with the last of them add its work."""
         if not self.waiting:
             return
         key = self.random.choice(list(self.waiting))
@@ -242,7 +242,7 @@ class World:
             self.bench.add(self.waiting.pop(key))
 
     def lose(self) -> None:
-        """A transfer breaks off: what came is there, and the work begins."""
+        """Break a transfer off: its delivered pages stay, and the work begins."""
         if self.waiting:
             key = self.random.choice(list(self.waiting))
             del self.reserved[key]
@@ -250,7 +250,7 @@ class World:
             self.bench.add(self.waiting.pop(key))
 
     def stall(self) -> None:
-        """The rest takes too long: the work begins, and may have to wait until it is known that no more comes."""
+        """Begin a work before its transfer ends; it may have to wait until the end of the transfer is known."""
         if self.waiting:
             key = self.random.choice(list(self.waiting))
             self.stalled.add(key)
@@ -258,7 +258,7 @@ class World:
             event("stalled")
 
     def settle(self) -> None:
-        """The other side has read a prompt, or this one begun with what has come."""
+        """Release the prompts that the other side has read, and the reservations whose works have begun."""
         for id in list(self.bench.read):
             if self.over(id):
                 self.bench.release(id)
@@ -268,7 +268,7 @@ class World:
                 self.bench.free(key)
 
     def leave(self) -> None:
-        """The other side is lost before it has read all."""
+        """Lose the other side before it has read all pages."""
         if self.bench.read and self.random.random() < 0.3:
             lost = self.bench.works[self.random.choice(list(self.bench.read))]
             for id in list(self.bench.read):
@@ -276,12 +276,12 @@ class World:
                     self.bench.release(id)
 
     def told(self, id: str) -> bool:
-        """Has somebody heard of a work's choices, or given them up?"""
+        """Whether any choice of the work has an output or was cancelled."""
         work = self.bench.works[id]
         return any((id, k) in self.cancelled or self.bench.outputs.get((id, k)) for k in range(work.n))
 
     def over(self, id: str) -> bool:
-        """Has something come of all choices of a work and its group? Only then the other side has what it needs."""
+        """Whether every choice of the work's group has an output or was cancelled: only then may it be released."""
         work = self.bench.works[id]
         group = [each for each in self.works if each is work or (work.group and each.group == work.group)]
         choices = [(each.id, k) for each in group for k in range(each.n)]
@@ -308,7 +308,7 @@ class World:
         self.bench.runner.fail_next = None
 
     def finish(self) -> None:
-        """To the end, with no more from outside than what comes by itself: the ends of transfers."""
+        """Run to the end; from outside come only the ends of transfers."""
         for _ in range(50_000):
             if self.bench.step():
                 continue
@@ -355,7 +355,7 @@ quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], ma
 
 @given(st.integers(0, 2**32), st.booleans())
 @quick
-def test_hand_overs_never_show_in_the_output_and_nobody_waits_for_ever(seed: int, failures: bool) -> None:
+def test_random_handovers_keep_outputs_and_never_deadlock(seed: int, failures: bool) -> None:
     world = World(seed, failures=failures)
     world.play()
     world.compare()

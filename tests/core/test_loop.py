@@ -1,4 +1,4 @@
-"""The loop as a whole: random schedules give what each request gives alone, and nothing leaks or hangs."""
+"""The whole loop: under random schedules each request gives the output it gives alone, and nothing leaks or hangs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ledger import VOCAB, Bench, Violation, alone
 from parley.core.beam import capacity
 from parley.types import Beam, Output, Pooling, Work
 
-COMMON = [(7 * i + 3) % VOCAB for i in range(200)]  # what prompts with a shared prefix begin with
+COMMON = [(7 * i + 3) % VOCAB for i in range(200)]  # the beginning of prompts with a shared prefix
 
 
 @st.composite
@@ -42,7 +42,7 @@ def works(draw: st.DrawFn, number: int, longest: int) -> Work:
 
 @st.composite
 def searches(draw: st.DrawFn, work: Work, blocks: int, slots: int) -> Work:
-    """The work, sometimes with as many beams as fit."""
+    """Turn a work into a beam search now and then, with as many beams as fit."""
     widths = [w for w in (2, 3, 5) if w >= work.n and w <= slots and capacity(blocks, w) > len(work.token_ids)]
     if not widths or work.pooling is not None or draw(st.integers(0, 2)):
         return work
@@ -53,7 +53,7 @@ def searches(draw: st.DrawFn, work: Work, blocks: int, slots: int) -> Work:
 
 @dataclass
 class Plan:
-    """A random schedule: works, and what happens between steps."""
+    """A random schedule: works, and the events between steps."""
 
     blocks: int
     slots: int
@@ -63,7 +63,7 @@ class Plan:
     guesses: int | None
     share: float
     # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
-    # ("reset", odd: also if some run) ("divide", percent of the time for prompts)
+    # ("reset", odd: even while some run) ("divide", quarters of the time for prompts, modulo 5)
     actions: list[tuple[str, int]]
 
 
@@ -95,7 +95,7 @@ def plans(draw: st.DrawFn, failures: bool, cancels: bool) -> Plan:
 
 
 def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
-    """Run a plan to its end; returns the bench and the choices that were cancelled before their end."""
+    """Run a plan to its end; return the harness and the choices that were cancelled before their end."""
     bench = Bench(
         blocks=plan.blocks,
         slots=plan.slots,
@@ -146,11 +146,11 @@ def play(plan: Plan) -> tuple[Bench, set[tuple[str, int]]]:
 
 
 def check_costs(bench: Bench, works: list[Work]) -> None:
-    """What outputs tell of their tokens' costs is what the log of the steps has."""
+    """Check that the costs in outputs agree with the log of the steps."""
     wanted = {work.id for work in works if work.costs}
     searched = {work.id for work in works if work.beam is not None}
-    own: dict[tuple[str, int], float] = {}  # seconds of steps with a row of the choice, since its last token
-    others: dict[tuple[str, int], float] = {}  # and without, of choices that had a token
+    own: dict[tuple[str, int], float] = {}  # seconds of steps with a row of the choice since its last token
+    others: dict[tuple[str, int], float] = {}  # seconds of steps without one, for choices that had a token
     for rows, stats, outputs in bench.log:
         assert len(rows) == stats.step_rows
         for choice in rows:
@@ -210,8 +210,8 @@ quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Hea
 
 @given(plans(failures=False, cancels=False))
 @settings(quick, max_examples=150)
-def test_schedule_never_shows_in_the_output(plan: Plan) -> None:
-    """Whatever the batch, arrival, chunks, cache, preemptions and n: tokens, scores and ends as if alone."""
+def test_random_schedule_does_not_change_outputs(plan: Plan) -> None:
+    """Batch, arrival, chunks, cache, preemptions and n change no token, score or finish reason of a request."""
     bench, cancelled = play(plan)
     assert all(outputs[-1].finish != "error" for outputs in bench.outputs.values())
     compare(plan, bench, cancelled)
@@ -219,7 +219,7 @@ def test_schedule_never_shows_in_the_output(plan: Plan) -> None:
 
 @given(plans(failures=False, cancels=True))
 @settings(quick, max_examples=100)
-def test_cancels_leak_nothing_and_disturb_nobody(plan: Plan) -> None:
+def test_random_cancels_leak_no_pages_and_change_no_other_output(plan: Plan) -> None:
     bench, cancelled = play(plan)
     assert all(outputs[-1].finish != "error" for outputs in bench.outputs.values())
     compare(plan, bench, cancelled)
@@ -227,7 +227,7 @@ def test_cancels_leak_nothing_and_disturb_nobody(plan: Plan) -> None:
 
 @given(plans(failures=True, cancels=True))
 @settings(quick, max_examples=150)
-def test_failed_steps_end_their_choices_only(plan: Plan) -> None:
+def test_failed_step_ends_only_its_choices(plan: Plan) -> None:
     bench, cancelled = play(plan)
     compare(plan, bench, cancelled)
 
@@ -237,7 +237,7 @@ def prompt(number: int, shared: int, own: int) -> list[int]:
 
 
 @pytest.mark.parametrize("budget", [16, 48, 64, 100, 1000])
-def test_requests_that_arrive_together_compute_their_prefix_once(budget: int) -> None:
+def test_simultaneous_requests_compute_shared_prefix_once(budget: int) -> None:
     bench = Bench(slots=8, budgets=(budget,))
     for number in range(8):
         bench.loop.add(Work(f"w{number}", prompt(number, 64, 5), max_tokens=1))
@@ -247,7 +247,7 @@ def test_requests_that_arrive_together_compute_their_prefix_once(budget: int) ->
     assert (bench.stats.prefix_queries, bench.stats.prefix_hits) == (8 * 69, 7 * 64)
 
 
-def test_choices_share_their_prompt() -> None:
+def test_choices_share_prompt_pages() -> None:
     bench = Bench(slots=8, budgets=(1000,))
     bench.loop.add(Work("w", prompt(0, 64, 5), max_tokens=20, n=8))
     bench.drain()
@@ -255,7 +255,7 @@ def test_choices_share_their_prompt() -> None:
     assert len({tuple(bench.result("w", index).token_ids) for index in range(8)}) == 8
 
 
-def test_a_whole_prompt_in_the_cache_still_computes_its_last_token() -> None:
+def test_fully_cached_prompt_still_computes_its_last_page() -> None:
     bench = Bench()
     for id, expected in (("first", 0), ("second", 48), ("third", 48)):
         bench.loop.add(Work(id, prompt(0, 64, 0), max_tokens=3))
@@ -263,17 +263,17 @@ def test_a_whole_prompt_in_the_cache_still_computes_its_last_token() -> None:
         assert bench.result(id).cached_tokens == expected
 
 
-def test_the_next_turn_of_a_chat_finds_the_answer_of_the_last() -> None:
+def test_next_chat_turn_hits_cached_pages_of_last_answer() -> None:
     bench = Bench()
     bench.loop.add(Work("turn 1", prompt(0, 20, 0), max_tokens=30))
     bench.drain()
     history = prompt(0, 20, 0) + bench.result("turn 1").token_ids
     bench.loop.add(Work("turn 2", [*history, 1, 2, 3], max_tokens=3))
     bench.drain()
-    assert bench.result("turn 2").cached_tokens == 48  # 50 tokens, the last of which was never computed
+    assert bench.result("turn 2").cached_tokens == 48  # 50 tokens, but the last of them was never computed
 
 
-def test_salts_never_share() -> None:
+def test_different_salts_share_no_pages() -> None:
     bench = Bench()
     for salt in ("a", "b", "", "a"):
         bench.loop.add(Work("w" + salt, prompt(0, 64, 5), max_tokens=1, salt=salt))
@@ -281,7 +281,7 @@ def test_salts_never_share() -> None:
     assert bench.stats.prefix_hits == 64
 
 
-def test_without_prefix_cache_nothing_is_looked_up() -> None:
+def test_disabled_prefix_cache_is_never_queried() -> None:
     bench = Bench(prefix_cache=False)
     for id in ("first", "second"):
         bench.loop.add(Work(id, prompt(0, 64, 5), max_tokens=2))
@@ -289,8 +289,8 @@ def test_without_prefix_cache_nothing_is_looked_up() -> None:
     assert bench.stats.prefix_queries == bench.stats.prefix_hits == bench.result("second").cached_tokens == 0
 
 
-def test_scoring_computes_every_row_of_the_prompt() -> None:
-    """Even when the prompt is cached, and its duplicate pages do not push out the first ones."""
+def test_prompt_logprobs_recompute_cached_prompt() -> None:
+    """Cached pages do not spare a prompt with log-probabilities its computation, and are not replaced by its pages."""
     bench = Bench(budgets=(32,))
     bench.loop.add(Work("first", prompt(0, 64, 5), max_tokens=1))
     bench.drain()
@@ -306,14 +306,14 @@ def test_scoring_computes_every_row_of_the_prompt() -> None:
     assert bench.result("last").cached_tokens == 64
 
 
-def test_one_token_prompt_is_scored_with_nothing() -> None:
+def test_one_token_prompt_has_no_prompt_score() -> None:
     bench = Bench()
     bench.loop.add(Work("w", [4], max_tokens=0, prompt_logprobs=3))
     bench.drain()
     assert bench.result("w") == Output("w", 0, finish="length", prompt_scores=[None])
 
 
-def test_decodes_have_a_row_in_every_step_of_a_long_prefill() -> None:
+def test_decodes_run_in_every_step_of_long_prefill() -> None:
     bench = Bench(budgets=(16,))
     bench.loop.add(Work("short", [1, 2, 3], max_tokens=40))
     bench.step()
@@ -324,7 +324,7 @@ def test_decodes_have_a_row_in_every_step_of_a_long_prefill() -> None:
     assert all(any(id == "short" for id, *_ in rows) for rows in together)
 
 
-def test_max_tokens_reserves_nothing() -> None:
+def test_max_tokens_reserves_no_pages() -> None:
     bench = Bench(blocks=16, slots=8)
     for number in range(8):
         bench.loop.add(Work(f"w{number}", [number, 1, 2], max_tokens=200))
@@ -337,7 +337,7 @@ def test_max_tokens_reserves_nothing() -> None:
         same(bench.result(f"w{number}"), alone(Work(f"w{number}", [number, 1, 2], max_tokens=200)))
 
 
-def test_admission_leaves_running_sequences_room_to_grow() -> None:
+def test_admission_leaves_pages_for_running_sequences() -> None:
     bench = Bench(blocks=4, slots=2)
     bench.loop.add(Work("first", prompt(0, 0, 20), max_tokens=30))
     bench.loop.add(Work("second", prompt(1, 0, 20), max_tokens=30))
@@ -347,8 +347,8 @@ def test_admission_leaves_running_sequences_room_to_grow() -> None:
     assert bench.stats.preemptions == 0 and len(bench.result("second").token_ids) == 30
 
 
-def test_a_preempted_sequence_resumes_from_the_cache() -> None:
-    """Two grow until one has to leave; what of it was not overwritten is not computed again."""
+def test_preempted_sequence_resumes_from_prefix_cache() -> None:
+    """Two sequences grow until one is preempted; its pages that were not overwritten are not computed again."""
     bench = Bench(blocks=10, slots=2)
     for number in range(2):
         bench.loop.add(Work(f"w{number}", prompt(number, 0, 40), max_tokens=60))
@@ -361,8 +361,8 @@ def test_a_preempted_sequence_resumes_from_the_cache() -> None:
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_preemption_at_any_step_changes_nothing(prefix_cache: bool) -> None:
-    """Of one sequence or all, in the middle of the prompt (being scored, too) or of the output."""
+def test_preemption_at_any_step_does_not_change_outputs(prefix_cache: bool) -> None:
+    """Preempts one sequence or all, in the middle of the prompt (scored or not) or of the output."""
     requests = [
         Work("scored", prompt(0, 48, 20), max_tokens=12, prompt_logprobs=0, logprobs=0),
         Work("plain", prompt(1, 48, 9), max_tokens=12, n=2),
@@ -382,7 +382,7 @@ def test_preemption_at_any_step_changes_nothing(prefix_cache: bool) -> None:
                 same(bench.result(result.id, result.index), result)
 
 
-def test_after_a_reset_nothing_is_found_and_what_ran_goes_on() -> None:
+def test_cache_reset_forgets_pages_and_keeps_running_work() -> None:
     bench = Bench(budgets=(500,))
     first, again = (Work(id, prompt(0, 48, 20), max_tokens=12) for id in ("first", "again"))
     for moment, running in ((0, False), (3, True)):
@@ -401,7 +401,7 @@ def test_after_a_reset_nothing_is_found_and_what_ran_goes_on() -> None:
         bench.outputs.clear()
 
 
-def test_the_context_ends_a_choice_where_the_pool_does() -> None:
+def test_page_pool_size_limits_context_length() -> None:
     bench = Bench(blocks=3)
     bench.loop.add(Work("w", prompt(0, 0, 40), max_tokens=1000))
     bench.loop.add(Work("full", prompt(0, 0, 48), max_tokens=1000))
@@ -421,7 +421,7 @@ def test_the_context_ends_a_choice_where_the_pool_does() -> None:
         ([1.5], "vocabulary"),
     ],
 )
-def test_a_wrong_prompt_ends_every_choice_with_a_sentence(token_ids: list[int], sentence: str) -> None:
+def test_invalid_prompt_fails_every_choice_with_reason(token_ids: list[int], sentence: str) -> None:
     bench = Bench(blocks=3)
     bench.loop.add(Work("wrong", token_ids, max_tokens=5, n=2))
     bench.loop.add(Work("right", [1, 2], max_tokens=5))
@@ -432,7 +432,7 @@ def test_a_wrong_prompt_ends_every_choice_with_a_sentence(token_ids: list[int], 
     assert len(bench.result("right").token_ids) == 5
 
 
-def test_a_refused_work_can_be_cancelled_before_it_is_told() -> None:
+def test_rejected_work_can_be_cancelled_before_its_error() -> None:
     bench = Bench()
     bench.loop.add(Work("w", [], max_tokens=5, n=2))
     bench.loop.cancel("w", 1)
@@ -440,7 +440,7 @@ def test_a_refused_work_can_be_cancelled_before_it_is_told() -> None:
     assert list(bench.outputs) == [("w", 0)]
 
 
-def test_cancel_gives_pages_back_at_once_and_says_so() -> None:
+def test_cancel_frees_pages_at_once_and_reports_it() -> None:
     bench = Bench()
     bench.loop.add(Work("w", prompt(0, 0, 40), max_tokens=50, n=2))
     bench.step()
@@ -457,7 +457,7 @@ def test_cancel_gives_pages_back_at_once_and_says_so() -> None:
     assert before == {choice: len(outputs) for choice, outputs in bench.outputs.items()}
 
 
-def test_an_id_can_be_used_again_after_its_end() -> None:
+def test_work_id_can_be_reused_after_cancel() -> None:
     bench = Bench()
     bench.loop.add(Work("w", [1, 2, 3], max_tokens=5))
     bench.step()
@@ -468,7 +468,7 @@ def test_an_id_can_be_used_again_after_its_end() -> None:
 
 
 @pytest.mark.parametrize("failure", ["before", "midway"])
-def test_pages_of_a_failed_step_are_found_by_nobody(failure: str) -> None:
+def test_pages_of_failed_step_are_not_reused(failure: str) -> None:
     bench = Bench(budgets=(32,))
     bench.loop.add(Work("first", prompt(0, 64, 5), max_tokens=3))
     bench.step()
@@ -478,11 +478,11 @@ def test_pages_of_a_failed_step_are_found_by_nobody(failure: str) -> None:
     assert result.finish == "error" and result.error == "The engine failed while computing this request."
     bench.loop.add(Work("second", prompt(0, 64, 5), max_tokens=3))
     bench.drain()
-    assert bench.result("second").cached_tokens == 32  # the step before was fine
+    assert bench.result("second").cached_tokens == 32  # the step before did not fail
     same(bench.result("second"), alone(Work("second", prompt(0, 64, 5), max_tokens=3)))
 
 
-def test_a_failed_row_ends_its_choice_only_and_is_not_reused() -> None:
+def test_failed_row_ends_only_its_choice_and_is_not_cached() -> None:
     bench = Bench()
     bench.runner.poison.add(("bad", 2))
     bench.loop.add(Work("good", prompt(1, 0, 40), max_tokens=30))
@@ -496,7 +496,7 @@ def test_a_failed_row_ends_its_choice_only_and_is_not_reused() -> None:
     assert bench.result("again").cached_tokens == 0
 
 
-def test_a_failed_admission_ends_its_choice_only() -> None:
+def test_failed_admission_ends_only_its_choice() -> None:
     bench = Bench()
     bench.runner.refuse.add("bad")
     for id in ("good", "bad", "other"):
@@ -506,7 +506,7 @@ def test_a_failed_admission_ends_its_choice_only() -> None:
     assert len(bench.result("good").token_ids) == len(bench.result("other").token_ids) == 4
 
 
-def test_a_runner_that_gives_too_little_fails_the_step() -> None:
+def test_runner_with_missing_results_fails_step() -> None:
     bench = Bench()
     run = bench.runner.run
     bench.runner.run = lambda step: run(step)[1:]  # type: ignore[method-assign]
@@ -515,8 +515,8 @@ def test_a_runner_that_gives_too_little_fails_the_step() -> None:
     assert bench.result("w").finish == "error"
 
 
-def test_the_ledger_notices_a_page_that_was_never_written() -> None:
-    """The check behind all of the above is alive: without ``abandon`` a failed step poisons the next request."""
+def test_ledger_detects_unwritten_page() -> None:
+    """Checks the check itself: without ``abandon`` a failed step must poison the next request and be noticed."""
     bench = Bench(budgets=(32,))
     bench.loop.scheduler.abandon = lambda step: None  # type: ignore[method-assign]
     bench.loop.add(Work("first", prompt(0, 64, 5), max_tokens=3))
@@ -527,8 +527,8 @@ def test_the_ledger_notices_a_page_that_was_never_written() -> None:
         bench.drain()
 
 
-def test_a_vector_ends_its_prompt_beside_others_that_go_on() -> None:
-    """In chunks, from cached pages, and however often it has to start again."""
+def test_embedding_finishes_while_generation_continues() -> None:
+    """An embedding is computed in chunks, from cached pages, and survives a preemption."""
     bench = Bench(blocks=12, slots=4, budgets=(16,))
     bench.loop.add(Work("text", prompt(0, 32, 5), max_tokens=30))
     for id in ("first", "again"):
@@ -544,7 +544,7 @@ def test_a_vector_ends_its_prompt_beside_others_that_go_on() -> None:
 
 
 @pytest.mark.parametrize(("generates", "dimensions", "good"), [(True, 0, "text"), (False, 2, "vector")])
-def test_a_model_is_asked_only_for_what_it_can_do(generates: bool, dimensions: int, good: str) -> None:
+def test_loop_rejects_tasks_the_model_cannot_do(generates: bool, dimensions: int, good: str) -> None:
     bench = Bench()
     bench.runner.generates, bench.runner.dimensions = generates, dimensions
     bench.loop.add(Work("text", [1, 2], max_tokens=0))
@@ -555,7 +555,7 @@ def test_a_model_is_asked_only_for_what_it_can_do(generates: bool, dimensions: i
     assert [id for id, end in ends.items() if end != "error"] == [good]
 
 
-def test_counters_count() -> None:
+def test_loop_counts_tokens_and_steps() -> None:
     bench = Bench()
     bench.loop.add(Work("w", [1, 2, 3], max_tokens=4, n=2))
     bench.drain()
@@ -563,7 +563,7 @@ def test_counters_count() -> None:
     assert bench.stats.blocks_total == 64
 
 
-def test_waiting_is_told_once_and_lasts_until_somebody_leaves():
+def test_queue_time_is_reported_once_with_first_output():
     bench = Bench(slots=1)
     for number in range(2):
         bench.loop.add(Work(f"w{number}", COMMON[:5], 4))
@@ -573,7 +573,7 @@ def test_waiting_is_told_once_and_lasts_until_somebody_leaves():
     assert first[1:] == second[1:] == [0.0] * 3
 
 
-def test_a_work_that_is_not_ready_holds_up_nobody() -> None:
+def test_unprepared_work_does_not_block_others() -> None:
     bench = Bench()
     ready = {}
     bench.loop.intake._prepare = lambda work, done: done() if work.id == "b" else ready.update({work.id: done})

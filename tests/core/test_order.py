@@ -1,4 +1,4 @@
-"""Who is served first: priorities, and equal shares for tenants. That nothing else changes is in test_loop."""
+"""Order of service: priorities, and equal shares for tenants. test_loop shows that the order changes no output."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def ask(id: str, tokens: int = 5, *, length: int = 3, priority: int = 0, tenant:
 
 
 def ends(bench: Bench) -> list[str]:
-    """Works in the order in which they ended."""
+    """Return the ids of works, sorted by their end."""
     return [output.id for _, _, outputs in bench.log for output in outputs if output.finish]
 
 
-def test_those_that_wait_are_taken_by_priority_then_by_arrival() -> None:
+def test_waiting_requests_run_by_priority_then_arrival() -> None:
     bench = Bench(slots=1)
     for id, priority in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2), ("f", 2**63 - 1), ("g", -(2**63))):
         bench.loop.add(ask(id, priority=priority))
@@ -33,7 +33,7 @@ def test_those_that_wait_are_taken_by_priority_then_by_arrival() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "slots"), [(64, 2), (4, 8)])
-def test_a_better_priority_takes_slot_or_pages_from_the_last_of_the_worst(blocks: int, slots: int) -> None:
+def test_higher_priority_preempts_youngest_of_lowest_priority(blocks: int, slots: int) -> None:
     bench = Bench(blocks=blocks, slots=slots, budgets=(500,))
     works = [ask("older", 20, length=16), ask("younger", 20, length=16), ask("urgent", 3, length=16, priority=-1)]
     bench.loop.add(works[0])
@@ -51,7 +51,7 @@ def test_a_better_priority_takes_slot_or_pages_from_the_last_of_the_worst(blocks
         assert bench.result(work.id).token_ids == alone(work).token_ids
 
 
-def test_an_equal_priority_takes_nothing() -> None:
+def test_equal_priority_preempts_nothing() -> None:
     bench = Bench(slots=1)
     bench.loop.add(ask("first", 20))
     bench.step()
@@ -60,7 +60,7 @@ def test_an_equal_priority_takes_nothing() -> None:
     assert ends(bench) == ["first", "second"] and bench.stats.preemptions == 0
 
 
-def test_a_better_priority_is_read_before_a_long_prompt_goes_on() -> None:
+def test_higher_priority_prefills_before_rest_of_long_prompt() -> None:
     bench = Bench(budgets=(16,))
     bench.loop.add(ask("long", 1, length=200))
     bench.step()
@@ -69,7 +69,7 @@ def test_a_better_priority_is_read_before_a_long_prompt_goes_on() -> None:
     assert ends(bench) == ["urgent", "long"] and bench.stats.preemptions == 0
 
 
-def test_who_had_to_leave_comes_back_before_others_of_its_priority() -> None:
+def test_preempted_request_resumes_before_its_priority_peers() -> None:
     bench = Bench(slots=1)
     bench.loop.add(ask("first", 8))
     bench.step()
@@ -79,7 +79,7 @@ def test_who_had_to_leave_comes_back_before_others_of_its_priority() -> None:
     assert ends(bench) == ["urgent", "first", "second", "late"]
 
 
-def test_the_next_is_of_the_tenant_that_had_least() -> None:
+def test_tenant_with_least_service_runs_next() -> None:
     bench = Bench(slots=1)
     for number in range(6):
         bench.loop.add(ask(f"heavy{number}", 10, tenant="heavy"))
@@ -91,7 +91,7 @@ def test_the_next_is_of_the_tenant_that_had_least() -> None:
     assert bench.stats.preemptions == 0
 
 
-def test_a_tenant_is_not_paid_for_having_been_away() -> None:
+def test_idle_tenant_gains_no_credit() -> None:
     bench = Bench(slots=1)
     for number in range(20):
         bench.loop.add(ask(f"heavy{number}", 10, tenant="heavy"))
@@ -105,7 +105,7 @@ def test_a_tenant_is_not_paid_for_having_been_away() -> None:
     assert all(abs(sum(id.startswith("heavy") for id in after[:k]) - k / 2) <= 1.5 for k in range(16))
 
 
-def test_priority_goes_before_fairness() -> None:
+def test_priority_outranks_tenant_fairness() -> None:
     bench = Bench(slots=1)
     bench.loop.add(ask("running", 3, tenant="heavy", priority=-9))
     for number in range(3):
@@ -117,8 +117,8 @@ def test_priority_goes_before_fairness() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.integers(1, 40)), min_size=3, max_size=60))
 @settings(deadline=None, max_examples=60)
-def test_under_overload_shares_differ_by_no_more_than_what_runs_at_once(jobs: list[tuple[str, int, int]]) -> None:
-    """As long as a tenant waits, no other has had more than it by more than all slots can hold at their longest."""
+def test_overloaded_tenants_differ_by_at_most_running_work(jobs: list[tuple[str, int, int]]) -> None:
+    """While a tenant waits, no other tenant has had more service than it by more than full slots can hold."""
     bench = Bench(slots=2, prefix_cache=False)
     for number, (tenant, tokens, length) in enumerate(jobs):
         bench.loop.add(ask(f"w{number}", tokens, length=length, tenant=tenant))
@@ -134,7 +134,7 @@ def test_under_overload_shares_differ_by_no_more_than_what_runs_at_once(jobs: li
 
 
 class Model:
-    """What the queue ought to do, by looking at everyone."""
+    """Reference queue that looks at every waiting sequence."""
 
     def __init__(self) -> None:
         self.waiting: list[Sequence] = []
@@ -151,7 +151,7 @@ class Model:
 
 @given(st.data())
 @settings(deadline=None)
-def test_the_queue_does_what_looking_at_everyone_does(data: st.DataObject) -> None:
+def test_wait_queue_agrees_with_reference_queue(data: st.DataObject) -> None:
     queue, model, orders, turns = Queue(), Model(), count(), count()
     ran: list[Sequence] = []
     for _ in range(data.draw(st.integers(0, 60))):

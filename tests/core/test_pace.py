@@ -1,5 +1,5 @@
-"""How much of prompts a step may have: bounds always, steps that keep their time on any machine. Seconds here are made
-up, not measured: a machine is a formula.
+"""The step budget for prompt tokens: it stays within its bounds, and steps keep their target time on any machine.
+Seconds are simulated, not measured: a machine is a formula.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from parley.core.pace import ALONE, FIRST, LEAST, MOST, Fixed, Pace, Timed
 
 @dataclass(frozen=True)
 class Machine:
-    """What a step costs in seconds: something for itself, for each row, and for each token that a prompt's row sees."""
+    """Cost of a step in seconds: a fixed part, a part for each row, and one for each token that a prompt's row sees."""
 
     fixed: float
     each: float
@@ -28,7 +28,7 @@ class Machine:
 
 
 def step(pace: Pace, machine: Machine, decodes: int, start: int = 0, length: int = 1 << 20) -> tuple[int, float]:
-    """One step with as much of one prompt as there is room for: tokens of it, and what the step cost."""
+    """Run one step with as much of one prompt as fits; return its prompt tokens and its cost in seconds."""
     pace.begin(decodes)
     count = min(pace.room(start), length) if length else 0
     if count:
@@ -39,7 +39,7 @@ def step(pace: Pace, machine: Machine, decodes: int, start: int = 0, length: int
 
 
 def serve(pace: Pace, machine: Machine, decodes: int, steps: int = 60) -> tuple[int, float]:
-    """Steps at the beginnings of prompts, every third without any; the last one."""
+    """Run steps at the beginnings of prompts, every third without a prompt; return the last one."""
     last = 0, 0.0
     for number in range(steps):
         if decodes and number % 3 == 0:
@@ -55,7 +55,7 @@ def budget(pace: Pace, decodes: int = 0, start: int = 0) -> int:
 
 @pytest.mark.parametrize("decodes", [0, 1, 8])
 @pytest.mark.parametrize(("fixed", "each"), [(0.001, 0.0001), (0.05, 0.0005), (0.02, 0.002), (0.0, 0.001)])
-def test_steps_come_to_last_what_was_asked(fixed: float, each: float, decodes: int) -> None:
+def test_step_time_converges_to_target(fixed: float, each: float, decodes: int) -> None:
     count, seconds = serve(Timed(0.25), Machine(fixed, each), decodes)
     alone = 1 if decodes else ALONE
     assert 0.16 * alone <= seconds <= 0.26 * alone
@@ -71,10 +71,10 @@ def test_steps_come_to_last_what_was_asked(fixed: float, each: float, decodes: i
     st.integers(0, 10),
     st.integers(16, 12_000),
 )
-def test_no_step_of_a_long_prompt_stalls_the_others(
+def test_steps_of_long_prompt_stay_within_time_target(
     fixed: float, each: float, depth: float, decodes: int, before: int, length: int
 ) -> None:
-    """Whatever the machine and whatever was seen before, down to nothing at all. What must go on goes on: LEAST."""
+    """Holds on any machine and after any history, even none. The exception is progress: LEAST tokens always run."""
     pace, machine = Timed(0.25), Machine(fixed, each, each * depth)
     asked = 0.25 if decodes else 0.25 * ALONE
     for _ in range(before):
@@ -89,7 +89,7 @@ def test_no_step_of_a_long_prompt_stalls_the_others(
 
 
 @pytest.mark.parametrize("decodes", [0, 4])
-def test_only_a_prompt_that_nobody_waits_beside_may_take_longer(decodes: int) -> None:
+def test_only_prompts_without_decodes_get_longer_steps(decodes: int) -> None:
     pace, machine = Timed(0.25), Machine(0.01, 0.001, 0.001 / 1000)
     serve(pace, machine, 1)
     serve(pace, machine, decodes)
@@ -99,11 +99,11 @@ def test_only_a_prompt_that_nobody_waits_beside_may_take_longer(decodes: int) ->
     pace.take(0, room)
     assert pace.room(0) == 0
     pace.begin(decodes)
-    pace.take(0, 48)  # a short one: what follows it in the step fills the usual time
+    pace.take(0, 48)  # a short prompt: the next one in the step fills the usual time
     assert 0.2 <= machine.cost(decodes, [(0, 48), (0, pace.room(0))]) <= 0.26
 
 
-def test_tokens_far_into_a_prompt_are_dearer() -> None:
+def test_chunks_shrink_with_prompt_depth() -> None:
     pace, machine = Timed(0.25), Machine(0.01, 0.0005, 0.0005 / 1000)
     start, counts = 0, []
     while start < 8000:
@@ -111,10 +111,10 @@ def test_tokens_far_into_a_prompt_are_dearer() -> None:
         counts.append((count, seconds))
         start += count
     assert counts[-1][0] < max(count for count, _ in counts) / 3
-    assert all(0.18 <= seconds <= 0.26 for _, seconds in counts[10:])  # whole pages: of few, one more is much
+    assert all(0.18 <= seconds <= 0.26 for _, seconds in counts[10:])  # small chunks are coarse: whole pages only
 
 
-def test_what_was_taken_is_no_longer_there() -> None:
+def test_taken_tokens_reduce_remaining_step_budget() -> None:
     pace, machine = Timed(0.25), Machine(0.01, 0.0005, 0.0005 / 4000)
     serve(pace, machine, 4)
     pace.begin(4)
@@ -127,18 +127,18 @@ def test_what_was_taken_is_no_longer_there() -> None:
 
 
 @pytest.mark.parametrize(("each", "count"), [(1e-9, MOST), (1.0, LEAST)])
-def test_no_machine_is_too_fast_or_too_slow(each: float, count: int) -> None:
+def test_step_budget_stops_at_bounds_on_extreme_machines(each: float, count: int) -> None:
     assert serve(Timed(0.25), Machine(0.0, each), 1)[0] == count
 
 
-def test_it_follows_when_tokens_become_dearer() -> None:
+def test_step_budget_shrinks_when_tokens_cost_more() -> None:
     pace = Timed(0.25)
     before, _ = serve(pace, Machine(0.02, 0.0005), 1)
     after, seconds = serve(pace, Machine(0.02, 0.005), 1)
     assert after < before / 5 and seconds < 0.3
 
 
-def test_one_slow_step_is_forgiven() -> None:
+def test_step_budget_recovers_from_one_slow_step() -> None:
     pace, machine = Timed(0.25), Machine(0.02, 0.001)
     step(pace, Machine(60.0, 0.0), 0)
     assert budget(pace) == LEAST
@@ -149,8 +149,8 @@ def test_one_slow_step_is_forgiven() -> None:
     assert budget(pace, 1) >= before * 0.9
 
 
-def test_it_never_leaps() -> None:
-    """What a small chunk cost says little of a large one: at most twice what was tried."""
+def test_step_budget_at_most_doubles_per_step() -> None:
+    """The cost of a small chunk says little about a large one, so the budget at most doubles."""
     pace = Timed(0.25)
     assert budget(pace) == FIRST
     step(pace, Machine(1e-6, 0.0), 0)
@@ -167,7 +167,7 @@ def test_it_never_leaps() -> None:
     st.integers(1, 20_000),
 )
 @settings(deadline=None, max_examples=100)
-def test_bounds_hold_whatever_is_seen(
+def test_step_budget_bounds_hold_for_any_observations(
     seen: list[tuple[int, int, int, float]], decodes: int, start: int, seconds: float, tokens: int
 ) -> None:
     timed, fixed = Timed(seconds), Fixed(tokens)

@@ -1,6 +1,6 @@
-"""Prompts have their part of the time beside answers: no more, no less while they want it, and never nothing for good.
+"""The prefill share: prompts get their share of the time during decodes, no more, no less on demand, and never starve.
 
-Seconds are made up, by steps or by the ledger's formula.
+Seconds are simulated, per step or by the ledger's formula.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PARTS = st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
 
 
 def step(quota: Quota, answers: int, wanted: int, seconds: float) -> float:
-    """One step with what prompts want, if it is open to them; the seconds of them."""
+    """Run one step with the wanted prompt tokens if it is open to prompts; return the seconds they took."""
     quota.begin(answers)
     taken = wanted if quota.open else 0
     quota.take(taken)
@@ -33,7 +33,7 @@ def step(quota: Quota, answers: int, wanted: int, seconds: float) -> float:
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0, 1, 16, 500]), st.floats(0.001, 0.3)), max_size=200),
 )
 @settings(deadline=None, max_examples=150)
-def test_prompts_have_no_more_than_their_part_in_any_stretch(part: float, steps: list[tuple[int, int, float]]) -> None:
+def test_prefill_never_exceeds_its_share_in_any_interval(part: float, steps: list[tuple[int, int, float]]) -> None:
     quota, spans = Quota(part), [(0.0, 0.0)]
     for answers, wanted, seconds in steps:
         prompts = step(quota, answers, wanted, seconds)
@@ -47,7 +47,7 @@ def test_prompts_have_no_more_than_their_part_in_any_stretch(part: float, steps:
 
 @given(PARTS, st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 0.3)), min_size=1, max_size=300))
 @settings(deadline=None, max_examples=150)
-def test_they_have_it_while_they_want_it(part: float, steps: list[tuple[int, float]]) -> None:
+def test_prefill_gets_its_full_share_under_demand(part: float, steps: list[tuple[int, float]]) -> None:
     quota, had, time = Quota(part), 0.0, 0.0
     for answers, seconds in steps:
         had += step(quota, answers, 100_000, seconds)
@@ -57,8 +57,8 @@ def test_they_have_it_while_they_want_it(part: float, steps: list[tuple[int, flo
 
 @given(PARTS, st.floats(0.001, 1000), st.floats(0.05, 0.3))
 @settings(deadline=None, max_examples=60)
-def test_what_is_owed_is_paid(part: float, slow: float, seconds: float) -> None:
-    """However long a step took: a pause of the whole machine is not the prompts' debt."""
+def test_prefill_debt_is_capped_and_paid(part: float, slow: float, seconds: float) -> None:
+    """The debt of a slow step is capped: a pause of the whole machine does not block prompts for long."""
     quota, waited = Quota(part), 0.0
     step(quota, 1, 10_000, slow)
     while not step(quota, 1, 1, seconds):
@@ -67,7 +67,7 @@ def test_what_is_owed_is_paid(part: float, slow: float, seconds: float) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500), st.floats(0.001, 0.3)), max_size=60))
-def test_all_and_nothing(steps: list[tuple[int, int, float]]) -> None:
+def test_prefill_share_of_one_and_zero(steps: list[tuple[int, int, float]]) -> None:
     everything, nothing = Quota(1.0), Quota(0.0)
     for answers, wanted, seconds in steps:
         assert step(everything, answers, wanted, seconds) > 0 or not wanted
@@ -75,7 +75,7 @@ def test_all_and_nothing(steps: list[tuple[int, int, float]]) -> None:
         assert step(nothing, 0, wanted, seconds) > 0 or not wanted
 
 
-def test_another_part_counts_at_once() -> None:
+def test_changed_prefill_share_applies_at_once() -> None:
     quota = Quota(0.01)
     step(quota, 1, 500, 0.3)
     assert step(quota, 1, 500, 0.1) == 0
@@ -96,8 +96,8 @@ def work(number: int, prompt: int, answer: int, **more: object) -> Work:
     st.integers(1, 3),
 )
 @settings(deadline=None, max_examples=15)
-def test_a_loop_keeps_to_it(part: float, prompts: list[tuple[int, int]], budget: int, streams: int) -> None:
-    """Answers go on as long as prompts wait: each side has its part, to within some steps."""
+def test_loop_keeps_prefill_share(part: float, prompts: list[tuple[int, int]], budget: int, streams: int) -> None:
+    """Decodes run as long as prompts wait: each side keeps its share to within some steps."""
     bench = Bench(blocks=500, slots=16, budgets=(budget,), prefix_cache=False, share=part)
     for number in range(streams):
         bench.loop.add(work(number, 3, 2000))
@@ -111,7 +111,7 @@ def test_a_loop_keeps_to_it(part: float, prompts: list[tuple[int, int]], budget:
     while any((each.id, 0) not in bench.outputs for each in works):
         bench.step()
         assert meter.prompts <= part * meter.beside + meter.most + 1e-9
-        if len(works) - sum((each.id, 0) in bench.outputs for each in works) > 3:  # steps have all that they allow
+        if len(works) - sum((each.id, 0) in bench.outputs for each in works) > 3:  # enough prompts left to fill steps
             assert meter.prompts >= part * meter.beside - 2 * meter.most
     for number in range(streams):
         bench.loop.cancel(f"w{number}")
@@ -120,7 +120,7 @@ def test_a_loop_keeps_to_it(part: float, prompts: list[tuple[int, int]], budget:
         assert bench.result(each.id).token_ids == alone(each).token_ids
 
 
-def test_with_nothing_prompts_wait_for_the_end_of_answers_and_then_have_all() -> None:
+def test_zero_share_delays_prefill_until_decodes_end() -> None:
     bench = Bench(slots=4, budgets=(500,), share=0.0)
     bench.loop.add(work(0, 40, 30))
     bench.step()
@@ -131,7 +131,7 @@ def test_with_nothing_prompts_wait_for_the_end_of_answers_and_then_have_all() ->
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01])
-def test_an_answer_that_came_from_elsewhere_is_no_prompt(part: float) -> None:
+def test_handed_over_answer_is_exempt_from_prefill_share(part: float) -> None:
     bench = Bench(slots=4, budgets=(500,), share=part)
     bench.loop.add(work(0, 40, 60))
     for _ in range(3):
@@ -143,9 +143,9 @@ def test_an_answer_that_came_from_elsewhere_is_no_prompt(part: float) -> None:
     bench.drain()
 
 
-def test_answers_alone_leave_no_debt_and_prompts_alone_make_none() -> None:
+def test_decode_only_and_prefill_only_steps_make_no_debt() -> None:
     bench = Bench(slots=4, budgets=(500,), share=0.01)
-    for number in range(3):  # nobody answers yet
+    for number in range(3):  # no decodes yet
         bench.loop.add(work(number, 200, 1))
     bench.step()
     assert bench.quota.held == 0

@@ -1,4 +1,4 @@
-"""Drafts: whatever is guessed nothing shows but the number of steps; what is guessed, and for whom it pays."""
+"""Draft tokens: no draft changes an output, only the number of steps; the n-gram proposer; when drafting pays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parley.types import Output, Sampling, Work
 
 
 def right(sequence: Sequence, length: int) -> list[int]:
-    """What the ledger will draw."""
+    """Return the tokens that the ledger will sample."""
     guess: list[int] = []
     for ahead in range(length):
         guess.append(draw(sequence, histories(sequence.work.salt, sequence.tokens + guess)[-1], ahead))
@@ -25,7 +25,7 @@ def right(sequence: Sequence, length: int) -> list[int]:
 
 
 def guessing(guess, **settings) -> Bench:
-    """A bench whose drafts are what ``guess(sequence, length)`` gives."""
+    """Return a harness whose drafts come from ``guess(sequence, length)``."""
     bench = Bench(guesses=0, **settings)
     assert bench.loop.speculation is not None
     bench.loop.speculation.proposer.propose = lambda asked: [guess(*each) for each in asked]  # type: ignore[method-assign]
@@ -42,18 +42,18 @@ def sequence(tokens: list[int], generated: int = 1) -> Sequence:
     return Sequence("w", 0, Work("w", tokens, 1000), tokens, len(tokens) - generated, 0, 0, limit=1000)
 
 
-def test_right_guesses_save_steps_and_the_limit_is_kept() -> None:
+def test_accepted_drafts_save_steps_within_max_tokens() -> None:
     bench = guessing(right)
     bench.loop.add(Work("w", [1, 2, 3], max_tokens=60, logprobs=0))
     bench.drain()
-    assert bench.stats.steps == 1 + 7 + 1  # eight at a time, three for what is left
+    assert bench.stats.steps == 1 + 7 + 1  # eight tokens at a time, then the remaining three
     assert [len(part.token_ids) for part in bench.outputs["w", 0]] == [1] + [8] * 7 + [3]
     assert (bench.stats.drafts, bench.stats.draft_tokens, bench.stats.draft_accepted) == (8, 51, [8, 8, 7, 7, 7, 7, 7])
     assert bench.stats.generated_tokens == 60
     same(bench.result("w"), Work("w", [1, 2, 3], max_tokens=60, logprobs=0))
 
 
-def test_a_stop_token_that_was_guessed_ends_the_choice_there() -> None:
+def test_drafted_stop_token_ends_choice() -> None:
     whole = alone(Work("w", [1, 2, 3], max_tokens=60)).token_ids
     for place in (1, 5, 20, 59):
         work = Work("w", [1, 2, 3], max_tokens=60, stop_ids=[whole[place]])
@@ -64,7 +64,7 @@ def test_a_stop_token_that_was_guessed_ends_the_choice_there() -> None:
         same(bench.result("w"), work)
 
 
-def test_a_prediction_saves_steps_of_the_work_that_has_it_and_of_no_other() -> None:
+def test_prediction_saves_steps_of_its_own_work_only() -> None:
     work = Work("w", [1, 2, 3], max_tokens=60, seed=7, n=2, logprobs=0)
     whole = [alone(work, index).token_ids for index in range(2)]
     wrong = [*whole[0][:20], 49, 49, 49, *whole[0][25:]]
@@ -88,7 +88,7 @@ def test_a_prediction_saves_steps_of_the_work_that_has_it_and_of_no_other() -> N
             same(bench.result("w", index), work, index)
 
 
-def test_a_prediction_is_asked_before_another_proposer() -> None:
+def test_prediction_precedes_other_proposer() -> None:
     bench = guessing(lambda sequence, length: [])
     work = Work("w", [1, 2, 3], max_tokens=60)
     bench = Bench(guesses=0)
@@ -101,8 +101,8 @@ def test_a_prediction_is_asked_before_another_proposer() -> None:
     same(bench.result("other"), Work("other", [3, 2], max_tokens=60))
 
 
-def test_pages_are_found_only_when_their_tokens_are_certain() -> None:
-    """A wrong draft fills a page; the right tokens then do, and the next turn finds as much as without drafts."""
+def test_pages_are_published_only_after_drafts_are_verified() -> None:
+    """A wrong draft fills a page before the right tokens do; the next turn must hit as many pages as without drafts."""
     for guess in (right, lambda sequence, length: [0] * length):
         bench = guessing(guess)
         first = Work("turn 1", list(range(20)), max_tokens=30)
@@ -115,7 +115,7 @@ def test_pages_are_found_only_when_their_tokens_are_certain() -> None:
         same(bench.result("turn 2"), Work("turn 2", [*history, 1, 2, 3], max_tokens=3))
 
 
-def test_the_ledger_notices_a_page_that_was_announced_with_its_drafts() -> None:
+def test_ledger_detects_page_published_with_unverified_drafts() -> None:
     bench = guessing(lambda sequence, length: [0] * length, slots=2)
     row = bench.loop.scheduler._row  # type: ignore[union-attr]
 
@@ -136,8 +136,8 @@ def test_the_ledger_notices_a_page_that_was_announced_with_its_drafts() -> None:
         bench.drain()
 
 
-def test_drafts_preempt_nobody() -> None:
-    """Two sequences fill the pool but for their own next pages: drafts stay within the pages that there are."""
+def test_drafts_never_cause_preemption() -> None:
+    """Two sequences need all pages of the pool themselves: drafts may use only free pages."""
     plain, drafted = Bench(blocks=8, slots=2), guessing(lambda sequence, length: [0] * length, blocks=8, slots=2)
     for bench in (plain, drafted):
         for number in range(2):
@@ -148,7 +148,7 @@ def test_drafts_preempt_nobody() -> None:
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_preempted_with_drafts_at_any_step(prefix_cache: bool) -> None:
+def test_preemption_with_drafts_does_not_change_outputs(prefix_cache: bool) -> None:
     works = [
         Work("scored", list(range(37)), max_tokens=25, prompt_logprobs=0, logprobs=0, min_tokens=3, stop_ids=[5]),
         Work("plain", list(range(9)), max_tokens=30, n=2, stop_ids=[7]),
@@ -167,7 +167,7 @@ def test_preempted_with_drafts_at_any_step(prefix_cache: bool) -> None:
                 same(bench.result(work.id, index), work, index)
 
 
-def test_a_proposer_that_fails_is_not_asked_again() -> None:
+def test_failed_proposer_is_not_called_again() -> None:
     asked = []
 
     def fail(sequence: Sequence, length: int) -> list[int]:
@@ -182,7 +182,7 @@ def test_a_proposer_that_fails_is_not_asked_again() -> None:
 
 
 def longest(tokens: list[int]) -> int:
-    """How many tokens at the end stood somewhere before, by definition."""
+    """Return how many tokens at the end occurred somewhere before, by brute force."""
     agree = 0
     for place in range(len(tokens) - 1):
         length = 0
@@ -193,7 +193,7 @@ def longest(tokens: list[int]) -> int:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=12), st.integers(1, 9))
-def test_a_guess_goes_on_where_the_longest_end_stood_before(pieces: list[list[int]], length: int) -> None:
+def test_ngram_draft_continues_longest_earlier_match(pieces: list[list[int]], length: int) -> None:
     tokens: list[int] = [0]
     one, lookup = sequence(tokens), Lookup()
     for piece in pieces:
@@ -202,7 +202,7 @@ def test_a_guess_goes_on_where_the_longest_end_stood_before(pieces: list[list[in
         agree = longest(tokens)
         if agree < LEAST:
             assert guess == []
-        elif len(tokens) <= 16:  # all places are looked at
+        elif len(tokens) <= 16:  # short enough that the proposer looks at every place
             assert len(guess) == min(length, 2 ** (min(agree, ENOUGH) - 1))
             text = tokens + guess
             ends = [
@@ -217,7 +217,7 @@ def test_a_guess_goes_on_where_the_longest_end_stood_before(pieces: list[list[in
     lookup.forget(one)
 
 
-def test_a_piece_that_repeats_itself_is_guessed_on_and_on() -> None:
+def test_ngram_draft_continues_a_repeating_pattern() -> None:
     lookup = Lookup()
     assert lookup.propose([(sequence([9, 1, 2, 1, 2, 1, 2]), 8)]) == [[1, 2, 1, 2, 1, 2, 1, 2]]
     assert lookup.propose([(sequence([1]), 8), (sequence([1, 2, 3]), 8)]) == [[], []]
@@ -227,7 +227,7 @@ def policy() -> Speculation:
     return Speculation(Guesser(0), 7, 50)
 
 
-def test_wrong_guesses_make_pauses_that_grow_and_right_ones_end_them() -> None:
+def test_rejected_drafts_back_off_until_one_is_accepted() -> None:
     speculation, one = policy(), sequence([1, 2, 3])
     asked = []
     for _ in range(200):
@@ -244,8 +244,8 @@ def test_wrong_guesses_make_pauses_that_grow_and_right_ones_end_them() -> None:
     assert not speculation._habits
 
 
-def test_costs_are_learnt_by_rows_and_decide_how_many_guesses_there_are() -> None:
-    """Up to 8 rows cost as much as one, then each as much as the first: good guesses fill the rows that are free."""
+def test_draft_length_follows_measured_row_costs() -> None:
+    """Up to 8 rows cost as much as one, further rows an eighth of that each: good drafts fill the free rows."""
     costs = Costs()
     for _ in range(10):
         for rows in (1, 2, 4, 8, 12, 16, 40):
@@ -257,7 +257,7 @@ def test_costs_are_learnt_by_rows_and_decide_how_many_guesses_there_are() -> Non
     assert costs.price(1) == 0 and costs.price(16) > DEAR
 
 
-def test_costs_forget_what_held_a_step_up() -> None:
+def test_draft_costs_forget_slow_steps() -> None:
     costs = Costs()
     for _ in range(20):
         costs.observe(1, 0.040)
@@ -267,4 +267,4 @@ def test_costs_forget_what_held_a_step_up() -> None:
         costs.observe(1, 0.040)
         costs.observe(8, 0.044)
     assert costs.seconds(1) == pytest.approx(0.040, rel=0.01) and costs.seconds(8) == pytest.approx(0.044, rel=0.05)
-    assert Costs().best(3, [0.1] * 5) == 5 and Costs().price(3) == 0  # nothing is known: try
+    assert Costs().best(3, [0.1] * 5) == 5 and Costs().price(3) == 0  # no measurements yet: try

@@ -1,4 +1,4 @@
-"""Sequences that are taken whole: each gets its vector once, oldest first, within the step's room."""
+"""The encoder scheduler: each sequence runs whole and gets its vector once, oldest first, within the step budget."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ask(number: int, length: int) -> Work:
 
 @given(st.lists(st.integers(1, 400), max_size=30), st.lists(st.integers(1, 600), min_size=1), st.data())
 @settings(deadline=None)
-def test_each_has_its_vector_and_none_waits_for_a_younger_one(lengths: list[int], budgets: list[int], data) -> None:
+def test_encoder_scheduler_serves_each_sequence_once_in_order(lengths: list[int], budgets: list[int], data) -> None:
     bench = Bench(*budgets)
     cancelled = set()
     for number, length in enumerate(lengths):
@@ -84,7 +84,7 @@ def test_each_has_its_vector_and_none_waits_for_a_younger_one(lengths: list[int]
         assert output.finish == "stop" and output.vector == (number * lengths[number]).to_bytes(4, "little")
 
 
-def test_no_more_at_once_than_were_allowed() -> None:
+def test_encoder_step_respects_max_batch() -> None:
     bench = Bench(10_000, most=3)
     for number in range(8):
         bench.loop.add(ask(number, 5))
@@ -92,7 +92,7 @@ def test_no_more_at_once_than_were_allowed() -> None:
     assert [len(ids) for ids in bench.runner.steps] == [3, 3, 2]
 
 
-def test_a_failed_step_ends_those_in_it_and_a_failed_admission_its_own() -> None:
+def test_encoder_failure_ends_only_affected_sequences() -> None:
     bench = Bench(20)
     for number in range(6):
         bench.loop.add(ask(number, 10))
@@ -111,7 +111,7 @@ def test_a_failed_step_ends_those_in_it_and_a_failed_admission_its_own() -> None
 @pytest.mark.parametrize(
     "work", [Work("w", [1], 5), Work("w", [1] * 401, 0, pooling=Pooling()), Work("w", [1], 0, pooling=Pooling(5))]
 )
-def test_what_it_cannot_do_is_refused(work: Work) -> None:
+def test_encoder_rejects_unsupported_work(work: Work) -> None:
     bench = Bench(100)
     bench.loop.add(work)
     bench.drain()

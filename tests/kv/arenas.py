@@ -1,4 +1,4 @@
-"""Arenas of random bytes, for tests of hand-overs."""
+"""Arenas of random bytes for handover tests."""
 
 import fcntl
 import mmap
@@ -12,7 +12,7 @@ from parley.types import Arena, Region
 
 @dataclass
 class Pages:
-    """A memfd with regions of pages, as an engine has; ``sealed``: nobody can cut it short."""
+    """A memfd with regions of pages, laid out like an engine's; ``sealed`` keeps it from being truncated."""
 
     pages: int = 16
     sizes: tuple[int, ...] = (64, 32)
@@ -33,7 +33,7 @@ class Pages:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.bytes = mmap.mmap(self.fd, max(offset, 1))
         if self.seed:
-            block = random.Random(self.seed).randbytes(65537)  # of no page's size: all pages differ
+            block = random.Random(self.seed).randbytes(65537)  # not a multiple of a page size: all pages differ
             self.bytes[:] = (block * (len(self.bytes) // len(block) + 1))[: len(self.bytes)]
 
     @property

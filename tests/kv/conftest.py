@@ -1,4 +1,4 @@
-"""Links run on uvloop, as in a server; the properties, which start loops of their own, on asyncio's."""
+"""Runs links on uvloop, as a server does. Hypothesis tests start event loops of their own and use asyncio's."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Two peers in one process, and what is left when they are gone."""
+"""Two KV peers in one process, and a check that they leave no tasks, threads or files open."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ WAYS = ("shared", "tcp")
 
 
 def left() -> tuple[int, set[str], int]:
-    """Tasks, threads of links and open files (uvloop keeps one of its own)."""
+    """Counts tasks, link threads and open files; ignores /dev/null, which uvloop keeps open."""
     threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("parley-kv")}
     links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
     files = [link for link in links if link.is_symlink() and str(link.readlink()) != "/dev/null"]
@@ -29,7 +29,7 @@ def left() -> tuple[int, set[str], int]:
 async def pair(
     way: str, source: Pages, target: Pages, **options: Any
 ) -> AsyncIterator[tuple[Peer, Peer, asyncio.Queue[Taker]]]:
-    """A giver's peer, a taker's and what is offered to it. Nothing of them may be left behind."""
+    """Yields a sender's peer, a receiver's peer and the receivers of offered handovers; checks for leaks at the end."""
     before = left()
     takers: asyncio.Queue[Taker] = asyncio.Queue()
 
@@ -49,11 +49,11 @@ async def pair(
     await asyncio.sleep(0)
     after = left()
     assert after[:2] == before[:2]
-    assert after[2] <= before[2]  # those of an engine in an earlier test may be collected meanwhile
+    assert after[2] <= before[2]  # fewer is fine: files of an earlier test's engine may be collected meanwhile
 
 
 async def begun(p: Peer, d: Peer, takers: asyncio.Queue[Taker], parts: int = 1) -> tuple[Giver, Taker, Any]:
-    """A hand-over that was asked for, and the giver's question."""
+    """Starts a handover; returns the sender, the receiver and the task that waits for the receiver's answer."""
     giver = await p.connect(f"127.0.0.1:{d.port}", "demo")
     question = asyncio.create_task(giver.begin(b"body", parts))
     return giver, await takers.get(), question

@@ -1,7 +1,7 @@
-"""One side of a hand-over as a process of its own, that says how far it is and stops there until it is killed.
+"""One side of a handover as a process of its own, which stops at a given stage and waits there to be killed.
 
-``python side.py give|take TRANSPORT STAGE [PORT]``. A taker prints its port first. At its stage each prints "there" and
-does nothing any more; with the stage "end" it goes through, and prints "done".
+``python kv_process.py give|take TRANSPORT STAGE [PORT]``. A receiver prints its port first. At its stage each side
+prints "there" and does nothing more; with the stage "end" it completes the handover and prints "done".
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from parley.kv.peer import Peer
 from parley.kv.taker import Taker
 
 SECRET = b"of the cluster, for tests"
-PAGES = 300  # of 64 KiB: more than sockets hold
+PAGES = 300  # of 64 KiB: more than socket buffers hold
 SIZES = (32 << 10, 32 << 10)
 
 

@@ -1,6 +1,6 @@
-"""Either side of a hand-over as a process that is killed or stopped at every stage: the other one is told.
+"""Kills or stops either side of a handover, as a process, at every stage: the other side must notice and clean up.
 
-``PARLEY_NIGHTLY=1`` tries both ends of a process with both transports.
+``PARLEY_NIGHTLY=1`` tries both signals with both transports.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ SIDE = Path(__file__).with_name("side.py")
 CASES = [("shared", signal.SIGSTOP), ("tcp", signal.SIGKILL)]
 if os.environ.get("PARLEY_NIGHTLY"):
     CASES += [("shared", signal.SIGKILL), ("tcp", signal.SIGSTOP)]
-LEASE = 1.0  # seconds; a stopped side is dead after it
+LEASE = 1.0  # seconds; a stopped process counts as dead after it
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def line(process: asyncio.subprocess.Process) -> bytes:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_two_processes(way: str) -> None:
+async def test_handover_between_two_processes(way: str) -> None:
     async with running("take", way, "end") as taker:
         port = int(await line(taker))
         async with running("give", way, "end", port) as giver:
@@ -59,8 +59,8 @@ async def test_two_processes(way: str) -> None:
 
 @pytest.mark.parametrize("way, how", CASES)
 @pytest.mark.parametrize("stage", ("offered", "accepted", "given"))
-async def test_a_taker_that_dies(way: str, stage: str, how: signal.Signals) -> None:
-    """While it thinks about it, while pages are on their way, and when it has everything but its end."""
+async def test_sender_ends_when_the_receiver_process_dies(way: str, stage: str, how: signal.Signals) -> None:
+    """The receiver dies before it accepts, while pages are in transit, or after the outputs but before the end."""
     before = left()
     peer = Peer(secret=side.SECRET, shared=way == "shared", lease=LEASE)
     with Pages(side.PAGES, side.SIZES, seed=7) as pages:
@@ -90,8 +90,8 @@ async def test_a_taker_that_dies(way: str, stage: str, how: signal.Signals) -> N
 
 @pytest.mark.parametrize("way, how", CASES)
 @pytest.mark.parametrize("stage", ("linked", "begun", "half", "given"))
-async def test_a_giver_that_dies(way: str, stage: str, how: signal.Signals) -> None:
-    """Before it asks, before any page, between pages, and when all has been told."""
+async def test_receiver_ends_when_the_sender_process_dies(way: str, stage: str, how: signal.Signals) -> None:
+    """The sender dies before it asks, before any page, between pages, or after all pages and outputs were sent."""
     before = left()
     peer = Peer(secret=side.SECRET, shared=way == "shared", lease=LEASE)
     offered: asyncio.Queue[Taker] = asyncio.Queue()
@@ -125,8 +125,8 @@ async def test_a_giver_that_dies(way: str, stage: str, how: signal.Signals) -> N
     assert left()[:2] == before[:2]
 
 
-async def test_a_stopped_taker_that_goes_on_does_not_count_what_it_reads() -> None:
-    """The giver has let go of the pages by then."""
+async def test_resumed_receiver_discards_pages_read_after_its_lease() -> None:
+    """The sender has released the pages by then, so they may hold another request's KV cache."""
     peer = Peer(secret=side.SECRET, lease=LEASE)
     with Pages(side.PAGES, side.SIZES, seed=7) as pages:
         peer.add("demo", pages.arena)

@@ -1,4 +1,4 @@
-"""Who is let in, and what anybody else can do: with another secret, with bytes of an earlier link, with garbage."""
+"""Authentication of the KV listener: another secret, replayed handshakes, forged offers and garbage."""
 
 import asyncio
 import fcntl
@@ -33,7 +33,7 @@ SECRET = b"secret"
 
 @asynccontextmanager
 async def taking(pages: Pages, **options: Any) -> AsyncIterator[tuple[Peer, list[Taker]]]:
-    """A peer that takes whatever it is offered, and wants 3 pages of each part. Nothing of it is left behind."""
+    """A peer that accepts every handover and asks for 3 pages of each part; checks for leaks at the end."""
     before = left()
     takers: list[Taker] = []
 
@@ -54,7 +54,7 @@ async def taking(pages: Pages, **options: Any) -> AsyncIterator[tuple[Peer, list
 
 
 def steps(generator: proof.Steps, given: bytes) -> tuple[list[bytes], int]:
-    """What a side of a proof sends for what it is given so far, and how much it wants then."""
+    """Feeds bytes to one side of a handshake; returns the bytes it sends and how many it needs next."""
     sent, step = [], generator.send(given) if given else next(generator)  # type: ignore[arg-type]
     while isinstance(step, bytes):
         sent.append(step)
@@ -62,7 +62,7 @@ def steps(generator: proof.Steps, given: bytes) -> tuple[list[bytes], int]:
     return sent, step
 
 
-def test_both_sides_of_a_proof_come_to_the_same_ticket() -> None:
+def test_handshake_gives_both_sides_the_same_ticket() -> None:
     giver, taker = proof.giver(b"one"), proof.taker(b"one")
     (nonce,), _ = steps(giver, b"")
     steps(taker, b"")
@@ -77,7 +77,7 @@ def test_both_sides_of_a_proof_come_to_the_same_ticket() -> None:
     assert len({nonce, theirs, ours, answer, first.value.value}) == 5
 
 
-def test_a_proof_is_of_no_use_again_nor_to_the_side_that_gave_it() -> None:
+def test_handshake_rejects_replayed_and_reflected_proofs() -> None:
     giver, taker = proof.giver(b"one"), proof.taker(b"one")
     (nonce,), _ = steps(giver, b"")
     steps(taker, b"")
@@ -95,7 +95,7 @@ def test_a_proof_is_of_no_use_again_nor_to_the_side_that_gave_it() -> None:
 
 
 @pytest.mark.parametrize("secret", (b"", b"another", SECRET + b"\0"))
-async def test_another_secret_is_refused_in_both_directions(secret: bytes) -> None:
+async def test_rejects_links_with_another_cluster_secret(secret: bytes) -> None:
     with Pages() as source, Pages() as target:
         async with taking(target) as (peer, _):
             other = Peer(secret=secret)
@@ -105,8 +105,8 @@ async def test_another_secret_is_refused_in_both_directions(secret: bytes) -> No
             await other.close()
 
 
-async def test_a_listener_that_knows_no_secret_learns_no_pages() -> None:
-    """It may say what it likes; the giver hangs up before it says anything but nonce and proof."""
+async def test_sender_reveals_nothing_to_a_listener_without_the_secret() -> None:
+    """The listener may send any bytes; the sender hangs up after sending no more than its nonce and proof."""
     heard = asyncio.get_running_loop().create_future()
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -126,7 +126,7 @@ async def test_a_listener_that_knows_no_secret_learns_no_pages() -> None:
         await peer.close()
 
 
-async def test_nobody_there() -> None:
+async def test_connect_fails_when_no_kv_listener_answers() -> None:
     with Pages() as source:
         peer = Peer()
         peer.add("demo", source.arena)
@@ -136,7 +136,7 @@ async def test_nobody_there() -> None:
 
 
 class Raw:
-    """The giver's end of a link, by hand."""
+    """The sender's end of a link, written by hand so that it can misbehave."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.reader, self.writer = reader, writer
@@ -159,13 +159,13 @@ class Raw:
             self.writer.write(frame if isinstance(frame, bytes) else wire.frame(frame))
 
     async def until(self, kind: str) -> None:
-        """Read up to a frame of this kind, or the end."""
+        """Reads up to a frame of this kind, or to the end."""
         decoder = msgspec.msgpack.Decoder(Any)
         while (frame := await wire.read(self.reader, decoder)) is not None and frame[0] != kind:
             pass
 
     async def ended(self) -> None:
-        """Return when the other side has hung up."""
+        """Returns once the other side has hung up."""
         with suppress(ConnectionError):
             while await self.reader.read(1 << 16):
                 pass
@@ -185,8 +185,8 @@ GARBAGE = st.one_of(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(GARBAGE, min_size=1, max_size=5))
-def test_strangers_get_nothing(what: list[bytes]) -> None:
-    """Whatever they send, cut where they like: the connection ends, and who knows the secret is served."""
+def test_kv_listener_survives_unauthenticated_garbage(what: list[bytes]) -> None:
+    """Any bytes, cut anywhere, only end their own connection; a sender that knows the secret is still served."""
 
     async def run(target: Pages) -> None:
         async with taking(target) as (peer, takers):
@@ -226,8 +226,8 @@ FRAMES = st.one_of(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(FRAMES, max_size=8), st.booleans())
-def test_frames_out_of_turn_end_a_link_and_nothing_else(frames: list[Any], said: bool) -> None:
-    """Of a giver that knows the secret: wrong kinds, numbers, lengths, order. Its hand-overs are lost, pages whole."""
+def test_out_of_order_sender_frames_end_only_their_link(frames: list[Any], said: bool) -> None:
+    """A sender that knows the secret sends wrong kinds, numbers, lengths or order: its handovers fail, pages stay."""
 
     async def run(target: Pages) -> None:
         async with taking(target, lease=0.5) as (peer, takers):
@@ -259,7 +259,7 @@ def test_frames_out_of_turn_end_a_link_and_nothing_else(frames: list[Any], said:
         ({"offers": {"rdma": b"", "shared": b"\xc1"}}, "no way"),
     ],
 )
-async def test_links_that_cannot_be(hello: dict[str, Any], reason: str) -> None:
+async def test_refuses_links_with_incompatible_hello(hello: dict[str, Any], reason: str) -> None:
     with Pages() as target:
         async with taking(target) as (peer, _):
             raw = await Raw.open(peer.port, said=False)
@@ -275,21 +275,21 @@ async def test_links_that_cannot_be(hello: dict[str, Any], reason: str) -> None:
     [
         lambda a, p, n, i: (a(pid=1 << 40), i, p, n),  # no such process
         lambda a, p, n, i: (a(pid=-1), i, p, n),
-        lambda a, p, n, i: (a(pid=1), i, p, n),  # another one
-        lambda a, p, n, i: (a(), i, p, bytes(32)),  # other bytes than the file has
+        lambda a, p, n, i: (a(pid=1), i, p, n),  # another process
+        lambda a, p, n, i: (a(), i, p, bytes(32)),  # not the nonce in the file
         lambda a, p, n, i: (a(), i, p, b""),
         lambda a, p, n, i: (a(), (i[0], i[1] + 1), p, n),  # another file
-        lambda a, p, n, i: (a(fd=1 << 20), i, p, n),  # none
-        lambda a, p, n, i: (a(fd=0), i, p, n),  # no file of pages
-        lambda a, p, n, i: (a(pages=1 << 30), i, p, n),  # beyond its end
+        lambda a, p, n, i: (a(fd=1 << 20), i, p, n),  # no such descriptor
+        lambda a, p, n, i: (a(fd=0), i, p, n),  # not a file of pages
+        lambda a, p, n, i: (a(pages=1 << 30), i, p, n),  # beyond the end of the file
         lambda a, p, n, i: (a(regions=[(0, 64, 64), (1 << 40, 32, 32)]), i, p, n),
-        lambda a, p, n, i: (a(regions=[(0, 64, 32), (0, 32, 64)]), i, p, n),  # of other sizes
-        lambda a, p, n, i: (a(regions=[(0, 0, 64), (0, 0, 32)], pages=1 << 47), i, p, n),  # all in one place
+        lambda a, p, n, i: (a(regions=[(0, 64, 32), (0, 32, 64)]), i, p, n),  # other region sizes
+        lambda a, p, n, i: (a(regions=[(0, 0, 64), (0, 0, 32)], pages=1 << 47), i, p, n),  # all pages in one place
         lambda a, p, n, i: "no offer at all",
     ],
 )
-async def test_memory_that_is_not_the_givers_is_not_read(offer: Callable[..., Any]) -> None:
-    """The taker believes nothing of an offer that it has not seen itself; pages come over TCP then."""
+async def test_receiver_does_not_map_memory_the_sender_does_not_own(offer: Callable[..., Any]) -> None:
+    """The receiver verifies every part of an offer itself; otherwise pages arrive over TCP."""
     with Pages(seed=1) as source, Pages() as target:
         async with taking(target) as (peer, _):
             other = Peer(secret=SECRET)
@@ -311,7 +311,7 @@ async def test_memory_that_is_not_the_givers_is_not_read(offer: Callable[..., An
             await other.close()
 
 
-async def test_pages_outside_of_the_givers_arena_are_not_read() -> None:
+async def test_receiver_rejects_pages_outside_the_senders_arena() -> None:
     with Pages(seed=1) as source, Pages() as target:
         async with pair("shared", source, target) as (p, d, takers):
             for wrong in ([16], [1, 1 << 47]):
@@ -326,8 +326,8 @@ async def test_pages_outside_of_the_givers_arena_are_not_read() -> None:
             assert not any(target.bytes[:])
 
 
-async def test_a_file_that_could_be_cut_short_is_not_mapped() -> None:
-    """Who reads behind the end of a mapped file dies of it. Pages come over TCP instead."""
+async def test_receiver_does_not_map_an_unsealed_memfd() -> None:
+    """Reading past the end of a truncated mapping kills the process (SIGBUS), so pages arrive over TCP instead."""
     with Pages(seed=1, sealed=False) as source, Pages() as target:
         async with taking(target) as (peer, _):
             other = Peer(secret=SECRET)
@@ -341,8 +341,8 @@ async def test_a_file_that_could_be_cut_short_is_not_mapped() -> None:
             await other.close()
 
 
-async def test_memory_beyond_all_addresses_is_not_mapped() -> None:
-    """A file may be as large as it likes while nobody writes into it."""
+async def test_does_not_map_an_arena_larger_than_the_address_space() -> None:
+    """A sparse file may have any size as long as nothing is written to it."""
     file = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, 1 << 56)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
@@ -363,7 +363,7 @@ async def test_memory_beyond_all_addresses_is_not_mapped() -> None:
     os.close(file)
 
 
-async def test_a_connection_for_pages_needs_the_ticket_of_a_link() -> None:
+async def test_page_channel_requires_the_ticket_of_a_link() -> None:
     with Pages() as target:
         async with taking(target) as (peer, takers):
             link = await Raw.open(peer.port)
@@ -378,7 +378,7 @@ async def test_a_connection_for_pages_needs_the_ticket_of_a_link() -> None:
             while not any(target.bytes[:]):
                 await asyncio.sleep(0.01)
             again = await Raw.open(peer.port, proved=False)
-            again.send(gate.DATA + link.ticket)  # of a link that has its connection
+            again.send(gate.DATA + link.ticket)  # its link already has a page channel
             await again.ended()
             link.writer.close()
             await takers[0].settled()
@@ -386,8 +386,8 @@ async def test_a_connection_for_pages_needs_the_ticket_of_a_link() -> None:
             assert target.page(0) == b"p" * 64 + b"q" * 32
 
 
-async def test_one_that_never_reads_or_never_sends_is_lost() -> None:
-    """It beats, and so lives; but it does not answer to what it is sent, or gives no pages."""
+async def test_link_ends_when_the_sender_never_reads_or_never_sends() -> None:
+    """It sends heartbeats, so its lease holds; but it acknowledges no frames, or sends no pages."""
     with Pages() as target:
         async with taking(target, lease=0.3) as (peer, takers):
             mute, idle = await Raw.open(peer.port, lease=0.3), await Raw.open(peer.port, lease=0.3)
@@ -398,7 +398,7 @@ async def test_one_that_never_reads_or_never_sends_is_lost() -> None:
                 if not peer._links:
                     break
                 with suppress(ConnectionError, RuntimeError):  # the latter is uvloop's
-                    mute.send(Beat(number, 0))  # it says that it has read nothing
+                    mute.send(Beat(number, 0))  # acknowledges nothing
                     idle.send(Beat(number, number - 1))
                 await asyncio.sleep(0.05)
             assert not peer._links
@@ -407,7 +407,7 @@ async def test_one_that_never_reads_or_never_sends_is_lost() -> None:
             await idle.ended()
 
 
-async def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_unauthenticated_connections_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "GREET_S", 0.5)
     monkeypatch.setattr(gate, "STRANGERS", 3)
     with Pages() as target:
@@ -418,9 +418,9 @@ async def test_strangers_are_few_and_have_little_time(monkeypatch: pytest.Monkey
             slow[2].send(gate.DATA + b"x")
             await asyncio.sleep(0.1)
             more = await Raw.open(peer.port, proved=False)
-            await more.ended()  # at once
+            await more.ended()  # closed at once
             for raw in slow:
-                await raw.ended()  # when their time is over
+                await raw.ended()  # closed after the handshake timeout
             raw = await Raw.open(peer.port)
             raw.writer.close()
 
@@ -438,8 +438,8 @@ ANSWERS = st.one_of(
 
 @settings(max_examples=80, deadline=None)
 @given(st.booleans(), st.lists(ANSWERS, max_size=8))
-def test_a_taker_that_makes_no_sense_ends_its_link_and_nothing_else(welcome: bool, answers: list[Any]) -> None:
-    """It knows the secret, answers what it likes and hangs up; its connections for pages it closes."""
+def test_invalid_receiver_frames_end_only_their_link(welcome: bool, answers: list[Any]) -> None:
+    """A receiver that knows the secret answers anything, then hangs up; its page channels are closed."""
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, wire.BrokenFrame):

@@ -47,7 +47,7 @@ shapes = st.lists(st.one_of(st.integers(1, 300), st.just(64)), min_size=1, max_s
     checksum=st.booleans(),
     seed=st.integers(1, 1 << 20),
 )
-def test_every_wanted_page_arrives(way: str, offered: Any, sizes: Any, gaps: Any, checksum: bool, seed: int) -> None:
+def test_every_requested_page_arrives_unchanged(way: str, offered: Any, sizes: Any, gaps: Any, checksum: bool, seed: int) -> None:
     """Random pages on both sides, cuts, parts and shapes; several hand-overs on one link; nothing else is written."""
 
     random = Random(seed)
@@ -99,7 +99,7 @@ def tell(giver: Giver, parts: Any) -> None:
             at += cut
 
 
-async def test_a_hand_over_without_bytes_or_prompts() -> None:
+async def test_hands_over_pages_without_bytes() -> None:
     """An engine whose pages have no bytes (a scripted one) hands over all the same."""
     with Pages(8, ()) as source, Pages(8, ()) as target:
         async with pair("shared", source, target) as (p, d, takers):
@@ -117,7 +117,7 @@ async def test_a_hand_over_without_bytes_or_prompts() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_refusals_leave_the_link_in_use(way: str) -> None:
+async def test_link_stays_usable_after_refused_handovers(way: str) -> None:
     with Pages() as source, Pages() as target:
         async with pair(way, source, target) as (p, d, takers):
             for reason in ("no capacity", ""):
@@ -141,7 +141,7 @@ async def test_refusals_leave_the_link_in_use(way: str) -> None:
 
 
 @pytest.mark.parametrize("wants", ([], [(0, [1, 1])], [(0, [16])], [(0, [-1])], [(0, [1]), (0, [2])]))
-async def test_wants_that_cannot_be_are_a_mistake_of_the_caller(wants: Any) -> None:
+async def test_accept_raises_on_invalid_target_pages(wants: Any) -> None:
     with Pages() as source, Pages() as target:
         async with pair("tcp", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -152,7 +152,7 @@ async def test_wants_that_cannot_be_are_a_mistake_of_the_caller(wants: Any) -> N
             giver.close()
 
 
-async def test_what_fills_fewer_pages_than_wanted_settles() -> None:
+async def test_handover_settles_with_fewer_pages_than_requested() -> None:
     with Pages(seed=2) as source, Pages() as target:
         async with pair("tcp", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -169,7 +169,7 @@ async def test_what_fills_fewer_pages_than_wanted_settles() -> None:
 
 
 @pytest.mark.parametrize("checksum", (False, True))
-async def test_a_page_that_the_giver_let_go_of_never_counts(checksum: bool) -> None:
+async def test_receiver_does_not_count_pages_the_sender_released(checksum: bool) -> None:
     """The giver closes between the reading and its confirmation: what was read may be anything by then."""
     with Pages(seed=2) as source, Pages() as target:
         async with pair("shared", source, target, checksum=checksum) as (p, d, takers):
@@ -186,7 +186,7 @@ async def test_a_page_that_the_giver_let_go_of_never_counts(checksum: bool) -> N
                 await taker.given()
 
 
-async def test_the_end_may_come_before_the_thread_has_stopped() -> None:
+async def test_handover_may_end_before_the_fetch_thread_stops() -> None:
     with Pages(seed=2) as source, Pages() as target:
         async with pair("shared", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -211,7 +211,7 @@ async def test_the_end_may_come_before_the_thread_has_stopped() -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_pages_that_changed_on_the_way_are_noticed(way: str) -> None:
+async def test_checksum_detects_pages_changed_in_transit(way: str) -> None:
     with Pages(seed=2) as source, Pages() as target:
         async with pair(way, source, target, checksum=True) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -235,7 +235,7 @@ async def test_pages_that_changed_on_the_way_are_noticed(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("who", ("giver", "taker"))
 @pytest.mark.parametrize("when", range(6))
-async def test_closing_at_any_moment_ends_both_sides(way: str, who: str, when: int) -> None:
+async def test_closing_at_any_moment_ends_both_sides_of_a_handover(way: str, who: str, when: int) -> None:
     """Large pages, so that threads are in the middle of them; nothing is left behind, and the next hand-over works."""
     with Pages(200, (64 << 10,), seed=3) as source, Pages(200, (64 << 10,)) as target:
         async with pair(way, source, target) as (p, d, takers):
@@ -282,7 +282,7 @@ async def test_closing_at_any_moment_ends_both_sides(way: str, who: str, when: i
             assert not any(target.page(page).strip(b"\0") for page in range(200) if page != 7)
 
 
-async def test_a_link_from_the_pool_that_has_ended_is_replaced() -> None:
+async def test_replaces_an_ended_link_from_the_pool() -> None:
     with Pages(seed=2) as source, Pages() as target:
         async with pair("tcp", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -300,7 +300,7 @@ async def test_a_link_from_the_pool_that_has_ended_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("side", ("send", "fetch", "checksum"))
-async def test_a_defect_of_a_transport_ends_the_hand_over(side: str) -> None:
+async def test_transport_exception_ends_the_handover(side: str) -> None:
     """Nobody waits for what will not come."""
     with Pages(seed=2) as source, Pages() as target:
         async with pair("tcp", source, target, checksum=True) as (p, d, takers):
@@ -321,7 +321,7 @@ async def test_a_defect_of_a_transport_ends_the_hand_over(side: str) -> None:
                 await taker.given()
 
 
-async def test_links_to_one_giver_share_its_memory() -> None:
+async def test_links_to_one_sender_share_its_mapping() -> None:
     """Mapped once however many there are, and not any more when the last of them has ended."""
     with Pages(seed=2) as source, Pages() as target:
         inode = os.fstat(source.fd).st_ino
@@ -353,7 +353,7 @@ async def test_links_to_one_giver_share_its_memory() -> None:
         assert maps() == before
 
 
-async def test_a_taker_whose_engine_ended_loses_its_hand_overs() -> None:
+async def test_receiver_loses_handovers_when_its_engine_ends() -> None:
     with Pages(seed=2) as source, Pages() as target, Pages() as later:
         async with pair("tcp", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -374,7 +374,7 @@ async def test_a_taker_whose_engine_ended_loses_its_hand_overs() -> None:
 
 
 @pytest.mark.parametrize("side", ("giver", "taker"))
-async def test_a_link_for_an_engine_that_ended_meanwhile_is_none(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_fails_when_the_engine_is_replaced_meanwhile(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = Peer._choose
     with Pages(seed=2) as source, Pages() as target, Pages(seed=3) as later:
         async with pair("shared", source, target) as (p, d, takers):
@@ -406,7 +406,7 @@ async def test_a_link_for_an_engine_that_ended_meanwhile_is_none(side: str, monk
         (Pages(sizes=(64,)), "2 and 1 regions"),
     ],
 )
-async def test_pages_that_are_not_alike_are_refused_by_name(target: Pages, sentence: str) -> None:
+async def test_refuses_incompatible_page_layouts_with_the_difference(target: Pages, sentence: str) -> None:
     with Pages() as source:
         async with pair("shared", source, target) as (p, d, _):
             with pytest.raises(LinkError, match=sentence):
@@ -425,18 +425,18 @@ async def test_pages_that_are_not_alike_are_refused_by_name(target: Pages, sente
         ("host:65535", ("host", 65535)),
     ],
 )
-def test_addresses(address: str, found: tuple[str, int]) -> None:
+def test_splits_kv_addresses(address: str, found: tuple[str, int]) -> None:
     assert split(address) == found
 
 
 @pytest.mark.parametrize("address", ("", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "host:٣", "host;x"))
-def test_what_is_no_address(address: str) -> None:
+def test_rejects_invalid_kv_addresses(address: str) -> None:
     with pytest.raises(LinkError):
         split(address)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40))
-def test_runs_cover_each_page_once_and_in_order(pages: list[tuple[int, int]]) -> None:
+def test_consecutive_runs_cover_each_page_once_in_order(pages: list[tuple[int, int]]) -> None:
     theirs, ours = ([pair[side] for pair in pages] for side in range(2))
     found = list(runs(theirs, ours))
     assert [(first + i, own + i) for (first, own), count in found for i in range(count)] == pages

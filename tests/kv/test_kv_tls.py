@@ -1,4 +1,4 @@
-"""Links with certificates on both sides: pages come through, and nobody else does."""
+"""KV links with mutual TLS: pages arrive, and peers without a trusted certificate are refused."""
 
 import ssl
 from pathlib import Path
@@ -23,7 +23,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contexts(files: Path, name: str, known: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of the side that listens and of the one that connects."""
+    """Returns the TLS contexts of the listening side and of the connecting side."""
     lets, shows = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     lets.verify_mode = ssl.CERT_REQUIRED
     for context in (lets, shows):
@@ -34,7 +34,7 @@ def contexts(files: Path, name: str, known: str) -> tuple[ssl.SSLContext, ssl.SS
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_pages_come_through_tls(files: Path, way: str) -> None:
+async def test_hands_over_pages_through_mutual_tls(files: Path, way: str) -> None:
     lets, shows = contexts(files, "one", "ca")
     with Pages(300, (20_000, 12_000), seed=5) as source, Pages(300, (20_000, 12_000)) as target:
         async with pair(way, source, target, lets=lets, shows=shows) as (p, d, takers):
@@ -51,13 +51,13 @@ async def test_pages_come_through_tls(files: Path, way: str) -> None:
             await taker.accept([(0, list(range(300)))])
             await question
             giver.filled(0, list(range(200)))
-            giver.close()  # in the middle of it
+            giver.close()  # in the middle of a transfer
             await taker.settled()
 
 
 @pytest.mark.parametrize("name, known", [("", "ca"), ("stranger", "ca"), ("one", "others"), (None, "")])
-async def test_others_do_not(files: Path, name: str | None, known: str) -> None:
-    """No certificate, another authority's, one that does not believe ours, and one without TLS."""
+async def test_refuses_peers_without_a_trusted_certificate(files: Path, name: str | None, known: str) -> None:
+    """No certificate, one of another authority, a client that does not trust ours, and a client without TLS."""
     lets, _ = contexts(files, "one", "ca")
     with Pages() as source, Pages() as target:
         async with pair("tcp", source, target, lets=lets) as (_, d, takers):

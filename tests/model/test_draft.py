@@ -94,7 +94,7 @@ def test_one_with_other_tokens_is_refused(tmp_path):
     vocab = data["model"]["vocab"]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(data), "utf-8")
-    with pytest.raises(LoadError, match="tokenizer is another one"):
+    with pytest.raises(LoadError, match="tokenizer differs"):
         start(folder, speculate=f"draft={tmp_path / 'other'}")
     with pytest.raises(LoadError):
         start(folder, speculate=f"draft={tmp_path / 'missing'}")

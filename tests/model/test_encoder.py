@@ -167,7 +167,7 @@ def edit(folder, name, **values):
     [
         ({"position_embedding_type": "relative_key"}, "positions of kind relative_key"),
         ({"hidden_act": "mish"}, "activation mish"),
-        ({"architectures": ["BertForSequenceClassification"]}, "not made for embeddings"),
+        ({"architectures": ["BertForSequenceClassification"]}, "not an embedding model"),
         ({"hidden_size": "48"}, "hidden_size"),
         ({"num_hidden_layers": 2**40}, "no tensor"),
         ({"intermediate_size": 111}, "shape"),

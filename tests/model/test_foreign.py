@@ -158,7 +158,7 @@ def test_the_proof_notices(monkeypatch):
     [
         ("jamba", {}, "layers of kind"),
         ("bloom", {"n_head": 4}, "cannot be replaced"),
-        ("bert", {}, "something else over pages"),
+        ("bert", {}, "different results over pages"),
         ("diffllama", {}, "attends twice"),
     ],
 )

@@ -186,7 +186,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
             start(folder, **settings)
 
     folder = write_w8a8(models.model("llama"), tmp_path)
-    fails("int5 is unknown; it can be none, int8", models.model("llama"), quantization="int5")
+    fails("int5 is unknown; it must be one of none, int8", models.model("llama"), quantization="int5")
     fails("quantised already", folder, quantization="int8")
     fails("lowering is off", folder, lowering=False)
     fails("model type gpt2 has no fused decoder", models.model("gpt2"), quantization="int8")

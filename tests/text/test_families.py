@@ -739,7 +739,7 @@ def test_names_of_families() -> None:
     for rows in (CALLS, THOUGHTS):
         listed = [name for row in rows for name in (row.name, *row.aliases)]
         assert len(listed) == len(set(listed)) and sorted(listed) == names(rows)
-    with pytest.raises(ValueError, match=r"no family 'klingon'; there are auto, none, .*hermes"):
+    with pytest.raises(ValueError, match=r"Unknown model family 'klingon'. It must be one of: auto, none, .*hermes"):
         detect("", "klingon")
     assert detect("<think><tool_call>", "none", "none") == Markup()
     assert detect("", "Qwen3-Coder", "deepseek-r1").calls == detect("", "qwen3_coder").calls

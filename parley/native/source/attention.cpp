@@ -1,12 +1,12 @@
-// Causal attention of query rows over pages of keys and values: decodes, chunks of prompts and mixtures alike.
+// Causal attention of query rows over pages of keys and values: decode, prefill chunks, and mixtures of both.
 //
-// Work is cut into units: some query rows (token and head) of one sequence that share keys. A unit walks its keys in
-// blocks of absolute positions with a running maximum, and puts what it found in segments of absolute positions
-// together from first to last. So what a row sums, and in which order, is its own affair: a block or segment that is
-// hidden from a row changes nothing of it, and it does not matter which thread walks a segment, or when.
+// Work is divided into units: a number of query rows (token and head) of one sequence that share keys. A unit walks its
+// keys in blocks of absolute positions with a running maximum, and combines the results of segments of absolute
+// positions from first to last. So the terms and order of a row's sums depend only on the row: a block or segment that
+// is hidden from it changes nothing, and neither does the thread that walks a segment, or the time.
 //
-// Both products are tiles as in tile.h, but of pages (see pages.h) instead of a panel. While a block is computed, the same
-// place of the following one is fetched: a page is only a few kilobytes, so the CPU sees no pattern by itself.
+// Both products are tiles as in tile.h, but of pages (see pages.h) instead of a panel. While a block is computed, the
+// same part of the next one is prefetched: a page is only a few kilobytes, so the CPU detects no pattern by itself.
 #include <omp.h>
 
 #include <algorithm>
@@ -21,16 +21,16 @@
 
 namespace {
 
-constexpr long BLOCK = 64;       // keys between two looks at the maximum
+constexpr long BLOCK = 64;       // keys between two updates of the maximum
 constexpr long PAGES = BLOCK / PAGE;
-constexpr long SEGMENT = 1024;   // keys that are walked by one thread
-constexpr long UNIT = 48;        // rows of a unit: what shares the reading of a block
+constexpr long SEGMENT = 1024;   // keys walked by one thread
+constexpr long UNIT = 48;        // rows of a unit, which share the reading of a block
 constexpr long SMALL = 1 << 17;  // multiplications below which a second thread costs more than it gains
 constexpr float LOG2E = 1.44269504f;
 
-// One sequence's rows in the batch, as Python lays it out.
+// One sequence's rows in the batch, in Python's layout.
 struct Span {
-  int64_t first, count, length, table;  // the first row, rows, tokens up to the last of them, start in the page table
+  int64_t first, count, length, table;  // first row, rows, tokens including the last row, start in the page table
 };
 
 struct Problem {
@@ -55,34 +55,34 @@ struct Task {
   const Span* span;
   long kv_head, row, rows;  // of the span's tokens times the heads that share keys
   long begin, end;          // keys, in whole blocks from the first
-  float* sums;              // where those of one segment go; null: the task walks all of them and writes the result
+  float* sums;              // where the sums of one segment go; null: the task walks all segments and writes the result
 };
 
-// What some rows found in some keys: the largest score, the sum of weights and the sum of weighted values.
+// The partial result of a number of rows and keys: the largest score, the sum of weights, the sum of weighted values.
 struct Sums {
   float *out, *most, *total;
   Sums(float* memory, long rows, long padded) : out(memory), most(memory + rows * padded), total(most + rows) {}
   static long size(long rows, long padded) { return rows * (padded + 2); }
 };
 
-// What a thread needs for a unit.
+// A thread's memory for a unit.
 struct Room {
   alignas(64) Pair queries[UNIT * MAX_DIM / 2];
   alignas(64) float scores[UNIT * BLOCK];
   alignas(64) bf16 weights[UNIT * BLOCK];
   alignas(64) float whole[UNIT * (MAX_DIM + 2)], part[UNIT * (MAX_DIM + 2)];
-  alignas(64) Pair keys[MAX_DIM / 2 * BLOCK], values[BLOCK / 2 * MAX_DIM];  // of a block, when pages are int8
+  alignas(64) Pair keys[MAX_DIM / 2 * BLOCK], values[BLOCK / 2 * MAX_DIM];  // of a block, if pages are int8
   alignas(64) float key_scales[BLOCK], value_scales[BLOCK];
   Vec total[UNIT];
   long from[UNIT], upto[UNIT];  // the keys that a row sees
 };
 
-// Two vectors of columns in one page, and the same of a page that is needed later.
+// Two vectors of columns in one page, and the same of a page needed later.
 struct Strip {
   const Pair *left, *right, *later_left, *later_right;
 };
 
-// sums [ROWS][PANEL] = or += x [ROWS][count * steps] * columns of `count` strips, one below the other, in pairs
+// sums [ROWS][PANEL] = or += x [ROWS][count * steps] * columns of `count` consecutive strips, in pairs
 template <int ROWS, bool FETCH>
 void multiply(const Pair* x, long x_stride, const Strip* strips, long count, long steps, long w_stride, float* sums,
               long stride, bool fresh) {
@@ -90,7 +90,7 @@ void multiply(const Pair* x, long x_stride, const Strip* strips, long count, lon
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
     for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Vec{} : read<Vec>(sums + r * stride + i * LANES);
-  const Pair* rows[(ROWS + 2) / 3];  // a pointer for three rows: more would not fit the registers
+  const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * x_stride;
   for (long s = 0; s < count; s++) {
@@ -118,14 +118,14 @@ void multiply(const Pair* x, long x_stride, const Strip* strips, long count, lon
 
 using Multiply = void (*)(const Pair*, long, const Strip*, long, long, long, float*, long, bool);
 
-// The product for so many rows, 1 to TILE.
+// The product for this number of rows, 1 to TILE.
 template <bool FETCH, int ROWS = TILE> Multiply choose_rows(long rows) {
   if constexpr (ROWS > 1)
     if (rows < ROWS) return choose_rows<FETCH, ROWS - 1>(rows);
   return multiply<ROWS, FETCH>;
 }
 
-// 2^x of x <= 0 to about 2e-7 of it, and exactly 1 of 0; below -126 it stays what it is there
+// 2^x of x <= 0 with a relative error of about 2e-7, exactly 1 for 0; below -126 it is 2^-126
 Vec power(Vec x) {
   const Vec round = fill(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   x = x < -126.f ? fill(-126.f) : x;
@@ -141,7 +141,8 @@ Vec power(Vec x) {
 
 float power(float x) { return power(fill(x))[0]; }
 
-// int8 in fours [groups][width][4] -> bf16 in pairs [2 * groups][width][2], exactly; the same place `later` is fetched
+// int8 in fours [groups][width][4] -> bf16 in pairs [2 * groups][width][2], exactly; prefetches the same part of
+// `later`
 void unfold(const char* from, const char* later, long groups, long width, Pair* to) {
   typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
   auto number = [](Bits x) { return (Bits)__builtin_convertvector((Ints)x >> 24, Vec); };  // of the highest byte
@@ -155,12 +156,12 @@ void unfold(const char* from, const char* later, long groups, long width, Pair* 
     }
 }
 
-// Largest numbers of the vectors 0 to LANES - 1, in their lanes.
+// The largest number of each of the vectors 0 to LANES - 1, in the lane of its index.
 Vec largest_of_each(const Vec* rows) {
   Vec folded[LANES];
   for (int i = 0; i < LANES; i++) folded[i] = rows[i];
 #pragma GCC unroll 4
-  for (int width = LANES / 2, left = LANES; width; width /= 2, left /= 2) {  // halves of stretches, two vectors in one
+  for (int width = LANES / 2, left = LANES; width; width /= 2, left /= 2) {  // fold halves, two vectors into one
     Bits low;
     for (int i = 0; i < LANES; i++) low[i] = 2 * (i - i % width) + i % width;
 #pragma GCC unroll 8
@@ -172,8 +173,8 @@ Vec largest_of_each(const Vec* rows) {
   return folded[0];
 }
 
-// Scores of `count` rows from `first` on, in one block -> weights, with maxima, totals and sums brought up to date.
-// WHOLE: the rows see all keys of the block; else those from room.from to room.upto. At most LANES rows.
+// Turns the scores of `count` rows, starting at `first`, in one block into weights, and updates maxima, totals and
+// sums. WHOLE: the rows see all keys of the block; else those from room.from to room.upto. At most LANES rows.
 template <bool WHOLE>
 void weigh(Room& room, const Problem& problem, long first, long count, long block, Sums sums, long padded) {
   constexpr int VECTORS = BLOCK / LANES;
@@ -206,7 +207,7 @@ void weigh(Room& room, const Problem& problem, long first, long count, long bloc
     float most = sums.most[first + i], factor = factors[i];
     const float* scores = room.scores + (first + i) * BLOCK;
     bf16* weights = room.weights + (first + i) * BLOCK;
-    if (!WHOLE && most == -INFINITY) {  // nothing of it yet
+    if (!WHOLE && most == -INFINITY) {  // no visible key yet
       memset(weights, 0, BLOCK * sizeof(bf16));
       continue;
     }
@@ -229,7 +230,7 @@ void weigh(Room& room, const Problem& problem, long first, long count, long bloc
   }
 }
 
-// The sums of a task's rows over its keys from `begin` up to `end`; `later` is the head whose page comes after them.
+// Sums a task's rows over its keys from `begin` to `end`; `later` has the heads of the pages needed next.
 void walk(Room& room, const Problem& problem, const Task& task, long begin, long end, const char* const* later, Sums sums) {
   const Layout& layout = problem.layout;
   long rows = task.rows, pairs = layout.pairs(), wide = layout.wide(), padded = problem.padded();
@@ -291,7 +292,7 @@ void walk(Room& room, const Problem& problem, const Task& task, long begin, long
   for (long r = 0; r < rows; r++) sums.total[r] = sum(room.total[r]);
 }
 
-// Add what rows found in a later segment.
+// Adds the result of a later segment.
 void join(Sums whole, Sums part, long rows, long padded) {
   for (long r = 0; r < rows; r++) {
     if (part.most[r] == -INFINITY) continue;
@@ -310,7 +311,7 @@ void join(Sums whole, Sums part, long rows, long padded) {
   }
 }
 
-// The result of rows that have seen all of their keys.
+// Writes the result of rows that have seen all of their keys.
 void finish(const Problem& problem, const Task& task, Sums whole) {
   long fold = problem.fold(), left = problem.layout.value_dim, padded = problem.padded();
   for (long r = 0; r < task.rows; r++) {
@@ -353,10 +354,10 @@ void attend(Room& room, const Problem& problem, const Task& task, const Task& fo
   finish(problem, task, whole);
 }
 
-// The tasks of each head for all spans, longest first. A unit that would keep the others waiting is cut into segments.
+// The tasks of each head for all spans, longest first. A unit long enough to delay the others is divided into segments.
 struct Cut {
   std::vector<Task> tasks;
-  std::vector<std::pair<size_t, size_t>> joined;  // tasks of units that were cut, the first and the one after the last
+  std::vector<std::pair<size_t, size_t>> joined;  // tasks of each divided unit: the first and the one after the last
   std::vector<float> sums;
   long work = 0;
 
@@ -404,14 +405,14 @@ struct Cut {
 
 extern "C" {
 
-// The largest dim of keys and of values, and the bytes of a page.
+// The largest dim of keys and values; and the bytes of a page.
 int64_t attend_dim() { return MAX_DIM; }
 int64_t page_bytes(int64_t heads, int64_t dim, int64_t value_dim, int64_t int8) {
   return Layout{heads, dim, value_dim, int8 != 0}.page_bytes();
 }
 
-// out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages. sinks [heads] may be null, window and
-// softcap are 0 where there is none.
+// out [T, heads, value_dim] = attention of queries [T, heads, dim] over the pages. sinks [heads] may be null; window
+// and softcap are 0 for none.
 void attend(const bf16* queries, int64_t stride, const char* pages, bf16* out, const int64_t* spans, int64_t count,
             const int64_t* table, const float* sinks, int64_t heads, int64_t kv_heads, int64_t dim, int64_t value_dim,
             int64_t int8, int64_t window, float scale, float softcap, int64_t threads) {

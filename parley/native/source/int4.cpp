@@ -1,14 +1,16 @@
-// Linear layers whose weights are 4-bit integers: y = x W^T + bias with W[n][k] = scale (q - zero), where scale and zero
-// belong to an output and a group of neighbours in K. Inputs stay bf16: what is saved is the reading of weights.
+// Linear layers with weights of 4-bit integers: y = x W^T + bias with W[n][k] = scale (q - zero). Scale and zero belong
+// to an output and a group of adjacent numbers of K. Inputs stay bf16: the gain is that fewer bytes of weights are
+// read.
 //
-// One output element is: for each group, from first to last, one chain of x (q - 8) over the group's pairs, from zero;
-// from it the group's sum of x times (zero - 8) is taken; the rest times the scale is added to the element. q - 8 is exact
-// in bf16. For a few rows weights become bf16 in registers, for more of them once in a buffer that all tiles of rows
-// then read: the same numbers in the same chains, so the number of rows cannot change a bit.
+// An output element is computed group by group, from first to last: a chain of x (q - 8) over the group's pairs,
+// starting at zero; minus the group's sum of x times (zero - 8); times the scale; added to the element. q - 8 is exact
+// in bf16. With few rows, weights become bf16 in registers; with more, once in a buffer that all tiles of rows read.
+// The numbers and chains are the same, so the number of rows cannot change a bit.
 //
-// Packed weights are [panels][groups] of: BLOCK words of scale and zero, then [pairs of the group / 4][BLOCK] words of
-// weights. A panel is BLOCK outputs. A word of weights holds four pairs of neighbours in K: bits 4 j of its low half the
-// first of pair j, of its high half the second. A word of scale and zero is a float whose last four bits are the zero.
+// Packed weights are [panels][groups] of BLOCK words of scale and zero, then [pairs of the group / 4][BLOCK] words of
+// weights. A panel is BLOCK outputs. A word of weights holds four adjacent pairs of K: bits 4 j of its low half are the
+// first number of pair j, those of its high half the second. A word of scale and zero is a float whose last four bits
+// are the zero.
 #include <omp.h>
 
 #include <algorithm>
@@ -20,20 +22,20 @@
 
 namespace {
 
-constexpr int VECTORS = 4;                // of a panel: fewer chains side by side would wait for each other
+constexpr int VECTORS = 4;                // of a panel: fewer parallel chains would wait for each other
 constexpr int BLOCK = VECTORS * LANES;    // columns of a panel
 constexpr int FEW = LANES == 16 ? 6 : 2;  // rows whose sums, with a panel's numbers, fill the registers
 constexpr long PASS = 256;                // rows whose sums are kept at once
 constexpr long WORD = 4;                  // pairs in a word
-// Rows up to which weights are unpacked again for each tile, which then costs less than a buffer
+// Up to this many rows, weights are unpacked again for each tile, which then costs less than a buffer
 constexpr long NARROW = LANES == 16 ? 48 : 2;
 
 #if defined(__AVX512BF16__)
-typedef Bits Pairs;  // of weights, a pair for each lane: as bf16
+typedef Bits Pairs;  // of weights as bf16, one pair per lane
 
 // Pair j of each lane's word
 static inline Pairs unpack(Bits words, int j) {
-  alignas(64) static const bf16 table[32] = {  // a number has four bits and the look-up takes five, so it is there twice
+  alignas(64) static const bf16 table[32] = {  // five bits select an entry, a number has four: doubled
       0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
       0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
   return (Bits)_mm512_permutexvar_epi16((__m512i)(words >> 4 * j), _mm512_load_si512(table));
@@ -56,10 +58,10 @@ static inline Vec multiply(Vec sum, Bits x, Pairs weights) {
 }
 #endif
 
-// Pairs of K that are unpacked at once: they stay in the first cache while tiles pass
+// Pairs of K unpacked at once: they stay in the L1 cache for all tiles
 constexpr long STRETCH = 16384 / VECTORS / sizeof(Pairs);
 
-// A panel's part of a group as it is packed: vector i of pair k + j
+// A panel's part of a group, packed: vector i of pair k + j
 struct Narrow {
   const uint32_t* words;
   Pairs operator()(long k, int j, int i) const {
@@ -69,28 +71,28 @@ struct Narrow {
   }
 };
 
-// The same when it has been unpacked
+// The same, unpacked
 struct Wide {
   const Pairs* pairs;
   Pairs operator()(long k, int j, int i) const { return pairs[(k + j) * VECTORS + i]; }
 };
 
-// What a tile adds up: chains that rest in `rest` between stretches of a group, and are added to totals after the last.
+// The sums of a tile: chains, stored in `rest` between stretches of a group and added to `totals` after the last.
 struct Sums {
   float *rest, *totals;  // [rows][BLOCK]
-  const float* x;        // the group's sum of each row, `groups` apart
+  const float* x;        // the group's sum of each row, with stride `groups`
   const uint32_t* scales;
   long groups;
   bool first, last;
 };
 
-// WIDTH vectors of a panel for ROWS rows of x, `stride` apart, over one stretch of a group
+// WIDTH vectors of a panel for ROWS rows of x with this stride, over one stretch of a group
 template <int ROWS, int WIDTH, class Weights> void tile(const Pair* x, long stride, Weights weights, long steps, Sums sums) {
   Vec acc[ROWS][WIDTH];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
     for (int i = 0; i < WIDTH; i++) acc[r][i] = sums.first ? Vec{} : read<Vec>(sums.rest + r * BLOCK + i * LANES);
-  const Pair* rows[(ROWS + 2) / 3];  // a pointer for three rows: more would not fit the registers
+  const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
   for (long k = 0; k < steps; k += WORD)
@@ -125,14 +127,14 @@ template <int ROWS, int WIDTH, class Weights> void tile(const Pair* x, long stri
 
 template <class Weights> using Run = void (*)(const Pair*, long, Weights, long, Sums);
 
-// The tile for so many rows, 1 to ROWS
+// The tile for this number of rows, 1 to ROWS
 template <int ROWS, int WIDTH, class Weights> Run<Weights> pick(long rows) {
   if constexpr (ROWS > 1)
     if (rows < ROWS) return pick<ROWS - 1, WIDTH, Weights>(rows);
   return tile<ROWS, WIDTH, Weights>;
 }
 
-// One stretch for all rows, MOST at a time
+// One stretch for all rows, at most MOST at a time
 template <int MOST, int WIDTH, class Weights>
 void tiles(const Pair* x, long stride, Weights weights, long steps, Sums sums, long rows) {
   long count = (rows + MOST - 1) / MOST;
@@ -164,12 +166,12 @@ void add(const Pair* x, long stride, const uint32_t* words, long steps, Sums sum
   }
 }
 
-// How K is cut: into groups of `group` numbers, a multiple of 8, the last one shorter and filled up to such a multiple.
+// The groups of K: of `group` numbers each, a multiple of 8; the last is shorter and padded to such a multiple.
 struct Cut {
   long pairs, group, groups;  // pairs of K and of a group
   Cut(long K, long size) : pairs((K + 7) / 8 * WORD), group(size / 2), groups(group ? (pairs + group - 1) / group : 0) {}
   long words() const { return (groups + pairs / WORD) * BLOCK; }                          // of a panel
-  long at(long g) const { return (g + g * group / WORD) * BLOCK; }                        // where a group begins
+  long at(long g) const { return (g + g * group / WORD) * BLOCK; }                        // start of a group
   long steps(long g) const { return std::min(group, pairs - g * group); }
 };
 
@@ -215,7 +217,7 @@ void run(const Pair* x, const uint32_t* packed, const bf16* bias, T* y, long M, 
 
 extern "C" {
 
-// Words of a weight [N, K] when it is packed in groups of `group`, a multiple of 8.
+// Words of a packed weight [N, K] with groups of `group`, a multiple of 8.
 int64_t int4_size(int64_t N, int64_t K, int64_t group) { return (N + BLOCK - 1) / BLOCK * Cut(K, group).words(); }
 
 // q [N, K] of 0..15, scales [N, groups], zeros [N, groups] of 0..15 -> packed
@@ -247,7 +249,7 @@ void int4_pack(const uint8_t* q, const float* scales, const uint8_t* zeros, uint
     }
 }
 
-// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is a multiple of 8, bias may be null.
+// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is a multiple of 8; bias may be null.
 void int4_linear(const bf16* x, const uint32_t* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K,
                  int64_t group, int64_t wide, int64_t threads) {
   if (wide) run((const Pair*)x, packed, bias, (float*)y, M, N, Cut(K, group), threads);

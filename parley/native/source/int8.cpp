@@ -1,8 +1,8 @@
-// Linear layers on int8: y = x W^T + bias of rows and outputs that have a scale each, with exact sums in int32.
+// Linear layers on int8: y = x W^T + bias, with one scale per row and per output, and exact sums in int32.
 //
-// The multiplier of such sums takes signed by unsigned numbers, and of the two only the signed one can be spread over a
-// register from memory; so weights are kept as w + 128, and a row comes with 128 times the sum of its numbers, which is
-// what that adds to each of its outputs. Sums are modulo 2^32: only what is left after that has to fit.
+// The CPU's int8 multiplier takes signed times unsigned numbers, and only the signed operand can be broadcast from
+// memory. So weights are stored as w + 128, and each row comes with 128 times the sum of its numbers, which is the
+// excess that this adds to each of its outputs. Sums are modulo 2^32: only the result without the excess has to fit.
 #include "kernels.h"
 #include "linear.h"
 
@@ -31,15 +31,16 @@ void run(Rows x, const Four* w, const float* scales, const bf16* bias, T* y, lon
 
 extern "C" {
 
-// Bytes of a weight [N, K] when it is packed.
+// Bytes of a packed weight [N, K].
 int64_t int8_size(int64_t N, int64_t K) { return (N + PANEL - 1) / PANEL * PANEL * ((K + 3) / 4 * 4); }
 
 // w [N, K] -> packed
 void int8_pack(const int8_t* w, uint8_t* packed, int64_t N, int64_t K, int64_t threads) {
-  lay(w, (Four*)packed, N, K, 0x80808080, threads);  // which adds 128 to each byte
+  lay(w, (Four*)packed, N, K, 0x80808080, threads);  // adds 128 to each byte
 }
 
-// y [M, N] as bf16, or as fp32 if `wide`, of rows x and weights with scales [N]. K is a multiple of 4, bias may be null.
+// y [M, N] as bf16, or as fp32 if `wide`, of rows x and weights with scales [N]. K is a multiple of 4; bias may be
+// null.
 void int8_linear(const int8_t* x, const float* x_scales, const int32_t* excess, const uint8_t* packed, const float* scales,
                  const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide, int64_t threads) {
   Rows rows{x, x_scales, excess};

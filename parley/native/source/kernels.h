@@ -1,4 +1,4 @@
-// What `layers.cpp` is built of. Each kernel is described where it is defined.
+// The kernels that `layers.cpp` calls. Each is described where it is defined.
 #pragma once
 #include "lora.h"
 #include "vector.h"

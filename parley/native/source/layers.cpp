@@ -1,5 +1,5 @@
-// All layers of a decoder in one call: what `model/decoder.py` defines kernel by kernel, without Python between them.
-// The kernels are the same, called with the same numbers, so the bits are the same.
+// All layers of a decoder in one call: the computation that `model/networks/decoder.py` defines kernel by kernel,
+// without Python in between. It calls the same kernels with the same numbers, so the bits are the same.
 #include <algorithm>
 
 #include "kernels.h"
@@ -11,9 +11,9 @@ enum Form : int64_t { BF16, INT8, INT4 };
 struct Linear {
   int64_t form, out, into, group;  // `into` is a multiple of 8
   const void* weight;
-  const float* scales;   // of outputs, if it is int8
+  const float* scales;   // of outputs, for int8
   const bf16* bias;      // or null
-  const int64_t* order;  // which of a row's numbers the weight wants first, second and so on; or null
+  const int64_t* order;  // the permutation of a row's numbers that the weight needs; or null
 };
 
 struct Layer {
@@ -35,8 +35,8 @@ struct Stack {
   long hidden() const { return layers->output.out; }
 };
 
-// What passes from kernel to kernel, in one piece of memory: rows as a linear layer gives them; rows for the next one to
-// read, as they are or as int8 (see int8.cpp); and the angles of rope_write.
+// The data passed from kernel to kernel, in one allocation: outputs of a linear layer; inputs of the next, as bf16 or
+// as int8 (see int8.cpp); and the angles of rope_write.
 struct Room {
   uintptr_t end;
   bf16 *residual, *made, *plain, *sorted;
@@ -58,7 +58,7 @@ struct Room {
     take(made, M * made_most);
     take(plain, M * read_most);
     take(sorted, M * sorted_most);
-    values = (int8_t*)sorted;  // no layer is of int8 and wants another order
+    values = (int8_t*)sorted;  // no layer has both int8 and a permutation
     take(scales, M);
     take(excess, M);
     take(cos, M * stack.rotary);
@@ -78,7 +78,7 @@ struct Run {
   Room room;
   long M, threads;
 
-  // made = rows times the weight, plus bias, plus what adapters add; linear layers are numbered from first to last
+  // made = rows times the weight, plus bias, plus adapters; linear layers are numbered from first to last
   void linear(const Linear& layer, long site) {
     multiply(layer);
     if (adapted.count) lora(room.plain, room.made, layer.into, layer.out, &adapted, site, room.inner, threads);
@@ -100,7 +100,7 @@ struct Run {
       ::linear(rows, (const bf16*)layer.weight, layer.bias, room.made, M, layer.out, layer.into, false, threads);
   }
 
-  // residual += x, if there is one; plain, or int8 if the reader wants that, = its norm
+  // residual += x, unless x is null; its norm goes to plain, or to int8 if the reader takes int8
   void norm(const bf16* x, const bf16* weight, const Linear* reader, bf16* plain) {
     add_rms_norm(x, room.residual, room.residual, weight, as_it_is(reader, plain), as_int8(reader), room.scales, room.excess, M,
                  stack.hidden(), stack.eps, threads);
@@ -110,7 +110,7 @@ struct Run {
     ::silu_mul(room.made, as_it_is(&reader, room.plain), as_int8(&reader), room.scales, room.excess, M, reader.into, threads);
   }
 
-  // Where what the reader reads is put; adapters want rows as they are, beside int8.
+  // Where the reader's input is put. Adapters need bf16 rows in addition to int8.
   bf16* as_it_is(const Linear* reader, bf16* plain) const {
     return reader && reader->form == INT8 && !adapted.count ? nullptr : plain;
   }
@@ -121,12 +121,12 @@ struct Run {
 
 extern "C" {
 
-// Bytes that `layers` needs for M rows, of whose adapters none has more inner numbers than `columns`.
+// Bytes that `layers` needs for M rows, with adapters of at most `columns` inner numbers.
 int64_t layers_room(const Stack* stack, int64_t M, int64_t columns) { return Room(*stack, M, columns, nullptr).end; }
 
-// out [M, hidden] = the normed result of all layers for some tokens. Their keys and values are written to the pages, of which
-// `pages` says for each layer where they begin. tokens, positions, slots [M]; spans, table: as `attend` takes them; adapted: the
-// adapters of rows. False, and nothing done, if a token has no embedding or a position no angles.
+// out [M, hidden] = the normed result of all layers for M tokens. Their keys and values are written to the pages;
+// `pages` has the address of each layer's. tokens, positions, slots [M]; spans, table: as in `attend`; adapted: the
+// rows with adapters. Returns false, without computing anything, if a token has no embedding or a position no angles.
 int64_t layers(const Stack* stack, const int64_t* tokens, bf16* out, const int64_t* positions, const int64_t* slots, int64_t M,
                const int64_t* spans, int64_t count, const int64_t* table, char* const* pages, int64_t int8,
                const Adapted* adapted, void* memory, int64_t threads) {

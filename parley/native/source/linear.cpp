@@ -20,7 +20,7 @@ void run(const Pair* x, const Pair* w, const bf16* bias, T* y, long M, long N, l
 
 extern "C" {
 
-// Numbers of a weight [N, K] when it is packed.
+// Numbers in a packed weight [N, K].
 int64_t packed_size(int64_t N, int64_t K) { return (N + PANEL - 1) / PANEL * PANEL * ((K + 1) / 2 * 2); }
 
 // w [N, K] -> packed
@@ -28,7 +28,7 @@ void pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t threads) {
   lay(w, (Pair*)packed, N, K * sizeof(bf16), 0, threads);
 }
 
-// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is even, bias may be null.
+// y [M, N] = x [M, K] W^T + bias, as bf16, or as fp32 if `wide`. K is even; bias may be null.
 void linear(const bf16* x, const bf16* packed, const bf16* bias, void* y, int64_t M, int64_t N, int64_t K, int64_t wide,
             int64_t threads) {
   if (wide) run((const Pair*)x, (const Pair*)packed, bias, (float*)y, M, N, K / 2, threads);

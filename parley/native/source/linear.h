@@ -1,8 +1,8 @@
-// How the product of rows and a packed weight is cut into tiles, for bf16 and int8 alike.
+// Divides the product of rows and a packed weight into tiles, for bf16 and int8 alike.
 //
-// Packed weights are [panels][steps][PANEL]: a panel is PANEL outputs, and a register holds for each of its lanes a step of
-// the inner dimension, which is two bf16 or four int8 that are neighbours in it. Each output is one lane's chain over the
-// steps; so neither the number of rows, nor how they are cut into tiles, nor the number of threads can change a bit.
+// Packed weights are [panels][steps][PANEL]: a panel is PANEL outputs, and each lane of a register holds one step of
+// the inner dimension, which is two bf16 or four int8 adjacent in it. Each output is one lane's chain over the steps,
+// so neither the number of rows, nor their division into tiles, nor the number of threads can change a bit.
 #pragma once
 #include <omp.h>
 
@@ -11,14 +11,14 @@
 #include "shares.h"
 #include "tile.h"
 
-constexpr long STRETCH = 32 * LANES;  // steps: a panel's part of them and the next one stay in the second cache
-constexpr long SHARED = 4;     // tiles that ask for the next stretch: with more there is time to spare
-constexpr long WAITING = TILE * 5 / 12;  // rows up to which a tile that is alone waits for memory more than it computes
-constexpr long EARLY = 8192;   // bytes by which one of more rows asks for what it reads
+constexpr long STRETCH = 32 * LANES;  // steps: a panel's part of them and the next one fit in the L2 cache
+constexpr long SHARED = 4;     // tiles that prefetch the next stretch; with more there is time to spare
+constexpr long WAITING = TILE * 5 / 12;  // up to this many rows, a single tile waits for memory more than it computes
+constexpr long EARLY = 8192;   // prefetch distance of a single tile with more rows, in bytes
 constexpr long PASS = 512;     // rows whose sums are kept at once
 
-// sums [rows][PANEL] of one panel. Memory delivers a stretch while tiles compute the one before. `last`: what follows the
-// panel in memory is not needed.
+// sums [rows][PANEL] of one panel. Memory delivers a stretch while tiles compute the one before. `last`: the data after
+// the panel is not needed.
 template <class T> void multiply(const Pair* x, const Pair* panel, long rows, long steps, bool last, T* sums) {
   if (rows <= TILE) {
     auto run = rows <= WAITING ? choose<T, ITSELF>(rows) : choose<T, OTHERS>(rows);
@@ -39,13 +39,13 @@ template <class T> void multiply(const Pair* x, const Pair* panel, long rows, lo
   } while (k < steps);
 }
 
-// All sums of x [M][steps] and w [panels][steps][PANEL], by a team: finish(sums [rows][PANEL], m, rows, n) gets those of
-// `rows` rows from m on and of a panel that begins with column n.
+// All sums of x [M][steps] and w [panels][steps][PANEL], by a team. finish(sums [rows][PANEL], m, rows, n) receives
+// those of `rows` rows starting at m and of the panel whose first column is n.
 template <class T, class Finish>
 void product(const Pair* x, const Pair* w, long M, long N, long steps, int threads, Finish finish) {
   long panels = (N + PANEL - 1) / PANEL;
   if (!M || !panels) return;
-  // Rows are cut into groups so that their sums fit, and so that no thread is left without work.
+  // Rows are divided into groups whose sums fit, with enough groups that every thread has work.
   long groups = std::max((M + PASS - 1) / PASS, std::min((M + TILE - 1) / TILE, (threads + panels - 1) / panels));
   Shares shares(groups * panels, threads);
 #pragma omp parallel num_threads(threads)
@@ -61,8 +61,8 @@ void product(const Pair* x, const Pair* w, long M, long N, long steps, int threa
   }
 }
 
-// Rows of a weight, N of `width` bytes, -> [panels][steps][PANEL]. What is beyond N or fills up a last step is zero, and
-// each step has the bits of `flip` turned over.
+// Packs rows of a weight, N of `width` bytes, into [panels][steps][PANEL]. The padding of N and of the last step is
+// zero, and each step is XORed with `flip`.
 inline void lay(const void* w, Pair* packed, long N, long width, Pair flip, int threads) {
   long panels = (N + PANEL - 1) / PANEL, steps = (width + 3) / 4;
 #pragma omp parallel for num_threads(threads)

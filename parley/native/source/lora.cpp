@@ -1,9 +1,10 @@
-// Adapters of low rank (LoRA, arXiv 2106.09685): y += B (scale * A x), for each row with the adapter that it has, if any.
+// Low-rank adapters (LoRA, arXiv 2106.09685): y += B (scale * A x), for each row that has an adapter.
 //
-// Weights are bf16 and sums fp32. An inner number is the sum of CHAINS chains over x, each a SIMD lane's, which are added
-// in one order, and is rounded to bf16; an output is one lane's chain over the inner numbers, added to what is there. So
-// a row depends on itself and on its adapter alone. Each adapter's weights are read once for all of its rows, in the order
-// in which they lie in memory. Adapters that come out even are computed by one thread each, which waits for no other.
+// Weights are bf16 and sums fp32. An inner number is the sum of CHAINS chains over x, one SIMD lane each, which are
+// added in a fixed order and rounded to bf16. An output is one lane's chain over the inner numbers, added to the value
+// that is there. So a row depends only on itself and its adapter. Each adapter's weights are read once for all of its
+// rows, in memory order. Adapters that divide evenly among the threads are computed by one thread each, without
+// waiting.
 #include <omp.h>
 
 #include <algorithm>
@@ -15,14 +16,14 @@
 
 namespace {
 
-constexpr int ROWS = LANES == 16 ? 6 : 2;  // whose sums, of four registers each, stay in registers
-constexpr int CHAINS = 4;                  // sums of one number that do not wait for each other
+constexpr int ROWS = LANES == 16 ? 6 : 2;  // rows whose sums, four registers each, stay in registers
+constexpr int CHAINS = 4;                  // independent sums of one number
 constexpr int WIDE = 4, BLOCK = WIDE * LANES;  // registers of outputs at once
-constexpr long AHEAD = 8192;               // bytes by which weights are asked for before they are read
-constexpr long START = 4096;               // the same of the first of an adapter's
+constexpr long AHEAD = 8192;               // prefetch distance of weights, in bytes
+constexpr long START = 4096;               // bytes prefetched at the start of an adapter
 constexpr long SMALL = 1 << 16;            // weights times rows below which a second thread costs more than it gains
 
-// inner = scales * (a x), of some rows and one register of columns
+// inner = scales * (a x), for COUNT rows and one register of columns
 template <int COUNT>
 void narrow_rows(const bf16* x, long width, const int64_t* rows, const bf16* down, long steps, const float* scales, bf16* inner,
                  long columns) {
@@ -57,7 +58,7 @@ void narrow_rows(const bf16* x, long width, const int64_t* rows, const bf16* dow
   }
 }
 
-// y += b inner, of some rows and a block of outputs of so many registers, from n on
+// y += b inner, for COUNT rows and a block of REGISTERS registers of outputs, starting at n
 template <int COUNT, int REGISTERS>
 void widen_rows(const bf16* inner, long columns, const Part& part, long n, bf16* y, long width, const int64_t* rows) {
   const Pair *w = (const Pair*)part.up + n * part.pairs, *from = (const Pair*)(inner + part.column);
@@ -112,15 +113,15 @@ struct Range {
   long first, end;
 };
 
-// Of many tasks, one after another as their weights lie in memory, those that a thread has.
+// One thread's share of many tasks, which are in the memory order of their weights.
 class Portion {
   long first = 0, end = LONG_MAX, passed = 0;
 
  public:
-  Portion() = default;  // all
+  Portion() = default;  // all tasks
   Portion(long tasks, long me, long team) : first(tasks * me / team), end(tasks * (me + 1) / team) {}
 
-  // Of the next `count`
+  // This thread's part of the next `count` tasks
   Range next(long count) {
     Range mine = {std::clamp(first - passed, 0L, count), std::clamp(end - passed, 0L, count)};
     passed += count;
@@ -128,7 +129,7 @@ class Portion {
   }
 };
 
-// What adapters add in one layer.
+// The adapters' additions in one linear layer.
 struct Site {
   const Adapted& all;
   long site;
@@ -171,14 +172,15 @@ struct Site {
     }
   }
 
-  // How many adapters come out even where each has one thread: those of few rows take as long as their weights.
+  // The number of adapters that divide evenly at one thread each. With few rows, all take the time to read their
+  // weights.
   long alone(long team) const {
     for (long i = 0; i < all.count; i++)
       if (rows(i) > ROWS || lora(i).columns != lora(0).columns) return team == 1 ? all.count : 0;
     return all.count / team * team;
   }
 
-  // Have the first weights of an adapter fetched.
+  // Prefetches the first weights of an adapter.
   void ask(long i) const {
     if (i < all.count)
       for (long at = 0; at < START; at += 64) __builtin_prefetch((const char*)lora(i).down + at);
@@ -191,8 +193,8 @@ extern "C" {
 
 int64_t lora_lanes() { return LANES; }
 
-// w [N, K] -> [N / block, rounded up][(K + 1) / 2][block] pairs, where what is beyond K is zero; the last block is only as
-// wide as N, rounded up to LANES. `block`: LANES for the matrix that comes first, lora_block() for the second.
+// w [N, K] -> [N / block, rounded up][(K + 1) / 2][block] pairs, zero-padded beyond K; the last block is only N wide,
+// rounded up to LANES. `block` is LANES for the first matrix, lora_block() for the second.
 void lora_pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t block) {
   long steps = (K + 1) / 2, full = (N + LANES - 1) / LANES * LANES;
   for (long n = 0; n < full; n++) {
@@ -204,8 +206,8 @@ void lora_pack(const bf16* w, bf16* packed, int64_t N, int64_t K, int64_t block)
 
 int64_t lora_block() { return BLOCK; }
 
-// y [M, out] += what the adapters of its rows make of x [M, into] in linear layer `site`. `into` is even; inner: room for
-// `adapted.columns` numbers of each row that has an adapter.
+// y [M, out] += the adapters' products with x [M, into] in linear layer `site`. `into` is even. inner: memory for
+// `adapted.columns` numbers per row that has an adapter.
 void lora(const bf16* x, bf16* y, int64_t into, int64_t out, const Adapted* adapted, int64_t site, bf16* inner, int64_t threads) {
   Site here{*adapted, site, x, y, inner, into, out};
   long count = adapted->count, work = 0;

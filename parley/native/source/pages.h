@@ -1,25 +1,25 @@
-// How the 16 tokens of a page lie in memory, and how a token is written into one.
+// The memory layout of the 16 tokens of a page, and how a token is written into it.
 //
-// A page is [heads], and each head is its keys, then its values, then, if they are int8, a scale for each key and each
-// value. The order inside is that of the products which read it, so that nothing is turned around on the way:
+// A page is [heads]. Each head holds its keys, then its values, then, for int8, a scale per key and a scale per value.
+// The layout is the read order of the products, so that nothing is transposed on the way:
 //
 //   bf16  keys [dim / 2][16][2]  values [8][wide][2]
 //   int8  keys [dim / 4][16][4]  values [4][wide][4]  float scales of keys [16], of values [16]
 //
-// `wide` is value_dim rounded up to 16. What is beyond the real numbers is zero, because a page is cleared when it is
-// handed out and nothing is ever written there.
+// `wide` is value_dim rounded up to 16. The padding is zero, because pages are cleared when they are allocated and
+// nothing is written there.
 #pragma once
 #include "vector.h"
 
 constexpr long PAGE = 16;
-constexpr long MAX_DIM = 512;  // of keys, and of values
+constexpr long MAX_DIM = 512;  // of keys and of values
 
 struct Layout {
   long heads, dim, value_dim;
   bool int8;
 
-  long side() const { return int8 ? 4 : 2; }                                    // numbers side by side
-  long pairs() const { return (dim + side() - 1) / side() * (side() / 2); }      // of a key, as products see them
+  long side() const { return int8 ? 4 : 2; }                                    // adjacent numbers
+  long pairs() const { return (dim + side() - 1) / side() * (side() / 2); }      // of a key, as products read them
   long wide() const { return (value_dim + PAGE - 1) / PAGE * PAGE; }
   long key_bytes() const { return 2 * pairs() * PAGE * (int8 ? 1 : 2); }
   long value_bytes() const { return PAGE * wide() * (int8 ? 1 : 2); }
@@ -27,8 +27,8 @@ struct Layout {
   long page_bytes() const { return heads * head_bytes(); }
 };
 
-// Numbers of at most 127 that are, times the scale which is returned, closest to those of the row. A row with anything
-// in it that is not finite has a scale that is none either.
+// Writes a row as int8 of at most 127 and returns its scale: numbers times scale are closest to the row. If any number
+// of the row is not finite, neither is the scale.
 static inline float quantise(const bf16* row, long count, int8_t* to) {
   typedef uint8_t Bytes __attribute__((vector_size(LANES)));
   Vec most = {}, odd = {};
@@ -47,7 +47,7 @@ static inline float quantise(const bf16* row, long count, int8_t* to) {
   return reach / 127.f + sum(odd);
 }
 
-// Key `row` [dim] as token t of the page's head at `head`.
+// Writes key `row` [dim] as token t of the page's head at `head`.
 static inline void write_key(const Layout& layout, char* head, long t, const bf16* row) {
   if (layout.int8) {
     int8_t numbers[MAX_DIM];
@@ -59,7 +59,7 @@ static inline void write_key(const Layout& layout, char* head, long t, const bf1
   }
 }
 
-// Value `row` [value_dim] as token t. Neighbours in time share words, so nothing but the token's own bytes is touched:
+// Writes value `row` [value_dim] as token t. Adjacent tokens share words, so only the token's own bytes are touched:
 // another thread may be writing the rest.
 static inline void write_value(const Layout& layout, char* head, long t, const bf16* row) {
   head += layout.key_bytes();
@@ -74,7 +74,7 @@ static inline void write_value(const Layout& layout, char* head, long t, const b
   }
 }
 
-// Keys [heads, dim] and values [heads, value_dim] of one token, into its place of the pages.
+// Writes keys [heads, dim] and values [heads, value_dim] of one token to its slot.
 static inline void write_token(const Layout& layout, char* pages, int64_t slot, const bf16* keys, const bf16* values) {
   for (long h = 0; h < layout.heads; h++) {
     char* head = pages + slot / PAGE * layout.page_bytes() + h * layout.head_bytes();

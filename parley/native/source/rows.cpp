@@ -1,5 +1,5 @@
-// What is done to each row between the linear layers, in one pass over it: norms, SiLU, rotation and the way to the pages.
-// A row is computed by one thread and in one order, so it depends on nothing but itself.
+// The work on each row between linear layers, in one pass: norms, SiLU, rotation, and writing to the pages. One thread
+// computes a row in one order, so it depends only on itself.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -14,7 +14,7 @@ constexpr long SMALL = 32768;  // numbers below which a second thread costs more
 
 int team(long numbers, long threads) { return numbers < SMALL ? 1 : (int)threads; }
 
-// 1 / sqrt(mean of squares + eps) of what `at` gives for 0, LANES, ...: four sums side by side, then their sum
+// 1 / sqrt(mean of squares + eps) of the vectors at(0), at(LANES), ...: four parallel sums, then their sum
 template <class F> float inverse_rms(long width, float eps, F at) {
   Vec squares[4] = {};
   for (long i = 0; i < width; i += LANES) {
@@ -24,8 +24,8 @@ template <class F> float inverse_rms(long width, float eps, F at) {
   return 1.f / std::sqrt(sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / width + eps);
 }
 
-// Where rows go: to memory as they are, as int8 for a linear layer (see int8.cpp), their length filled up to a multiple
-// of 4, or both. int8 is made of what a row is in bf16, so that it is the same in one pass and in two.
+// Where rows are written: as bf16, as int8 for a linear layer (see int8.cpp; padded to a multiple of 4), or both. int8
+// is computed from the bf16 row, so that one pass gives the same as two.
 struct Out {
   bf16* plain;     // [M, width], or null
   int8_t* values;  // or null
@@ -33,12 +33,12 @@ struct Out {
   int32_t* excess;
 };
 
-constexpr float LEAST = 0x1p-100f;  // a row whose largest number is below is zero: its reciprocal would be beyond fp32
+constexpr float LEAST = 0x1p-100f;  // rows with a smaller maximum count as zero: the reciprocal would overflow fp32
 
-// values = row / scale, to the nearest, ties to even; scale = the largest absolute value / 127. A row that holds what is
-// not a number, or infinite, gets zeros and a scale that is not a number.
+// values = row / scale, to the nearest, ties to even; scale = the largest absolute value / 127. A row with NaN or
+// infinity gets zeros, and NaN as its scale.
 void quantise_row(const bf16* row, long width, int8_t* values, float* scale, int32_t* excess) {
-  // Among numbers without sign the order of bits is that of values, and a NaN is the largest.
+  // Without the sign, the order of bits is that of values, and NaN is the largest.
   auto larger = [](Bits most, Vec v) {
     Bits size = (Bits)v & 0x7fffffff;
     return size > most ? size : most;
@@ -64,7 +64,7 @@ void quantise_row(const bf16* row, long width, int8_t* values, float* scale, int
   float inverse = 127 / top;
   Ints total = {};
   auto round = [&](Vec v) {
-    Ints near = (Ints)(v * inverse + 12582912.f) - 0x4b400000;  // adding 1.5 * 2^23 leaves it in the low bits
+    Ints near = (Ints)(v * inverse + 12582912.f) - 0x4b400000;  // adding 1.5 * 2^23 leaves the integer in the low bits
     total += near;
     return __builtin_convertvector(near, Bytes);
   };
@@ -77,7 +77,7 @@ void quantise_row(const bf16* row, long width, int8_t* values, float* scale, int
   *excess = 128 * sum(total);
 }
 
-// f(m) of each row, by a team.
+// Calls f(m) for each row, by a team.
 template <class F> void each_row(long M, int threads, F f) {
   together(threads, [=] {
 #pragma omp for
@@ -85,7 +85,7 @@ template <class F> void each_row(long M, int threads, F f) {
   });
 }
 
-// Rows of `width` numbers that compute(m, to) writes, by a team of threads.
+// Rows of `width` numbers written by compute(m, to), by a team.
 template <class Compute> void write_rows(Out out, long M, long width, int threads, Compute compute) {
   long padded = (width + 3) / 4 * 4;
   together(threads, [=] {
@@ -103,15 +103,16 @@ template <class Compute> void write_rows(Out out, long M, long width, int thread
 
 extern "C" {
 
-// x [M, width] -> values [M, width filled up], scales [M], excess [M] = 128 times the sum of a row's values
+// x [M, width] -> values [M, padded width], scales [M], excess [M] = 128 times the sum of a row's values
 void quantise(const bf16* x, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width, int64_t threads) {
   long padded = (width + 3) / 4 * 4;
   each_row(M, team(M * width, threads),
            [=](long m) { quantise_row(x + m * width, width, values + m * padded, scales + m, excess + m); });
 }
 
-// total = residual + x, or, if x is null, the residual itself; out = RMS norm of the total times the weight [width].
-// Each [M, width]; without x nothing is written to total. It goes to `plain`, and is quantised, where these are not null.
+// total = residual + x, or the residual itself if x is null; out = RMS norm of the total times the weight [width]. All
+// are [M, width]; without x, total is not written. `plain` gets the result, and `values` the quantized one, unless they
+// are null.
 void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* weight, bf16* plain, int8_t* values,
                   float* scales, int32_t* excess, int64_t M, int64_t width, float eps, int64_t threads) {
   Out out{plain, values, scales, excess};
@@ -130,7 +131,7 @@ void add_rms_norm(const bf16* x, const bf16* residual, bf16* total, const bf16* 
   });
 }
 
-// [M, width] = silu(gate) * up of rows [gate | up], as it is and quantised, where these are not null.
+// [M, width] = silu(gate) * up of rows [gate | up]: to `plain`, and quantized to `values`, unless they are null.
 void silu_mul(const bf16* gate_up, bf16* plain, int8_t* values, float* scales, int32_t* excess, int64_t M, int64_t width,
               int64_t threads) {
   Out out{plain, values, scales, excess};
@@ -143,8 +144,8 @@ void silu_mul(const bf16* gate_up, bf16* plain, int8_t* values, float* scales, i
   });
 }
 
-// Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads, dim] in
-// place, and keys and values of row m into place slots[m] of the pages. cos, sin: [M, rotary]. rotary <= dim <= MAX_DIM.
+// Norm (if head_norm is given) and rotation of the first `heads` + `kv_heads` heads of qkv [M, heads + 2 kv_heads,
+// dim], in place. Keys and values of row m are stored at slots[m]. cos, sin: [M, rotary]. rotary <= dim <= MAX_DIM.
 void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, const int64_t* slots, const float* head_norm,
                 float eps, int64_t M, int64_t heads, int64_t kv_heads, int64_t dim, int64_t rotary, int64_t int8,
                 int64_t threads) {
@@ -175,7 +176,7 @@ void rope_write(bf16* qkv, const float* cos, const float* sin, char* pages, cons
   });
 }
 
-// Keys [M, kv_heads, dim] and values [M, kv_heads, value_dim] into places slots [M] of the pages.
+// Stores keys [M, kv_heads, dim] and values [M, kv_heads, value_dim] at slots [M] of the pages.
 void write(const bf16* keys, const bf16* values, char* pages, const int64_t* slots, int64_t M, int64_t kv_heads,
            int64_t dim, int64_t value_dim, int64_t int8, int64_t threads) {
   Layout layout{kv_heads, dim, value_dim, int8 != 0};

@@ -1,12 +1,13 @@
-// How a team divides tasks that nobody needs in order. It must not know what a task is.
+// Divides tasks among a team of threads when their order does not matter. Knows nothing about the tasks.
 #pragma once
 #include <atomic>
 #include <memory>
 
-// Each member of a team has a share of the tasks, one after another, because they lie so in memory; who is done with its
-// own helps with the others'. Cores do not run equally fast, least of all while other programs use one of them.
+// Each thread of a team has a share of consecutive tasks, because they are adjacent in memory. A thread that has
+// finished its share helps with the others. Cores do not run equally fast, least of all while other programs use one of
+// them.
 class Shares {
-  struct alignas(64) Share {  // apart, or their counters would share a cache line
+  struct alignas(64) Share {  // aligned, or their counters would share a cache line
     std::atomic<long> next;
     long end;
   };
@@ -15,8 +16,8 @@ class Shares {
 
  public:
   struct Tasks {
-    long first = 0, end = 0;  // end 0: none is left
-    bool last = true;         // the end is that of a share
+    long first = 0, end = 0;  // end 0: no task is left
+    bool last = true;         // whether `end` is the end of a share
   };
 
   Shares(long tasks, long team) : team(team), shares(new Share[team]) {
@@ -26,7 +27,7 @@ class Shares {
     }
   }
 
-  // What member `me` does next: a part of what a share still has, for each taking costs a moment without loads from memory.
+  // Returns the next tasks of thread `me`: a fraction of a share's remainder, because each call costs a moment.
   Tasks take(long me) {
     for (long i = 0; i < team; i++) {
       Share& share = shares[(me + i) % team];

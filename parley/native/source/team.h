@@ -1,10 +1,12 @@
-// How a kernel's threads are called together.
+// Starts the threads of a kernel.
 #pragma once
 
-// f() by each of some threads; where one is enough, it is just called, for a team of one costs as much as a short row.
+// Calls f() on each of `threads` threads. A single thread calls it directly: a team of one costs as much as a short
+// row.
 //
-// Each kernel has a team of its own. One team for all kernels of a step would halve what calling it costs (about a
-// microsecond for two threads), but have them wait for each other after the small kernels, too, which one thread does alone.
+// Each kernel has its own team. One team for all kernels of a step would halve the cost of starting it (about a
+// microsecond for two threads), but the threads would also wait for each other after small kernels, which one thread
+// computes alone.
 template <class F> void together(long threads, F f) {
   if (threads == 1) return f();
 #pragma omp parallel num_threads(threads)

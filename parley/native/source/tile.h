@@ -1,28 +1,28 @@
-// The product that linear layers and attention are made of: a few rows by a panel of columns, in lanes of 32 bits that hold
-// two bf16 (sums in fp32) or four int8 (sums in int32).
+// The product that linear layers and attention consist of: a few rows times a panel of columns, in lanes of 32 bits
+// that hold two bf16 (sums in fp32) or four int8 (sums in int32).
 //
-// Each sum is one SIMD lane's chain over the steps, from first to last. It may rest in memory between two stretches of
-// them, which loses nothing; so how a larger product is cut into tiles cannot change a bit.
+// Each sum is one SIMD lane's chain over the steps, from first to last. It can be stored between two stretches of steps
+// without loss, so the division of a larger product into tiles cannot change a bit.
 #pragma once
 #include "vector.h"
 
 constexpr int PANEL = 2 * LANES;               // columns of a tile
 constexpr int TILE = LANES == 16 ? 12 : 4;     // rows whose sums, with a panel's numbers, fill the registers
 constexpr int STEP = PANEL * sizeof(Pair);     // bytes of a panel in each step
-constexpr long AHEAD = 4096;                   // bytes by which a tile asks for ITSELF
+constexpr long AHEAD = 4096;                   // prefetch distance of ITSELF, in bytes
 
 // A register of sums
 template <class T> struct Wide { typedef Vec type; };
 template <> struct Wide<int32_t> { typedef Ints type; };
 
-// What a tile asks memory for while it computes
+// The data that a tile prefetches while it computes
 enum Asks {
   NOTHING,
-  ITSELF,  // its own weights, just before it reads them, into the first cache
-  OTHERS,  // what is needed later, into the second: asked for evenly it arrives beside the sums, in a burst they wait for it
+  ITSELF,  // its own weights, just before it reads them, into the L1 cache
+  OTHERS,  // later data, into the L2 cache: spread evenly it loads during the sums; the sums would wait for a burst
 };
 
-// The bytes for OTHERS: those from `from` on, `pace` for each step.
+// The bytes for OTHERS: starting at `from`, `pace` for each step.
 struct Fetch {
   const char* from;
   long pace;
@@ -36,7 +36,7 @@ void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool f
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++)
     for (int i = 0; i < 2; i++) acc[r][i] = fresh ? Sum{} : read<Sum>(sums + r * PANEL + i * LANES);
-  const Pair* rows[(ROWS + 2) / 3];  // a pointer for three rows: more would not fit the registers
+  const Pair* rows[(ROWS + 2) / 3];  // one pointer per three rows: more would not fit the registers
 #pragma GCC unroll 16
   for (int i = 0; i < (ROWS + 2) / 3; i++) rows[i] = x + 3 * i * stride;
   for (long k = 0; k < steps; k++, w += PANEL, fetch.from += fetch.pace) {
@@ -63,7 +63,7 @@ void tile(const Pair* x, long stride, const Pair* w, long steps, T* sums, bool f
 
 template <class T> using Tile = void (*)(const Pair*, long, const Pair*, long, T*, bool, Fetch);
 
-// The tile for so many rows, 1 to TILE
+// The tile for this number of rows, 1 to TILE
 template <class T, Asks ASKS, int ROWS = TILE> Tile<T> choose(long rows) {
   if constexpr (ROWS > 1)
     if (rows < ROWS) return choose<T, ASKS, ROWS - 1>(rows);

@@ -1,6 +1,6 @@
-// Vectors as wide as the registers of the instruction set that this is compiled for: arithmetic is written once, with the
-// compiler's vector operators, and only what operators cannot say is an intrinsic. Compile with -ffp-contract=off: what
-// is fused is fused by name, so that no optimiser decides about bits.
+// Vectors as wide as the registers of the target instruction set. Arithmetic is written once, with the compiler's
+// vector operators; intrinsics are used only for operations that have no operator. Compile with -ffp-contract=off:
+// fused operations are written explicitly, so that no optimiser decides about bits.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -18,8 +18,8 @@ constexpr int LANES = 4;
 #endif
 
 typedef uint16_t bf16;
-typedef uint32_t __attribute__((may_alias)) Pair;  // two bf16 that follow each other
-typedef uint32_t __attribute__((may_alias)) Four;  // four int8 that follow each other
+typedef uint32_t __attribute__((may_alias)) Pair;  // two adjacent bf16
+typedef uint32_t __attribute__((may_alias)) Four;  // four adjacent int8
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
@@ -59,17 +59,17 @@ static inline Vec dot(Vec c, Bits a, Bits b) {
 #endif
 }
 
-// in each lane the sum of two products
+// The sum of two products in each lane
 static inline Bits multiply(Shorts a, Shorts b) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
   return (Bits)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #else
-  Bits products = (Bits)(a * b);  // the caller sees to it that 16 bits hold one
+  Bits products = (Bits)(a * b);  // the caller ensures that a product fits 16 bits
   return (Bits)((Ints)products >> 16) + (Bits)((Ints)(products << 16) >> 16);
 #endif
 }
 
-// c + the products of a lane's four signed bytes of a and unsigned bytes of b, modulo 2^32: without saturation
+// c + the products of a lane's four signed bytes of a and unsigned bytes of b, modulo 2^32, without saturation
 static inline Ints dot(Ints c, Bits a, Bits b) {
 #if defined(__AVX512VNNI__)
   return (Ints)_mm512_dpbusd_epi32((__m512i)c, (__m512i)b, (__m512i)a);
@@ -82,7 +82,7 @@ static inline Ints dot(Ints c, Bits a, Bits b) {
 
 static inline Vec widen(Half h) { return (Vec)(__builtin_convertvector(h, Bits) << 16); }
 
-// to the nearest bf16, ties to even; a NaN stays one
+// Round to the nearest bf16, ties to even; NaN stays NaN
 static inline Half narrow(Vec v) {
 #if defined(__AVX512BF16__)
   return (Half)_mm512_cvtneps_pbh((__m512)v);
@@ -93,7 +93,7 @@ static inline Half narrow(Vec v) {
 #endif
 }
 
-// LANES numbers, or the first `count` of them and zeros
+// LANES numbers, or the first `count` and zeros
 static inline Vec load(const bf16* from) { return widen(read<Half>(from)); }
 
 static inline Vec load(const bf16* from, long count) {
@@ -140,7 +140,7 @@ static inline float largest(Vec v) {
   return lanes[0];
 }
 
-// e^x to about 2e-7 of it; below -87 it stays what it is there, above 88 it is infinite
+// e^x with a relative error of about 2e-7; below -87 it is e^-87, above 88 infinite
 static inline Vec exp(Vec x) {
   const Vec round = fill(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   x = x < -87.f ? fill(-87.f) : x;

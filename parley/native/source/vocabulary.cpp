@@ -1,7 +1,7 @@
-// The largest logits of rows, and where they are: one pass over the vocabulary, then a look at the few places in question.
-// Also the sums that make probabilities of them, and striking out those that may not come.
+// The largest logits of rows and their ids: one pass over the vocabulary, then a closer look at the few candidates.
+// Also the softmax totals, and masks of tokens that are not allowed.
 //
-// What is not a number counts as the largest, as torch has it. A row is searched by one thread, by itself.
+// NaN counts as the largest number, as in torch. One thread searches a row.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -12,16 +12,16 @@
 
 namespace {
 
-constexpr long BLOCK = 64;       // logits of which only the largest is looked at first
-constexpr long STRETCH = 1024;   // the same where one is wanted
+constexpr long BLOCK = 64;       // top_k first looks only at the maximum of each block of this many logits
+constexpr long STRETCH = 1024;   // the same for argmax
 constexpr long SMALL = 1 << 16;  // logits below which a second thread costs more than it gains
 
-// Rows are long, so there may be few of them for many threads.
+// Rows are long, so there may be fewer rows than threads.
 int team(long rows, long width, long threads) { return rows * width < SMALL ? 1 : (int)std::min(rows, threads); }
 
 float rank(float x) { return x != x ? INFINITY : x; }
 
-// The largest of COUNT numbers that follow each other; strange becomes NaN where one is inf or no number.
+// The largest of COUNT adjacent numbers; strange becomes NaN if one of them is +inf or NaN.
 template <long COUNT> float peak(const float* x, Vec& strange) {
   Vec most[4];
   for (int j = 0; j < 4; j++) most[j] = fill(-INFINITY);
@@ -30,16 +30,16 @@ template <long COUNT> float peak(const float* x, Vec& strange) {
     for (int j = 0; j < 4; j++) {
       Vec v = read<Vec>(x + i + j * LANES);
       most[j] = larger(v, most[j]);
-      strange += larger(fill(-FLT_MAX), v) * 0.f;  // what cannot come is -inf, which is in order
+      strange += larger(fill(-FLT_MAX), v) * 0.f;  // -inf is normal: the token is masked
     }
   return largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
-constexpr float NOTHING = -28;        // what is below weighs nothing: e^-28 is less than 2^-40
+constexpr float NOTHING = -28;        // anything below weighs 0: e^-28 is less than 2^-40
 constexpr long PORTION = 64 * LANES;  // numbers whose weights are summed in 32 bits
-constexpr long PART = 16 * PORTION;   // of a row: what a thread sums at a time
+constexpr long PART = 16 * PORTION;   // of a row: summed by a thread at a time
 
-// Weights floor(2^40 e^(x - peak)) of numbers that are not above `peak`, added up as high * 2^24 + low.
+// The sum of weights floor(2^40 e^(x - peak)) of numbers not above `peak`, as high * 2^24 + low.
 struct Weights {
   Ints high = {}, low = {};
 
@@ -47,7 +47,7 @@ struct Weights {
     x -= peak;
     Vec weight = exp(x < NOTHING ? fill(NOTHING) : x) * 65536.f;
     Ints whole = __builtin_convertvector(weight, Ints);
-    weight = (weight - __builtin_convertvector(whole, Vec)) * 16777216.f;  // the fraction has no more bits than these
+    weight = (weight - __builtin_convertvector(whole, Vec)) * 16777216.f;  // the fraction has at most these bits
     high += whole, low += __builtin_convertvector(weight, Ints);
   }
 
@@ -71,14 +71,14 @@ int64_t weigh(const float* x, long count, float peak) {
   return weights.total();
 }
 
-// The largest of every COUNT numbers of a row, what is not a number as if it were infinite.
+// The largest of every COUNT numbers of a row. NaN counts as infinite.
 template <long COUNT> void find_peaks(const float* row, long count, std::vector<float>& peaks) {
   Vec strange = {};
   long i = 0;
   peaks.clear();
   for (; i + COUNT <= count; i += COUNT) peaks.push_back(peak<COUNT>(row + i, strange));
   float total = sum(strange);
-  if (total != total) peaks.clear(), i = 0;  // one has to look
+  if (total != total) peaks.clear(), i = 0;  // some number is +inf or NaN: compare one by one
   for (; i < count; i += COUNT) {
     float most = -INFINITY;
     for (long j = i; j < std::min(count, i + COUNT); j++) most = std::max(most, rank(row[j]));
@@ -90,7 +90,7 @@ template <long COUNT> void find_peaks(const float* row, long count, std::vector<
 
 extern "C" {
 
-// values [M], ids [M]: the largest number of each row of x [M, N] and the first place where it is. N > 0.
+// values [M], ids [M]: the largest number of each row of x [M, N] and its first index. N > 0.
 void argmax(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, int64_t threads) {
   together(team(M, N, threads), [=] {
     std::vector<float> peaks;
@@ -101,7 +101,7 @@ void argmax(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, i
       auto most = std::max_element(peaks.begin(), peaks.end());
       long where = (most - peaks.begin()) * STRETCH;
       while (rank(row[where]) != *most) where++;
-      if (*most == INFINITY) {  // a NaN goes before what is infinite
+      if (*most == INFINITY) {  // NaN ranks above infinity
         long odd = 0;
         while (odd < N && row[odd] == row[odd]) odd++;
         if (odd < N) where = odd;
@@ -112,7 +112,7 @@ void argmax(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, i
   });
 }
 
-// values, ids [M, count]: the largest numbers of each row of x [M, N], descending; of equal ones the first come first.
+// values, ids [M, count]: the largest numbers of each row of x [M, N], descending; of equal ones, the lowest ids first.
 // 0 < count <= N.
 void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, int64_t count, int64_t threads) {
   together(team(M, N, threads), [=] {
@@ -122,7 +122,7 @@ void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, in
     for (long m = 0; m < M; m++) {
       const float* row = x + m * N;
       find_peaks<BLOCK>(row, N, peaks);
-      // So many blocks have a number at least as large as the one in place `count` of their peaks.
+      // If the count-th largest block maximum is `least`, then at least `count` numbers are >= least.
       float least = -INFINITY;
       if ((long)peaks.size() >= count) {
         sorted = peaks;
@@ -143,8 +143,8 @@ void top_k(const float* x, float* values, int64_t* ids, int64_t M, int64_t N, in
   });
 }
 
-// totals [M]: the weights of each row of x [M, N] summed, floor(2^40 e^(x - peak)) each: peaks [M] are finite, and the
-// largest numbers of their rows. Sums of integers are the same in any order, so threads may share a row.
+// totals [M]: the sum of weights floor(2^40 e^(x - peak)) of each row of x [M, N]. peaks [M] are the largest numbers of
+// the rows, and finite. Integer sums are the same in any order, so threads may share a row.
 void totals(const float* x, const float* peaks, int64_t* totals, int64_t M, int64_t N, int64_t threads) {
   long parts = (N + PART - 1) / PART;
   std::fill(totals, totals + M, 0);
@@ -160,8 +160,8 @@ void totals(const float* x, const float* peaks, int64_t* totals, int64_t M, int6
   });
 }
 
-// The first place of the largest number of x [N] among those whose bit is 1, of which there are some: bits as below. None of
-// x is NaN.
+// The first index of the largest number of x [N] among those whose bit is 1, or -1 if there is none. Bits as in strike.
+// x has no NaN.
 int64_t best(const float* x, const uint8_t* bits, int64_t N) {
   int64_t where = -1;
   for (int64_t i = 0; i < N; i += 64) {
@@ -175,7 +175,7 @@ int64_t best(const float* x, const uint8_t* bits, int64_t N) {
   return where;
 }
 
-// Those of x [N] whose bit is 0 become -inf: bits [N / 8, rounded up], of each byte the lowest is the first.
+// Sets numbers of x [N] whose bit is 0 to -inf. bits [N / 8, rounded up], lowest bit of each byte first.
 void strike(float* x, const uint8_t* bits, int64_t N) {
   for (int64_t i = 0; i < N; i += 8) {
     uint8_t byte = bits[i / 8];

@@ -1,4 +1,4 @@
-"""Tool calls as models write them: what a form is, its reader, its writer. Knows texts and schemas, not answers."""
+"""Tool calls as models write them: their forms, a reader and a writer. Knows texts and schemas, but not answers."""
 
 from .form import ITEM, Form
 from .reader import CallReader

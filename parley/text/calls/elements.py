@@ -1,7 +1,7 @@
-"""Calls whose arguments are elements, each named by its tag, as in ``<city>Oslo</city>``: made into JSON.
+"""Reads calls whose arguments are elements named by their tags, as in ``<city>Oslo</city>``, and converts them to JSON.
 
-Elements stand in one another where a value is an object or a list; those of a list are called ``item``. A mark before
-every tag tells it from text. What a value means is told by its part of the tool's schema.
+Elements are nested where a value is an object or a list; list items have the tag ``item``. A mark before every tag
+distinguishes it from text. The tool's schema decides how a value is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tools import kinds, part
 
 
 def call(scan: Scan) -> Wait:
-    """A name, the marks ``head``, and an element for each argument."""
+    """Read a name, the ``after_name`` marks, and an element for each argument."""
     name, id = yield from heading(scan)
     for mark in scan.form.head:
         yield from scan.expect(mark.strip())
@@ -29,7 +29,7 @@ def call(scan: Scan) -> Wait:
 
 
 def _row(scan: Scan, schema: Any, root: Any, depth: int, first: str | None = None, listed: bool = False) -> Wait:
-    """Elements up to what is none, as an object's members or a list's. ``first``: the tag of one that was begun."""
+    """Read elements as the members of an object or the items of a list. ``first``: the tag of one already begun."""
     before, end = ("[", "]") if listed else ("{", "}")
     while first is not None or (yield from _begins(scan)):
         key = (yield from until(scan, scan.form.key[1])) if first is None else first
@@ -40,7 +40,7 @@ def _row(scan: Scan, schema: Any, root: Any, depth: int, first: str | None = Non
 
 
 def _value(scan: Scan, schema: Any, root: Any, depth: int) -> Wait:
-    """What stands in an element, and the tag that ends it, however that is called."""
+    """Read the inside of an element, and the closing tag with any name."""
     if depth > DEEPEST:
         raise Garbled
     end = scan.form.value[1]
@@ -60,7 +60,7 @@ def _value(scan: Scan, schema: Any, root: Any, depth: int) -> Wait:
 
 
 def _begins(scan: Scan, blanks: bool = True) -> Generator[None, None, bool]:
-    """Step over what an element's tag begins with, if one comes. ``blanks``: those before it mean nothing."""
+    """Step over the start of an element's tag, if one comes. ``blanks``: skip blanks before it."""
     opening, closing = scan.form.key[0], scan.form.value[1]
     if blanks:
         yield from scan.peek()

@@ -1,6 +1,6 @@
-"""How a family of models writes tool calls, as data: which marks stand around calls, and what a call is between them.
+"""How a family of models writes tool calls, as data: the marks around calls, and the shape of the calls themselves.
 
-Marks are given as the model writes them, blanks included; a reader ignores the blanks.
+Marks are given as the model writes them, blanks included; the reader ignores the blanks.
 """
 
 from __future__ import annotations
@@ -9,33 +9,34 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-ITEM = "item"  # the name of a list's elements, in the shape "elements"
+ITEM = "item"  # the tag of a list's elements, in the shape "elements"
 
 Shape = Literal["object", "named", "tags", "elements", "python", "loose", "keyed"]
 
 
 @dataclass(frozen=True)
 class Form:
-    """``open`` (``each`` call ``after``) ``between`` (``each`` call ``after``) … ``close``
+    """A block of calls: ``block_open`` (``call_open`` call ``call_close``) ``separator`` … ``block_close``
 
-    ``shape`` says what a call is:
-    - "object": a JSON object with a name and arguments, under ``keys`` where a model is made to write it
-    - "named": the name, its id behind the mark ``id`` if a model writes one, or before the name and the mark ``first``,
-      the marks ``head``, and arguments as JSON
-    - "tags": the name, the marks ``head``, and arguments, each a name between the marks ``key`` and a value between the
-      marks ``value``. ``typed``: a mark says whether the value is text. ``kind``: marks that a model may put around the
-      name of its type, or must if that is ``stated``. ``count``: the mark behind the call's number, which stands behind
-      the marks ``head``. ``verbatim``: marks that a model may put around a value in which the mark behind it occurs.
-      ``unclosed``: models forget that mark, so a value also ends where the next one or the call's end stands
-    - "elements": the same, but the name comes again behind the value, and values that are objects or lists are such
-      arguments themselves
+    ``shape`` describes a single call:
+    - "object": a JSON object with a name and arguments; a constrained model writes them as ``member_names``
+    - "named": the name, the marks ``after_name``, and arguments as JSON. A model may write the call's id: after the
+      name and ``id_mark``, or before ``name_mark`` and the name
+    - "tags": the name, the marks ``after_name``, and arguments, each a name between ``key_marks`` and a value between
+      ``value_marks``. ``marks_strings``: a mark states whether the value is a string. ``type_marks``: marks around the
+      name of the value's type, optional unless ``type_required``. ``number_end``: the mark after the call's number,
+      which follows ``after_name``. ``verbatim_marks``: optional marks around a value that contains the mark after it.
+      ``end_optional``: models may forget that mark, so a value also ends at the next one or at the end of the call
+    - "elements": the same, but the name is repeated after the value, and values that are objects or lists are written
+      in the same way
     - "python": ``name(key=value, …)``
-    - "loose": ``name{key:value,…}``, text between the marks ``quote``
+    - "loose": ``name{key:value,…}``, text between two ``quote_mark``
     - "keyed": a JSON object with the name as its only key and the arguments as its value
 
-    ``known``: calls count only if they name one of the request's tools. ``bare``: there is no mark that nothing else
-    has, so calls are looked for only where an answer begins, and count only if they are known. ``numbered``: names are
-    written "functions.NAME:NUMBER", which as a whole is the call's id. ``alone``: an answer has one call at most.
+    ``known_tools_only``: calls count only if they name one of the request's tools. ``unmarked``: no mark is unique to
+    calls, so calls are looked for only at the start of an answer, and count only if their tools are known.
+    ``numbered_names``: names are written "functions.NAME:NUMBER", and the whole is the call's id. ``single_call``: an
+    answer has at most one call.
     """
 
     shape: Shape = "object"
@@ -64,7 +65,7 @@ class Form:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All of them, without the blanks around them."""
+        """Return all marks without the blanks around them."""
         marks = (
             *self.open,
             *self.each,
@@ -84,12 +85,12 @@ class Form:
 
     @cached_property
     def trigger(self) -> str:
-        """What a block of calls begins with."""
+        """Return the text that a block of calls starts with."""
         marks = (*self.open, *self.each)
         return marks[0].strip() if marks else "{"
 
     @cached_property
     def guard(self) -> str:
-        """The mark that ends a call even where its JSON is broken; empty if a form has none that JSON cannot have."""
+        """Return the mark that ends a call even if its JSON is broken, or "" if JSON may contain all marks."""
         marks = [mark.strip() for mark in (*reversed(self.after), *reversed(self.close))]
         return next((mark for mark in marks if len(mark) > 1 and mark[0] not in '[{"'), "")

@@ -1,6 +1,6 @@
-"""Values that are not written as JSON, turned into JSON while they arrive: Python's literals, and Gemma's own notation.
+"""Converts values that are not JSON into JSON while they arrive: Python literals, and Gemma's own notation.
 
-Nothing is evaluated. What is neither raises Garbled, and what was turned until then stands.
+Nothing is evaluated. Raises MalformedCall for other text; the part converted before it stays.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from .tools import Tools
 DEEPEST = 64  # levels of nesting
 LONGEST = 1024  # characters of a number or word
 _WORD = re.compile(r"[^\s,()\[\]{}=:'\"<]*")
-_BARE = re.compile(r"[^,\]}<]*")  # a text without the marks that it should have
+_BARE = re.compile(r"[^,\]}<]*")  # a text without its quote marks
 _BLANK = re.compile(r"[ \t\r\n]{0,64}")
-_BEHIND = ",)]}:="  # what may stand behind a string; any other character tells that the quote is part of it
+_BEHIND = ",)]}:="  # characters that may follow a string; before any other, a quote is part of the string
 _ZEROS = re.compile(r"^(-?)0+(?=\d)")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _KEYWORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _PLAIN = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", "'": "'", '"': '\\"', "/": "/",
           "a": "\\u0007", "v": "\\u000b", "\n": ""}  # fmt: skip
-_CODES = {"x": 2, "u": 4, "U": 8}  # hexadecimal digits behind the letter
+_CODES = {"x": 2, "u": 4, "U": 8}  # number of hexadecimal digits after the letter
 
 
 def escaped(text: str) -> str:
-    """Text as the inside of a JSON string."""
+    """Return text as the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def literal(scan: Scan, quote: str = "", depth: int = 0) -> Wait:
-    """One value, as JSON into the open call's arguments. ``quote``: the mark around strings; empty: as in Python."""
+    """Read one value into the call's arguments, as JSON. ``quote``: the mark around strings; empty: as in Python."""
     if depth > DEEPEST:
         raise Garbled
     char = yield from scan.peek()
@@ -61,9 +61,9 @@ def literal(scan: Scan, quote: str = "", depth: int = 0) -> Wait:
 
 
 def marked(scan: Scan, ends: tuple[str, ...], lined: bool = False) -> Wait:
-    """Text up to the first of the marks, as a JSON string. That is stepped over if it is the one listed first.
+    """Read text up to the first of the marks, as a JSON string. Step over the mark if it is the one listed first.
 
-    ``lined``: a line break at its start and one at its end do not count.
+    ``lined``: a line break at its start and one at its end are not part of it.
     """
     watched = marks(*ends)
     scan.say('"')
@@ -85,8 +85,10 @@ def marked(scan: Scan, ends: tuple[str, ...], lined: bool = False) -> Wait:
 
 
 def bare(scan: Scan, value: bool, word: re.Pattern[str] = _WORD) -> Generator[None, None, str]:
-    """Characters up to one that ends a ``word``, of which there must be some unless it may have blanks. ``value``: they
-    are part of the arguments."""
+    """Read characters that match ``word``: at least one, unless the pattern allows blanks.
+
+    ``value``: they are part of the arguments.
+    """
     parts: list[str] = []
     scan.tail = (lambda rest: "".join(parts) + rest) if value else None
     size = 0
@@ -105,7 +107,7 @@ def bare(scan: Scan, value: bool, word: re.Pattern[str] = _WORD) -> Generator[No
 
 
 def scalar(word: str) -> str:
-    """The JSON of a number or a word."""
+    """Return the JSON of a number or a word."""
     if word in _KEYWORDS:
         return _KEYWORDS[word]
     number = _ZEROS.sub(r"\1", word.removeprefix("+").replace("_", ""))
@@ -114,11 +116,11 @@ def scalar(word: str) -> str:
     return number if _NUMBER.fullmatch(number) else json.dumps(word, ensure_ascii=False)
 
 
-END = ","  # put behind a whole literal, for it has to be followed by something
+END = ","  # appended to a complete literal, because the reader needs a character after it
 
 
 def converted(text: str) -> str:
-    """The JSON of a whole literal of Python; empty if the text is none."""
+    """Return the JSON of a complete Python literal, or "" if the text is not one."""
     whole = _Whole(text)
     try:
         for _ in literal(whole):
@@ -129,7 +131,7 @@ def converted(text: str) -> str:
 
 
 class _Whole(Scan):
-    """A text that is all there."""
+    """A text that has arrived completely."""
 
     def __init__(self, text: str):
         super().__init__(Form(), 0, str, Tools())
@@ -141,7 +143,7 @@ class _Whole(Scan):
 
 
 def _items(scan: Scan, quote: str, depth: int, closing: str, keyed: bool) -> Wait:
-    """What stands between brackets, with a comma behind each but the last."""
+    """Read the items between brackets, separated by commas."""
     first = True
     while (yield from scan.peek()) != closing:
         if not first:
@@ -160,6 +162,7 @@ def _items(scan: Scan, quote: str, depth: int, closing: str, keyed: bool) -> Wai
 
 
 def _key(scan: Scan, quote: str) -> Wait:
+    """Read a member's name."""
     char = yield from scan.peek()
     if char in "'\"" or (quote and (yield from scan.stands(quote))):
         yield from literal(scan, "" if char in "'\"" else quote)
@@ -168,7 +171,7 @@ def _key(scan: Scan, quote: str) -> Wait:
 
 
 def _quoted(scan: Scan) -> Wait:
-    """A Python string."""
+    """Read a Python string."""
     mark = scan.text[scan.at]
     if (yield from scan.stands(mark * 3)):
         mark *= 3
@@ -192,7 +195,7 @@ def _quoted(scan: Scan) -> Wait:
 
 
 def _closes(scan: Scan) -> Generator[None, None, bool]:
-    """Whether the quote that comes ends its string: models write such quotes in strings, too, without a backslash."""
+    """Whether the next quote ends its string: models also write such quotes inside strings without a backslash."""
     while True:
         end = _BLANK.match(scan.text, scan.at + 1).end()  # type: ignore[union-attr]  # it also matches nothing
         if end < len(scan.text):
@@ -203,6 +206,7 @@ def _closes(scan: Scan) -> Generator[None, None, bool]:
 
 
 def _escape(scan: Scan) -> Wait:
+    """Read an escape sequence of a Python string."""
     while scan.at + 1 >= len(scan.text):
         yield
     char = scan.text[scan.at + 1]
@@ -213,7 +217,7 @@ def _escape(scan: Scan) -> Wait:
     if size:
         try:
             code = int(digits, 16) if digits.isalnum() else -1
-            # Halves of a surrogate pair are passed on as they are: JSON joins them.
+            # Halves of a surrogate pair are passed on unchanged: JSON joins them.
             text = f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else escaped(chr(code))
         except (ValueError, OverflowError):
             size, text = 0, "\\\\" + char

@@ -1,5 +1,7 @@
-"""Calls whose arguments are JSON: inside an object beside the name, or behind it. They are passed on as written, or as
-they are meant where a model writes the object as a text."""
+"""Reads calls whose arguments are JSON, inside an object together with the name or after the name.
+
+The arguments are passed on as written, or decoded if a model writes the object as a string.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,25 @@ from .scan import Garbled, Scan, Wait
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
-BESIDE = ("id", "type")  # what models write before these
-ARGUMENT = '{["n'  # what arguments begin with, if only null
-LONGEST = 256  # characters of a name
+BESIDE = ("id", "type")  # other members that models write before these
+ARGUMENT = '{["n'  # first characters of arguments ("n" for null)
+LONGEST = 256  # maximum characters of a name
 _NAME = re.compile(r"[^\s\[\]{}<>()\"'`|,;=｜]*")
 _SCALAR = re.compile(r'[^\s,{}\[\]"<]*')
 _STRING = re.compile(r'["\\\x00-\x1f]')
 _ENDS = re.compile(r'["\\]')
-_PACKED = re.compile(r'"\{[\\}\s]')  # a text that is an object
+_PACKED = re.compile(r'"\{[\\}\s]')  # a string that holds an object
 
 
 def whole(scan: Scan) -> Wait:
-    """``{"name": …, "arguments": {…}}``, other members ignored. The name may come last: then all comes at once."""
+    """Read ``{"name": …, "arguments": {…}}``; ignore other members. If the name is last, all comes at once."""
     held: list[str] | None = None  # arguments that came before the name
     passed = False
     yield from scan.expect("{")
     while (yield from scan.peek()) != "}":
         key = yield from string(scan)
         if scan.form.bare and not scan.inside and key not in (*NAMES, *ARGUMENTS, *BESIDE):
-            raise Garbled  # an answer in JSON, which should not wait for its end
+            raise Garbled  # the answer is JSON, not a call: do not hold it back to its end
         yield from scan.expect(":")
         yield from scan.peek()
         if key in NAMES and not scan.inside:
@@ -55,7 +57,7 @@ def whole(scan: Scan) -> Wait:
 
 
 def keyed(scan: Scan) -> Wait:
-    """``{"name": {…}}``."""
+    """Read ``{"name": {…}}``."""
     yield from scan.expect("{")
     name = yield from string(scan)
     yield from scan.expect(":")
@@ -66,7 +68,7 @@ def keyed(scan: Scan) -> Wait:
 
 
 def named(scan: Scan) -> Wait:
-    """A name, the marks of the form's head, and JSON. Where that begins, models leave marks out."""
+    """Read a name, the ``after_name`` marks and JSON. Models may leave out marks before the JSON."""
     name, id = yield from heading(scan)
     for mark in scan.form.head:
         if (yield from scan.peek()) == "{":
@@ -79,7 +81,7 @@ def named(scan: Scan) -> Wait:
 
 
 def heading(scan: Scan) -> Generator[None, None, tuple[str, str | None]]:
-    """The name of a call that stands for itself, and the id with it if there is one. Raises Garbled."""
+    """Read a call's name, and its id if there is one. Raises MalformedCall."""
     written = yield from word(scan)
     if scan.form.first:
         yield from scan.expect(scan.form.first)
@@ -89,7 +91,7 @@ def heading(scan: Scan) -> Generator[None, None, tuple[str, str | None]]:
         name, colon, number = called.rpartition(":")
         if colon:
             return name, written if number else None
-        alone = called.isdecimal() and len(scan.tools) == 1  # a number says enough where there is one tool
+        alone = called.isdecimal() and len(scan.tools) == 1  # a number is enough if there is only one tool
         return (next(iter(scan.tools)), written) if alone else (called, None)
     if scan.form.id and (yield from scan.peek()) == scan.form.id[0] and (yield from scan.stands(scan.form.id)):
         scan.at += len(scan.form.id)
@@ -98,7 +100,7 @@ def heading(scan: Scan) -> Generator[None, None, tuple[str, str | None]]:
 
 
 def word(scan: Scan) -> Generator[None, None, str]:
-    """Characters that names are made of."""
+    """Read the characters of a name."""
     yield from scan.peek()
     parts: list[str] = []
     while True:
@@ -113,14 +115,14 @@ def word(scan: Scan) -> Generator[None, None, str]:
 
 
 def passing(scan: Scan) -> Wait:
-    """A JSON value as the arguments of the open call."""
+    """Read a JSON value as the arguments of the open call."""
     scan.tail = str
     yield from _meant(scan, scan.say)
     scan.tail = None
 
 
 def _meant(scan: Scan, into: Callable[[str], object]) -> Wait:
-    """A JSON value, or what it holds if it is an object's text."""
+    """Read a JSON value; if it is a string that holds an object, pass on the object."""
     while len(scan.text) - scan.at < 3 and '"{'.startswith(scan.text[scan.at : scan.at + 2]):
         yield
     if _PACKED.match(scan.text, scan.at) is None:
@@ -142,7 +144,7 @@ def _meant(scan: Scan, into: Callable[[str], object]) -> Wait:
 
 
 def _unescaped(text: str) -> str:
-    """The character that an escape stands for; as it is if there is none, or half of one, which JSON joins."""
+    """Return the character of an escape sequence. An invalid one, or half a surrogate pair, is returned unchanged."""
     try:
         char = json.loads(f'"{text}"')
     except ValueError:
@@ -151,14 +153,14 @@ def _unescaped(text: str) -> str:
 
 
 def value(scan: Scan, into: Callable[[str], object]) -> Wait:
-    """Any JSON value, passed on in pieces. Only brackets and strings are told apart.
+    """Read any JSON value and pass it on in pieces. Only brackets and strings are recognized.
 
-    Where the form has a mark that ends a call, it also ends a value that is broken. Raises Garbled then.
+    If the form has a mark that ends a call, the mark also ends a broken value. Raises MalformedCall then.
     """
     guard = scan.form.guard
     outside, within = _breaks(guard[:1])
     depth = 0
-    quoted = torn = False  # torn: the string has a raw line break, so its end is probably missing
+    quoted = torn = False  # torn: the string has a raw line break, so its closing quote is probably missing
     if (yield from scan.peek()) not in '"{[':
         yield from _scalar(scan, into)
         return
@@ -189,7 +191,7 @@ def value(scan: Scan, into: Callable[[str], object]) -> Wait:
 
 
 def string(scan: Scan) -> Generator[None, None, str]:
-    """A JSON string, decoded. Raises Garbled."""
+    """Read and decode a JSON string. Raises MalformedCall."""
     yield from scan.expect('"')
     parts = ['"']
     while True:
@@ -210,6 +212,7 @@ def string(scan: Scan) -> Generator[None, None, str]:
 
 
 def _scalar(scan: Scan, into: Callable[[str], object]) -> Wait:
+    """Read a number, true, false or null. Raises MalformedCall if there is none."""
     empty = True
     while True:
         end = _SCALAR.match(scan.text, scan.at).end()  # type: ignore[union-attr]  # it also matches nothing
@@ -228,6 +231,6 @@ def _drop(_: str) -> None:
 
 @cache
 def _breaks(guard: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What matters in a value outside of its strings, and inside of one."""
+    """Return patterns for the significant characters of a value outside its strings, and inside them."""
     guard = re.escape(guard)
     return re.compile(r'["{}\[\]' + guard + "]"), re.compile(r'["\\' + guard + r"\x00-\x1f]")

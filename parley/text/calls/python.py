@@ -1,4 +1,4 @@
-"""Calls written as Python or much like it: ``name(key=value, …)`` and ``name{key:value,…}``. Made into JSON."""
+"""Reads calls in Python or similar notation: ``name(key=value, …)``, ``name{key:value,…}``. Converts to JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .scan import Garbled, Scan, Wait
 
 
 def call(scan: Scan) -> Wait:
-    """``name(key=value, …)``. A value without a name belongs to the parameter that the schema lists at its place."""
+    """Read ``name(key=value, …)``. A value without a name belongs to the parameter at its place in the schema."""
     name, _ = yield from heading(scan)
     if scan.form.head:
         yield from scan.expect(scan.form.head[0])
@@ -21,7 +21,7 @@ def call(scan: Scan) -> Wait:
 
 
 def loose(scan: Scan) -> Wait:
-    """``name{key:value,…}`` with strings between the form's ``quote``."""
+    """Read ``name{key:value,…}`` with strings between the form's quote marks."""
     name, _ = yield from heading(scan)
     yield from scan.expect("{")
     scan.announce(name)
@@ -29,6 +29,7 @@ def loose(scan: Scan) -> Wait:
 
 
 def _arguments(scan: Scan, name: str, assign: str, closing: str, quote: str) -> Wait:
+    """Read arguments up to ``closing``. ``assign``: the character between a name and its value."""
     order = scan.tools.order(name)
     count = 0
     while (yield from scan.peek()) != closing:

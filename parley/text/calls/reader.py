@@ -1,7 +1,7 @@
-"""A block of tool calls, read while it arrives: its marks, and between them calls of the form's shape.
+"""Reads a block of tool calls while it arrives: its marks, and between them calls of the form's shape.
 
-Reading is lenient where models slip (a missing or surplus brace, a line break inside a string, a closing mark left
-out) and never evaluates what it reads.
+Reading tolerates the usual mistakes of models (a missing or surplus brace, a line break inside a string, a missing
+closing mark) and never evaluates the text.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ SHAPES: dict[str, Callable[[Scan], Wait]] = {
     "loose": python.loose,
     "keyed": objects.keyed,
 }
-_SLIPS = re.compile(r"[ \t\r\n}]*")  # what may stand before a mark that ends something
+_SLIPS = re.compile(r"[ \t\r\n}]*")  # characters that may wrongly precede a closing mark
 
 
 class CallReader(Scan):
     """Reads one block of calls, from its first mark on.
 
-    ``ended``: nothing more belongs to the block. ``raw``: text that was consumed and belongs to no call: all of it as
-    long as none was announced, later what could not be read as another one.
+    ``ended``: no more text belongs to the block. ``raw_text``: consumed text that belongs to no call: all of it until
+    the first call is announced, later the text that could not be read as a further call.
     """
 
     def __init__(self, form: Form, index: int, new_id: Callable[[], str], tools: Tools):
         super().__init__(form, index, new_id, tools)
         self.ended = False
         self._raw: list[str] = []
-        self._start = 0  # where in the text it goes on
+        self._start = 0  # where in the text the part that belongs to no call starts
         self._run = self._block()
 
     @property
     def raw(self) -> str:
+        """Return the consumed text that belongs to no call."""
         return "".join(self._raw)
 
     def read(self, text: str, start: int) -> tuple[int, list[CallDelta]]:
-        """Read on from ``start``. Returns how far it came and what is new; the rest is to be given again."""
+        """Read from ``start``. Return the position reached and the new deltas; pass the rest again next time."""
         self.text, self.at, self._start, self._deltas = text, start, start, []
         try:
             next(self._run)
@@ -59,7 +60,7 @@ class CallReader(Scan):
         return self.at, self._deltas
 
     def finish(self, rest: str) -> tuple[list[CallDelta], str]:
-        """The end of all text, with ``rest`` unread: the last deltas, and what turned out to be no part of a call."""
+        """End the text, with ``rest`` unread. Return the last deltas and the text that is not part of a call."""
         self._deltas = []
         if self.inside:
             if self.tail is not None:
@@ -73,14 +74,17 @@ class CallReader(Scan):
         return [], "" if belongs else rest
 
     def announce(self, name: str, id: str | None = None) -> None:
+        """Announce the call; text before it is not raw any more. Raises MalformedCall."""
         super().announce(name, id)
         self._raw.clear()
 
     def leave(self) -> None:
+        """Complete the open call."""
         super().leave()
         self._start = self.at
 
     def _block(self) -> Wait:
+        """Read the whole block."""
         form = self.form
         for mark in form.open:
             yield from self.expect(mark.strip())
@@ -100,20 +104,21 @@ class CallReader(Scan):
                 return
 
     def _another(self) -> Generator[None, None, bool]:
-        """Whether one more call has to come."""
+        """Whether another call must follow."""
         between = self.form.between.strip()
         if (not between and not self.form.close) or (yield from self._closed()):
             return False
         if between:
             yield from self.peek()
             if not (yield from self.stands(between)):
-                # What is between JSON objects of which no mark ends the last is left out, too.
+                # Models leave out the separator as well after JSON objects that have no closing mark.
                 return self.form.shape == "object" and not self.form.close and self.text[self.at] == "{"
             self.at += len(between)
             return not (yield from self._closed())
         return True
 
     def _closed(self) -> Generator[None, None, bool]:
+        """Step over the marks that close the block, if they come."""
         if not self.form.close or not (yield from self._ending(self.form.close[0].strip())):
             return False
         for mark in self.form.close[1:]:
@@ -121,7 +126,7 @@ class CallReader(Scan):
         return True
 
     def _ending(self, mark: str) -> Generator[None, None, bool]:
-        """Step over a mark that ends something, and over what models write before it by mistake."""
+        """Step over a closing mark, and over characters that models put before it by mistake."""
         yield from self.skip(_SLIPS)
         if not (yield from self.stands(mark)):
             return False

@@ -1,7 +1,7 @@
-"""What every reader of calls is made of: a place in text that is still arriving, and the call that is being read.
+"""The base of all call readers: a position in text that is still arriving, and the call being read.
 
-Readers are coroutines that stop wherever they need more text than there is, so no piece of text is read twice. A call
-is announced as soon as its name is complete; its arguments follow piece by piece.
+Readers are coroutines that pause when they need more text, so no piece of text is read twice. A call is announced as
+soon as its name is complete; its arguments follow piece by piece.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from parley.types import CallDelta
 from .form import Form
 from .tools import Tools
 
-Wait = Generator[None, None, None]  # yields when it needs more text than there is
+Wait = Generator[None, None, None]  # yields when it needs more text
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 class Garbled(Exception):
-    """What comes is not what the form says."""
+    """The text does not fit the form."""
 
 
 class Scan:
-    """A place in the text, from ``at`` on unread, and what is known of the block's calls.
+    """A position in the text, unread from ``position`` on, and the state of the block's calls.
 
-    ``calls``: how many were announced, the first as number ``index`` of the answer. ``inside``: one of them is open.
-    ``tail``: how text that is cut off here belongs to the arguments; None if it does not.
+    ``call_count``: how many calls were announced. ``index``: the number of the first one in the answer. ``in_call``:
+    one of them is open. ``convert_tail``: converts the unread rest to arguments if the text is cut off; None if it
+    is not part of them.
     """
 
     def __init__(self, form: Form, index: int, new_id: Callable[[], str], tools: Tools):
@@ -40,11 +41,11 @@ class Scan:
         self._index = index
         self._new_id = new_id
         self._empty = True  # the open call has no arguments yet
-        self._arguments: list[str] = []  # not given out yet
+        self._arguments: list[str] = []  # not in a delta yet
         self._deltas: list[CallDelta] = []
 
     def announce(self, name: str, id: str | None = None) -> None:
-        """The name is known: from here on it is a call. Raises Garbled if it cannot be one."""
+        """Announce a call, as its name is known. Raises MalformedCall if the name cannot be a tool's."""
         if not name or ((self.form.known or self.form.bare) and name not in self.tools):
             raise Garbled
         self._deltas.append(CallDelta(self._index + self.calls, id or self._new_id(), name))
@@ -52,37 +53,37 @@ class Scan:
         self.inside = self._empty = True
 
     def say(self, arguments: str) -> None:
-        """A piece of the open call's arguments."""
+        """Add a piece of the open call's arguments."""
         if arguments:
             self._arguments.append(arguments)
             self._empty = False
 
     def leave(self) -> None:
-        """The open call is over."""
+        """Complete the open call."""
         if self._empty:
             self.say("{}")
         self.give()
         self.inside, self.tail = False, None
 
     def give(self) -> None:
-        """Make one delta of the arguments that were said."""
+        """Make one delta of the arguments added so far."""
         if self._arguments:
             self._deltas.append(CallDelta(self._index + self.calls - 1, arguments="".join(self._arguments)))
             self._arguments.clear()
 
     def take(self, end: int, into: Callable[[str], object]) -> None:
-        """Step to ``end`` and pass on what is stepped over."""
+        """Step to ``end`` and pass the text stepped over to ``into``."""
         if end > self.at:
             into(self.text[self.at : end])
             self.at = end
 
     def peek(self) -> Generator[None, None, str]:
-        """The next character that is not blank, left unread."""
+        """Skip blanks and return the next character, left unread."""
         yield from self.skip(_BLANKS)
         return self.text[self.at]
 
     def skip(self, what: re.Pattern[str]) -> Wait:
-        """Step over all that matches, up to a character that does not."""
+        """Step over text that matches, up to a character that does not."""
         while True:
             self.at = what.match(self.text, self.at).end()  # type: ignore[union-attr]  # it also matches nothing
             if self.at < len(self.text):
@@ -90,14 +91,14 @@ class Scan:
             yield
 
     def expect(self, mark: str) -> Wait:
-        """Step over blanks and the mark. Raises Garbled."""
+        """Step over blanks and the mark. Raises MalformedCall if the mark does not come."""
         yield from self.peek()
         if not (yield from self.stands(mark)):
             raise Garbled
         self.at += len(mark)
 
     def stands(self, mark: str) -> Generator[None, None, bool]:
-        """Whether the mark comes right here."""
+        """Whether the mark comes at this position."""
         while True:
             here = self.text[self.at : self.at + len(mark)]
             if len(here) == len(mark) or not mark.startswith(here):

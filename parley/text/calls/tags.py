@@ -1,7 +1,7 @@
-"""Calls whose arguments stand one by one between marks, as in ``<parameter=city>Oslo</parameter>``: made into JSON.
+"""Reads calls with each argument between marks, as in ``<parameter=city>Oslo</parameter>``, and converts them to JSON.
 
-What a value means is told by the type that the tool's schema gives the parameter. A text is passed on while it arrives;
-anything else once it is complete.
+The type that the tool's schema gives a parameter decides how its value is read. A string is passed on while it arrives,
+any other value once it is complete.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .scan import Garbled, Scan, Wait
 from .tools import kind
 
 LINE = "\n"
-WRAPPERS = (*ARGUMENTS, "input", "properties")  # what models name the object of all arguments if they write it as one
+WRAPPERS = (*ARGUMENTS, "input", "properties")  # names that models give the object of all arguments if they write it
 
 
 def call(scan: Scan) -> Wait:
-    """A name, the marks ``head``, and arguments: each a name between the marks ``key``, a value between ``value``."""
+    """Read a name, the ``after_name`` marks, and the arguments, each with ``key_marks`` and ``value_marks``."""
     form = scan.form
     name, id = yield from heading(scan)
     for mark in form.head:
@@ -59,7 +59,7 @@ def call(scan: Scan) -> Wait:
 
 
 def _kinds(scan: Scan, name: str, key: str) -> Generator[None, None, frozenset[str]]:
-    """The types that an argument may have: the schema's, narrowed to what the model says of it; empty for any."""
+    """Return the types an argument may have: the schema's, narrowed to the type the model states; empty for any."""
     form, kinds = scan.form, scan.tools.kinds(name, key)
     said = ""
     if form.typed and '"true"' in (yield from until(scan, ">")):
@@ -73,7 +73,7 @@ def _kinds(scan: Scan, name: str, key: str) -> Generator[None, None, frozenset[s
 
 
 def _ends(scan: Scan, lined: bool) -> Generator[None, None, tuple[str, ...]]:
-    """Step over the marks before a value: those that may end it, the one that is expected first."""
+    """Step over the marks before a value. Return the marks that may end it, the expected one first."""
     form = scan.form
     before, after = (mark.strip() for mark in form.value)
     if before:
@@ -86,7 +86,7 @@ def _ends(scan: Scan, lined: bool) -> Generator[None, None, tuple[str, ...]]:
 
 
 def until(scan: Scan, mark: str) -> Generator[None, None, str]:
-    """A short text up to the mark, which is stepped over."""
+    """Read a short text up to the mark, and step over the mark. Raises MalformedCall if the text is too long."""
     parts: list[str] = []
     watched = marks(mark)
     size = 0
@@ -104,7 +104,7 @@ def until(scan: Scan, mark: str) -> Generator[None, None, str]:
 
 
 def whole(scan: Scan, ends: tuple[str, ...]) -> Generator[None, None, str]:
-    """All text up to the first of the marks. That is stepped over if it is the one which is expected, listed first."""
+    """Read all text up to the first of the marks. Step over the mark if it is the expected one, listed first."""
     parts: list[str] = []
     watched = marks(*ends)
     scan.tail = lambda rest: "".join(parts) + rest
@@ -120,7 +120,7 @@ def whole(scan: Scan, ends: tuple[str, ...]) -> Generator[None, None, str]:
 
 
 def _members(text: str) -> int:
-    """How many members the object has that a text is; 0 if it is none."""
+    """Return the number of members if the text is a JSON object, else 0."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -129,9 +129,9 @@ def _members(text: str) -> int:
 
 
 def value(text: str, kinds: frozenset[str], lined: bool = True) -> str:
-    """The JSON that a text stands for: a value of one of the kinds if it is one, else the text as a string.
+    """Return the JSON of a text: a value of one of the kinds if it can be read as one, else the text as a string.
 
-    ``lined``: a line break at its start and one at its end are no part of the string.
+    ``lined``: a line break at its start and one at its end are not part of the string.
     """
     bare = text.strip()
     for found, foreign in ((bare, False), (converted(bare), True), (_unescaped(bare), True)):
@@ -147,7 +147,7 @@ def value(text: str, kinds: frozenset[str], lined: bool = True) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """The list or object in a text whose quotes all have a backslash; empty if it is none."""
+    """Return the JSON list or object in a text whose quotes are all escaped by backslashes, or "" if it is not one."""
     try:
         return str(json.loads(f'"{text}"')) if text[:1] in ("[", "{") else ""
     except ValueError:

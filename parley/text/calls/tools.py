@@ -1,11 +1,11 @@
-"""The tools of a request as a reader of calls needs them: their names, and which kinds of value a parameter takes."""
+"""A request's tools, as far as a reader of calls needs them: their names, and the types of their parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-# Types that JSON Schema does not know, as people write them all the same.
+# Type names that are not in JSON Schema but occur in schemas.
 SYNONYMS = {
     "str": "string", "text": "string", "int": "integer", "int32": "integer", "int64": "integer", "long": "integer",
     "uint": "integer", "float": "number", "float32": "number", "float64": "number", "double": "number",
@@ -36,22 +36,22 @@ class Tools:
         return name in self._parameters
 
     def order(self, name: str) -> list[str]:
-        """The names of the tool's parameters, as far as its schema lists them."""
+        """Return the names of the tool's parameters, in the order of its schema."""
         return list(self._properties(name))
 
     def kinds(self, name: str, parameter: str) -> frozenset[str]:
-        """The types of JSON that the parameter takes; empty if its schema does not tell."""
+        """Return the JSON types that the parameter takes; empty if the schema does not say."""
         root = self._parameters.get(name)
         rest = root.get("additionalProperties") if isinstance(root, dict) else None
         return kinds(self._properties(name).get(parameter, rest), root)
 
     def lacks(self, name: str, parameter: str) -> bool:
-        """Whether the tool's schema lists parameters, and not this one."""
+        """Whether the tool's schema lists parameters, but not this one."""
         listed = self._properties(name)
         return bool(listed) and parameter not in listed
 
     def schema(self, name: str) -> Any:
-        """The schema of the tool's arguments, None if there is none."""
+        """Return the schema of the tool's arguments, or None if there is none."""
         return self._parameters.get(name)
 
     def _properties(self, name: str) -> dict[str, Any]:
@@ -61,17 +61,17 @@ class Tools:
 
 
 def kind(value: Any) -> str:
-    """The type of a JSON value, "integer" for whole numbers."""
+    """Return the type of a JSON value, "integer" for whole numbers."""
     return KINDS.get(type(value), "null")
 
 
 def kinds(schema: Any, root: Any) -> frozenset[str]:
-    """The types of JSON that a schema, a part of ``root``, allows; empty if it does not tell."""
+    """Return the JSON types that a schema, a part of ``root``, allows; empty if it does not say."""
     return frozenset(name for each in _parts(schema, root, _said) for name in _said(each))
 
 
 def _said(schema: dict[str, Any]) -> list[str]:
-    """The types that a schema names itself."""
+    """Return the types that a schema names itself."""
     said = schema.get("type")
     if said is not None:
         names = said if isinstance(said, list) else [said]
@@ -81,7 +81,7 @@ def _said(schema: dict[str, Any]) -> list[str]:
 
 
 def part(schema: Any, root: Any, key: str | None) -> Any:
-    """The schema of an object's member, or with ``key`` None of a list's items; None if this one does not tell."""
+    """Return the schema of an object's member, or of a list's items if ``key`` is None; None if there is none."""
 
     def own(each: dict[str, Any]) -> Any:
         properties = each.get("properties")
@@ -97,8 +97,10 @@ def part(schema: Any, root: Any, key: str | None) -> Any:
 
 
 def _parts(schema: Any, root: Any, enough: Callable[[dict[str, Any]], Any]) -> Iterator[dict[str, Any]]:
-    """A schema, and in place of one that is not ``enough`` what it refers to, or else its alternatives: each once,
-    for they may refer to each other in circles."""
+    """Yield a schema and, if it does not pass ``is_enough``, the schemas that it refers to or its alternatives.
+
+    Each is yielded once, because schemas may refer to each other in circles.
+    """
     seen, left = set[int](), [schema]
     while left:
         each = left.pop()
@@ -116,7 +118,7 @@ def _parts(schema: Any, root: Any, enough: Callable[[dict[str, Any]], Any]) -> I
 
 
 def follow(reference: str, root: Any) -> Any:
-    """What a reference within the schema points to; None if it points elsewhere."""
+    """Return the target of a reference within the schema, or None if it is elsewhere."""
     start, *path = reference.split("/")
     if start != "#":
         return None

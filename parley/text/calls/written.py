@@ -1,4 +1,4 @@
-"""Calls as a model writes them: what a reader of the same form reads back. Knows forms and values only."""
+"""Writes calls as a model does, such that a reader of the same form reads them back. Knows forms and values only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORDS = {True: "True", False: "False", None: "None"}
 
 
 def written(form: Form, calls: Iterable[tuple[str, str, dict[str, Any]]]) -> str:
-    """Calls, each with its id, its name and its arguments, with all marks of the form around them."""
+    """Return the text of calls, each given as (id, name, arguments), with all marks of the form around them."""
     each = ["".join(form.each) + _call(form, number, *call) + "".join(form.after) for number, call in enumerate(calls)]
     return "".join(form.open) + form.between.join(each) + "".join(form.close)
 
