@@ -26,7 +26,7 @@ MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
 MAX_LENGTH = 4_194_304
 MAX_BATCH = 4096  # of this server
 STEP_TOKENS = (16, 1 << 20)  # likewise
-PLANES = (mindie.service, mindie.management, mindie.metrics)
+PLANES = (mindie.service, mindie.management_plane, mindie.metrics_plane)
 PORT = whole(1024, 65_535)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from parley.errors import ParleyError
+from parley.metrics.recorded import View
 from parley.types import Event, Request, Usage
 
 
@@ -62,6 +63,7 @@ class Answer(NamedTuple):
 
 
 Headers = Sequence[tuple[bytes, bytes]]
+Series = Callable[[Sequence[View]], str]  # writes series of metrics, of each model in turn
 
 
 class Reply(ABC):
@@ -207,7 +209,8 @@ class Dialect:
     own response headers, from the seconds that the request took so far. ``body_limit``: bytes of a body that this API
     takes at most, where that is less than the server does. ``hints``: may an error say when to come back? ``apart``: is
     each event of a stream a chunk of HTTP's, for clients that read it by these? ``beside``: other paths than the base
-    below which everything is this API's.
+    below which everything is this API's. ``series``: the server's counts under this API's names, for the page of
+    metrics that all APIs at the root share; ``page``: the whole page, where this API has one of its own.
     """
 
     name: str
@@ -220,4 +223,6 @@ class Dialect:
     hints: bool = True
     apart: bool = False
     beside: Sequence[str] = ()
+    series: Series | None = None
+    page: Series | None = None
     id_header: bytes = b""  # under which all answers have the request's unique id

@@ -14,6 +14,7 @@ from parley.dialects.mindie import (
     chat,
     completions,
     control,
+    metrics,
     native,
     openai,
     shared,
@@ -86,7 +87,7 @@ def shared_root(rules: Rules) -> Dialect:
     return replace(service(rules), routes=alone(rules))
 
 
-def management(rules: Rules) -> Dialect:
+def management_plane(rules: Rules) -> Dialect:
     """The plane of those who run the server."""
     return Dialect(
         name="mindie-management",
@@ -114,7 +115,7 @@ def management(rules: Rules) -> Dialect:
     )
 
 
-def metrics(rules: Rules) -> Dialect:
+def metrics_plane(rules: Rules) -> Dialect:
     """The plane of those who watch it."""
     page = Route("GET", "/metrics", "metrics")
     if rules.strict and not rules.monitored:
@@ -126,10 +127,11 @@ def metrics(rules: Rules) -> Dialect:
         error=partial(shared.error, rules=rules),
         id_header=ID_HEADER,
         routes=(page,),
+        page=metrics.told,
     )
 
 
 DIALECT = shared_root(Rules("extended"))
 STRICT = service(Rules("strict"))
 OLD = service(Rules("strict-old"))
-MANAGEMENT, METRICS = management(Rules("strict")), metrics(Rules("strict"))
+MANAGEMENT, METRICS = management_plane(Rules("strict")), metrics_plane(Rules("strict"))

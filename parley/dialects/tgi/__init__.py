@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.dialect import Answer, Dialect, Head, Reply, Route, named
-from parley.dialects.tgi import chat, completions, document, generate, shared, tokens, vertex
+from parley.dialects.tgi import chat, completions, document, generate, metrics, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, Rules
 
 INPUTS = ("inputs",)
@@ -36,6 +36,7 @@ def _dialect(rules: Rules) -> Dialect:
             _generate("/v1/completions", completions.read, rules, model=named),
             Route("GET", "/v1/models", "models", write=tokens.models),
         ),
+        series=metrics.told,
     )
 
 

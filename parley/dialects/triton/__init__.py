@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.dialect import Answer, Dialect, Route
-from parley.dialects.triton import control, errors, generate, infer
+from parley.dialects.triton import control, errors, generate, infer, metrics
 
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")
@@ -76,6 +76,7 @@ def _dialect(strict: bool) -> Dialect:
             *_settings("/v2/logging", control.log),
             *(route for path in SHARED for route in _regions(path)),
         ),
+        series=metrics.told,
     )
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import batch, chat, cohere, completions, control, embeddings, legacy, scores, shared
+from parley.dialects.vllm import batch, chat, cohere, completions, control, embeddings, legacy, metrics, scores, shared
 
 UNBUILT = {
     "/v1/responses": "The Responses API is",
@@ -60,6 +60,7 @@ DIALECT = Dialect(
     base="",
     error=shared.error,
     routes=(_generate(legacy.LENIENT), POOLING, *SCORES, COHERE, BATCH, RESET, *_adapters(False)),
+    series=metrics.told,
 )
 STRICT = Dialect(
     name="vllm",
