@@ -25,6 +25,7 @@ ParleyError                      500
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
 │   └── Stopping                 503  it will not be ready any more
+├── OrderRefused                  a coordinator or controller wants what this instance does not do
 ├── Expired                  504/408  it took too long by the wish that ``limit`` names (408: the client's)
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
@@ -198,6 +199,15 @@ class Expired(ParleyError):
         super().__init__(message)
         self.limit = limit
         self.status = 408 if limit == "client" else 504
+
+
+class OrderRefused(ParleyError):
+    """``status``: the HTTP status of the answer. ``kind``: of error, where it is not the usual one of the status."""
+
+    def __init__(self, status: int, message: str, kind: str = ""):
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
 
 
 class EngineError(ParleyError):

@@ -12,7 +12,9 @@ from parley.dialects.dialect import Dialect, Kind, Route
 from parley.errors import NotAllowed, NotFound, excerpt
 from parley.server.surfaces import Surface, members, table, wording
 
-WITHIN: frozenset[Kind] = frozenset({"dresult", "flow", "role", "status"})  # of an instance, for its coordinators only
+WITHIN: frozenset[Kind] = frozenset(
+    {"results", "results_flow", "role", "instance_status"}
+)  # of an instance, for its coordinators only
 
 
 class Path:

@@ -155,10 +155,10 @@ Kind = Literal[
     "stop",  # end the server: read(Head) -> bool (at once); write(bool: the first time?) -> Answer
     "metrics",
     # of an instance of a cluster
-    "dresult",  # results of requests that a coordinator had it take over
-    "flow",  # some of these are to wait
+    "results",  # results of requests that a coordinator had it take over
+    "results_flow",  # some of these are to wait
     "role",  # take the role that the path names
-    "status",  # role and resources
+    "instance_status",  # role and resources
 ]
 
 

@@ -30,7 +30,7 @@ Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 
 HUGE = 1 << 20  # characters of a text from which tokenizing takes as much memory as is had for one at a time
 
-PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load", "status"})
+PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load", "instance_status"})
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
@@ -266,8 +266,8 @@ HANDLERS: dict[Kind, Handle] = {
     "live": live,
     "ready": ready,
     "metrics": metrics,
-    "dresult": routes.dresult,
-    "flow": routes.flow,
+    "results": routes.dresult,
+    "results_flow": routes.flow,
     "role": routes.role,
-    "status": routes.status,
+    "instance_status": routes.status,
 }

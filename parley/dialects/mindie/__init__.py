@@ -14,6 +14,7 @@ from parley.dialects.mindie import (
     chat,
     completions,
     control,
+    instance,
     metrics,
     native,
     openai,
@@ -134,4 +135,5 @@ def metrics_plane(rules: Rules) -> Dialect:
 DIALECT = shared_root(Rules("extended"))
 STRICT = service(Rules("strict"))
 OLD = service(Rules("strict-old"))
+INSTANCE_PLANE = instance.PLANE
 MANAGEMENT, METRICS = management_plane(Rules("strict")), metrics_plane(Rules("strict"))
