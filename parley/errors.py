@@ -49,10 +49,16 @@ def excerpt(value: Any, limit: int = 60) -> str:
 
 
 class ParleyError(Exception):
-    """Base of all. ``status`` is the HTTP status that most APIs use; a dialect may choose another."""
+    """Base of all. ``status`` is the HTTP status that most APIs use; a dialect may choose another.
+
+    ``retry_after``: seconds after which to come back, where that helps. ``documented``: the message is a text that the
+    original's coordinator documents, to the letter.
+    """
 
     status = 500
     code: str | None = None
+    retry_after: float | None = None
+    documented = False
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -147,8 +153,14 @@ class UnknownModel(NotFound):
 
 
 class NotAllowed(ParleyError):
+    """``allowed``: the methods that the path has, as the header says them, if they are known."""
+
     status = 405
     code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: str = ""):
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class Conflict(ParleyError):
@@ -177,7 +189,7 @@ class Overloaded(ParleyError):
 
     def __init__(self, message: str, *, retry_after: float = 1.0):
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after: float = retry_after
 
 
 class NotReady(ParleyError):
@@ -185,7 +197,7 @@ class NotReady(ParleyError):
 
     def __init__(self, message: str, *, retry_after: float = 1.0):
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after: float = retry_after
 
 
 class Stopping(NotReady):

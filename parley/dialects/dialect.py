@@ -211,6 +211,10 @@ class Dialect:
     each event of a stream a chunk of HTTP's, for clients that read it by these? ``beside``: other paths than the base
     below which everything is this API's. ``series``: the server's counts under this API's names, for the page of
     metrics that all APIs at the root share; ``page``: the whole page, where this API has one of its own.
+
+    Of a coordinator of a cluster: ``documented_errors``: this API's clients are told its errors as the plain texts that
+    MindIE documents; ``no_memory``: its body for a request that finds no memory, empty for the usual one; ``framed``:
+    an answer is messages, of which a plain text is no part.
     """
 
     name: str
@@ -225,4 +229,7 @@ class Dialect:
     beside: Sequence[str] = ()
     series: Series | None = None
     page: Series | None = None
+    documented_errors: bool = False
+    no_memory: bytes = b""
+    framed: bool = False
     id_header: bytes = b""  # under which all answers have the request's unique id

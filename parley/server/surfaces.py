@@ -59,10 +59,10 @@ SURFACES = (
     Surface("/mindie-old", mindie.OLD),
 )
 
-INSTANCE_PLANE = mindie.instance.PLANE  # how instances of a cluster speak to coordinators
-OWN = Surface(
-    "", replace(openai.DIALECT, name="parley", routes=(*OPERATIONS, *INSTANCE_PLANE.routes))
-)  # paths of the server itself
+INSTANCE_PLANE = mindie.INSTANCE_PLANE  # how instances of a cluster speak to coordinators
+BODY_FAULT = mindie.BODY_FAULT  # what a strict coordinator refuses of a body before an instance sees it
+# Paths of the server itself.
+OWN = Surface("", replace(openai.DIALECT, name="parley", routes=(*OPERATIONS, *INSTANCE_PLANE.routes), no_memory=b""))
 INNER = (OWN, Surface("", CALLS))  # beside the APIs
 # APIs that may have a port; some are only ever there, for who reaches them may end the server.
 PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}

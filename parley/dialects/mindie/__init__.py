@@ -14,6 +14,7 @@ from parley.dialects.mindie import (
     chat,
     completions,
     control,
+    coordinator,
     instance,
     metrics,
     native,
@@ -43,6 +44,7 @@ def service(rules: Rules) -> Dialect:
         base="",
         error=partial(shared.error, rules=rules),
         id_header=ID_HEADER,
+        documented_errors=True,
         apart=True,
         routes=(
             Route("POST", "/", "generate", read=partial(tgi.either, rules)),
@@ -96,6 +98,7 @@ def management_plane(rules: Rules) -> Dialect:
         base="",
         error=partial(shared.error, rules=rules),
         id_header=ID_HEADER,
+        documented_errors=True,
         routes=(
             Route("GET", "/health", "state", read=partial(upkeep.ready, rules)),
             Route("GET", "/health/timed", "trial", read=upkeep.wait, write=upkeep.tried),
@@ -127,6 +130,7 @@ def metrics_plane(rules: Rules) -> Dialect:
         base="",
         error=partial(shared.error, rules=rules),
         id_header=ID_HEADER,
+        documented_errors=True,
         routes=(page,),
         page=metrics.told,
     )
@@ -135,5 +139,5 @@ def metrics_plane(rules: Rules) -> Dialect:
 DIALECT = shared_root(Rules("extended"))
 STRICT = service(Rules("strict"))
 OLD = service(Rules("strict-old"))
-INSTANCE_PLANE = instance.PLANE
+INSTANCE_PLANE, BODY_FAULT = instance.PLANE, coordinator.body_fault
 MANAGEMENT, METRICS = management_plane(Rules("strict")), metrics_plane(Rules("strict"))

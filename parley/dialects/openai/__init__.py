@@ -15,6 +15,7 @@ DIALECT = Dialect(
     base="/v1",
     error=shared.error,
     headers=shared.headers,
+    no_memory=shared.NO_MEMORY,
     routes=(
         Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
         Route("POST", "/v1/completions", "generate", read=completions.read, model=named),

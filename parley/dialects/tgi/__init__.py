@@ -27,6 +27,7 @@ def _dialect(rules: Rules) -> Dialect:
         error=partial(shared.error, rules),
         body_limit=rules.max_body,
         hints=not rules.strict,
+        no_memory=shared.NO_MEMORY,
         routes=(
             *_common(rules),
             _generate("/vertex", vertex.read, rules),
@@ -78,5 +79,6 @@ OLD = Dialect(
     error=partial(shared.error, shared.OLD),
     body_limit=shared.OLD.max_body,
     hints=False,
+    no_memory=shared.NO_MEMORY,
     routes=_common(shared.OLD),
 )

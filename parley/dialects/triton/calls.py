@@ -52,6 +52,7 @@ def _require() -> None:
 CALLS = replace(
     DIALECT,
     base=SERVICE,
+    framed=True,
     routes=(
         Route("POST", INFER, "generate", read=_infer, model=glance.model, first=True),
         Route("POST", STREAM, "generate", read=_stream, model=glance.model, first=True),

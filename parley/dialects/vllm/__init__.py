@@ -59,6 +59,7 @@ DIALECT = Dialect(
     title="vLLM",
     base="",
     error=shared.error,
+    no_memory=shared.NO_MEMORY,
     routes=(_generate(legacy.LENIENT), POOLING, *SCORES, COHERE, BATCH, RESET, *_adapters(False)),
     series=metrics.told,
 )
@@ -67,6 +68,7 @@ STRICT = Dialect(
     title="vLLM",
     base="/v1",
     error=shared.error,
+    no_memory=shared.NO_MEMORY,
     hints=False,
     routes=(
         _generate(legacy.STRICT),
@@ -98,6 +100,7 @@ OLD = Dialect(
     title="vLLM 0.6.3's demo server",
     base="",
     error=shared.error,
+    no_memory=shared.NO_MEMORY,
     hints=False,
     routes=(_generate(legacy.OLD), Route("GET", "/health", "health")),
 )
