@@ -1,7 +1,8 @@
 """Load on a server, and what its clients see: many streams at once over raw sockets, with as little work as possible.
 
 Bytes are stamped with their time of arrival and looked at only after the last request has ended, so that the
-generator takes little of the processor that it measures. What an API's requests and events are is in ``apis``.
+generator takes little of the processor that it measures. Each dialect's ``bench`` says what its requests and events
+are.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from urllib.parse import quote
 
 import httptools
 
-from parley.commands.apis import APIS, Api, Shape
-from parley.commands.client import Address, reason
+from parley.commands.apis import APIS
+from parley.commands.client import Address
+from parley.dialects.bench import Api, Shape, reason
 
 BROKEN = "the connection was closed before the answer was complete"
 

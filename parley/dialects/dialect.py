@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from parley.dialects.bench import Api
 from parley.errors import ParleyError
 from parley.metrics.recorded import View
 from parley.types import Event, Request, Usage
@@ -210,7 +211,8 @@ class Dialect:
     takes at most, where that is less than the server does. ``hints``: may an error say when to come back? ``apart``: is
     each event of a stream a chunk of HTTP's, for clients that read it by these? ``beside``: other paths than the base
     below which everything is this API's. ``series``: the server's counts under this API's names, for the page of
-    metrics that all APIs at the root share; ``page``: the whole page, where this API has one of its own.
+    metrics that all APIs at the root share; ``page``: the whole page, where this API has one of its own. ``bench``: how
+    ``parley bench`` asks this API for tokens, by the name of its option.
 
     Of a coordinator of a cluster: ``documented_errors``: this API's clients are told its errors as the plain texts that
     MindIE documents; ``no_memory``: its body for a request that finds no memory, empty for the usual one; ``framed``:
@@ -229,6 +231,7 @@ class Dialect:
     beside: Sequence[str] = ()
     series: Series | None = None
     page: Series | None = None
+    bench: Mapping[str, Api] = field(default_factory=dict)
     documented_errors: bool = False
     no_memory: bytes = b""
     framed: bool = False

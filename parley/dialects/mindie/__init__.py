@@ -11,6 +11,7 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.mindie import (
+    bench,
     chat,
     completions,
     control,
@@ -137,7 +138,7 @@ def metrics_plane(rules: Rules) -> Dialect:
 
 
 DIALECT = shared_root(Rules("extended"))
-STRICT = service(Rules("strict"))
+STRICT = replace(service(Rules("strict")), bench=bench.APIS)
 OLD = service(Rules("strict-old"))
 INSTANCE_PLANE, BODY_FAULT = instance.PLANE, coordinator.body_fault
 MANAGEMENT, METRICS = management_plane(Rules("strict")), metrics_plane(Rules("strict"))

@@ -7,7 +7,7 @@ members that are known but not available are refused by name.
 from __future__ import annotations
 
 from parley.dialects.dialect import Dialect, Route, named
-from parley.dialects.openai import chat, completions, embeddings, shared, tokens
+from parley.dialects.openai import bench, chat, completions, embeddings, shared, tokens
 
 DIALECT = Dialect(
     name="openai",
@@ -15,6 +15,7 @@ DIALECT = Dialect(
     base="/v1",
     error=shared.error,
     headers=shared.headers,
+    bench=bench.APIS,
     no_memory=shared.NO_MEMORY,
     routes=(
         Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),

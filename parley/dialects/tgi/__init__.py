@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.dialect import Answer, Dialect, Head, Reply, Route, named
-from parley.dialects.tgi import chat, completions, document, generate, metrics, shared, tokens, vertex
+from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, Rules
 
 INPUTS = ("inputs",)
@@ -38,6 +38,7 @@ def _dialect(rules: Rules) -> Dialect:
             Route("GET", "/v1/models", "models", write=tokens.models),
         ),
         series=metrics.told,
+        bench=bench.APIS,
     )
 
 

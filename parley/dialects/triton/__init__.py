@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from parley.dialects.dialect import Answer, Dialect, Route
-from parley.dialects.triton import control, errors, generate, infer, metrics
+from parley.dialects.triton import bench, control, errors, generate, infer, metrics
 
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")
@@ -77,6 +77,7 @@ def _dialect(strict: bool) -> Dialect:
             *(route for path in SHARED for route in _regions(path)),
         ),
         series=metrics.told,
+        bench=bench.APIS,
     )
 
 

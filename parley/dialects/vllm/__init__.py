@@ -12,7 +12,19 @@ from functools import partial
 
 from parley.dialects.dialect import Dialect, Route, named
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import batch, chat, cohere, completions, control, embeddings, legacy, metrics, scores, shared
+from parley.dialects.vllm import (
+    batch,
+    bench,
+    chat,
+    cohere,
+    completions,
+    control,
+    embeddings,
+    legacy,
+    metrics,
+    scores,
+    shared,
+)
 
 UNBUILT = {
     "/v1/responses": "The Responses API is",
@@ -67,6 +79,7 @@ STRICT = Dialect(
     name="vllm",
     title="vLLM",
     base="/v1",
+    bench=bench.APIS,
     error=shared.error,
     no_memory=shared.NO_MEMORY,
     hints=False,
