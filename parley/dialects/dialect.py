@@ -203,9 +203,26 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptMembers:
+    """The members of a JSON body that tell which cached prefixes its request can use.
+
+    ``conversations``: those that hold the messages of a conversation. ``prompts``: those that hold any other prompt.
+    ``before``: those that the model reads before either. ``salts``: those that keep equal prompts apart, besides
+    ``model``. ``message`` reads the model and the prompt of a body that is no JSON.
+    """
+
+    conversations: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    salts: tuple[str, ...] = ()
+    message: Callable[[bytes], tuple[str, bytes]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """One API. ``base`` is what a client of it calls its base URL, below the server's root.
 
+    ``members``: where a coordinator finds the prompts of this API, by which it routes requests.
     ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
     own response headers, from the seconds that the request took so far. ``body_limit``: bytes of a body that this API
     takes at most, where that is less than the server does. ``hints``: may an error say when to come back? ``apart``: is
@@ -224,6 +241,7 @@ class Dialect:
     base: str
     routes: Sequence[Route]
     error: Callable[[ParleyError], Answer]
+    members: PromptMembers = field(kw_only=True)
     headers: Callable[[float], Headers] = field(default=lambda seconds: ())
     body_limit: int | None = None
     hints: bool = True
@@ -231,7 +249,7 @@ class Dialect:
     beside: Sequence[str] = ()
     series: Series | None = None
     page: Series | None = None
-    bench: Mapping[str, Api] = field(default_factory=dict)
+    bench: Mapping[str, Api] = field(default_factory=dict, hash=False)
     documented_errors: bool = False
     no_memory: bytes = b""
     framed: bool = False

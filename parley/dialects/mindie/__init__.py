@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Dialect, Route, named
+from parley.dialects.dialect import Dialect, PromptMembers, Route, named
 from parley.dialects.mindie import (
     bench,
     chat,
@@ -33,6 +33,9 @@ from parley.dialects.openai import embeddings
 ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
+MEMBERS = PromptMembers(
+    conversations=("messages",), prompts=("prompt", "inputs", "text_input"), before=("tools",), salts=("adapter_id",)
+)
 EMBEDDINGS = (Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),)  # the original has none
 
 
@@ -44,6 +47,7 @@ def service(rules: Rules) -> Dialect:
         title="MindIE",
         base="",
         error=partial(shared.error, rules=rules),
+        members=MEMBERS,
         id_header=ID_HEADER,
         documented_errors=True,
         apart=True,
@@ -98,6 +102,7 @@ def management_plane(rules: Rules) -> Dialect:
         title="MindIE management",
         base="",
         error=partial(shared.error, rules=rules),
+        members=MEMBERS,
         id_header=ID_HEADER,
         documented_errors=True,
         routes=(
@@ -130,6 +135,7 @@ def metrics_plane(rules: Rules) -> Dialect:
         title="MindIE metrics",
         base="",
         error=partial(shared.error, rules=rules),
+        members=MEMBERS,
         id_header=ID_HEADER,
         documented_errors=True,
         routes=(page,),

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, Head, Reply, Route, named
+from parley.dialects.dialect import Answer, Dialect, Head, PromptMembers, Reply, Route, named
 from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, Rules
 
 INPUTS = ("inputs",)
+MEMBERS = PromptMembers(
+    conversations=("messages",), prompts=("prompt", *INPUTS), before=("tools",), salts=("adapter_id",)
+)
 Read = Callable[[Rules, bytes, Head], Reply | Answer]
 Name = Callable[[bytes], str]
 
@@ -25,6 +28,7 @@ def _dialect(rules: Rules) -> Dialect:
         title="TGI",
         base="",
         error=partial(shared.error, rules),
+        members=MEMBERS,
         body_limit=rules.max_body,
         hints=not rules.strict,
         no_memory=shared.NO_MEMORY,
@@ -78,6 +82,7 @@ OLD = Dialect(
     title=f"TGI {tokens.OLD}",
     base="",
     error=partial(shared.error, shared.OLD),
+    members=MEMBERS,
     body_limit=shared.OLD.max_body,
     hints=False,
     no_memory=shared.NO_MEMORY,
