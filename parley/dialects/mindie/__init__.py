@@ -34,7 +34,10 @@ ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
 MEMBERS = PromptMembers(
-    conversations=("messages",), prompts=("prompt", "inputs", "text_input"), before=("tools",), salts=("adapter_id",)
+    conversations=("messages",),
+    prompts=("prompt", "inputs", "text_input", "input_id"),
+    before=("tools",),
+    salts=("adapter_id",),
 )
 EMBEDDINGS = (Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),)  # the original has none
 

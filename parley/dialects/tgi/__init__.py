@@ -16,7 +16,7 @@ from parley.dialects.tgi.shared import EXTENDED, Rules
 
 INPUTS = ("inputs",)
 MEMBERS = PromptMembers(
-    conversations=("messages",), prompts=("prompt", *INPUTS), before=("tools",), salts=("adapter_id",)
+    conversations=("messages",), prompts=("prompt", *INPUTS, "instances"), before=("tools",), salts=("adapter_id",)
 )
 Read = Callable[[Rules, bytes, Head], Reply | Answer]
 Name = Callable[[bytes], str]

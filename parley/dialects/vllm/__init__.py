@@ -8,6 +8,7 @@ vLLM's members.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import Dialect, PromptMembers, Route, named
@@ -83,7 +84,7 @@ STRICT = Dialect(
     base="/v1",
     bench=bench.APIS,
     error=shared.error,
-    members=MEMBERS,
+    members=replace(MEMBERS, prompts=("prompt", "input")),
     no_memory=shared.NO_MEMORY,
     hints=False,
     routes=(
