@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from parley.commands.apis import Shape
 from parley.commands.client import Address
 from parley.commands.load import Connection, Load, Sample
+from parley.dialects.bench import Shape
 from parley.engine.simulated import Costs
 
 LONGEST = 6000  # tokens of a prompt

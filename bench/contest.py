@@ -21,8 +21,8 @@ from loads import Driver, Mix, prompts
 from machine import memory
 from peers import Peer
 
-from parley.commands.apis import Shape
 from parley.commands.load import Sample, summary
+from parley.dialects.bench import Shape
 
 STARTING = 900.0  # seconds; compilation takes long on a busy machine
 

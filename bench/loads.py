@@ -16,9 +16,10 @@ from typing import Any
 
 import uvloop
 
-from parley.commands.apis import APIS, Api, Shape
+from parley.commands.apis import APIS
 from parley.commands.client import Address
 from parley.commands.load import Load, Sample, percentile, summary
+from parley.dialects.bench import Api, Shape
 
 Prompts = list[list[int]]
 

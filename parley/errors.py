@@ -24,8 +24,9 @@ ParleyError                      500
 ├── HeadersTooLarge              431
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
-│   └── Stopping                 503  it will not become ready again
-├── Expired                  504/408  the time limit named by ``limit`` has passed (408: the client's)
+â   âââ Stopping                 503  it will not become ready again
+âââ OrderRefused                  a coordinator or controller asked for something that this instance does not do
+âââ Expired                  504/408  the time limit named by ``limit`` has passed (408: the client's)
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
 
@@ -48,10 +49,16 @@ def excerpt(value: Any, limit: int = 60) -> str:
 
 
 class ParleyError(Exception):
-    """Base class. ``status`` is the HTTP status that most APIs use; a dialect may choose another."""
+    """Base class. ``status`` is the HTTP status that most APIs use; a dialect may choose another.
+
+    ``retry_after``: seconds after which a retry makes sense. ``documented``: the message is exactly a text that the
+    original coordinator documents.
+    """
 
     status = 500
     code: str | None = None
+    retry_after: float | None = None
+    documented = False
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -165,10 +172,14 @@ class UnknownModel(NotFound):
 
 
 class NotAllowed(ParleyError):
-    """The route does not support the method."""
+    """The route does not support the method. ``allowed``: the methods of the path for the ``Allow`` header, if known."""
 
     status = 405
     code = "method_not_allowed"
+
+    def __init__(self, message: str, *, allowed: str = ""):
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class Conflict(ParleyError):
@@ -209,7 +220,7 @@ class Overloaded(ParleyError):
 
     def __init__(self, message: str, *, retry_after: float = 1.0):
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after: float = retry_after
 
 
 class NotReady(ParleyError):
@@ -219,7 +230,7 @@ class NotReady(ParleyError):
 
     def __init__(self, message: str, *, retry_after: float = 1.0):
         super().__init__(message)
-        self.retry_after = retry_after
+        self.retry_after: float = retry_after
 
 
 class Stopping(NotReady):
@@ -235,6 +246,15 @@ class Expired(ParleyError):
         super().__init__(message)
         self.limit = limit
         self.status = 408 if limit == "client" else 504
+
+
+class OrderRefused(ParleyError):
+    """``status``: the HTTP status of the answer. ``kind``: of error, where it is not the usual one of the status."""
+
+    def __init__(self, status: int, message: str, kind: str = ""):
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
 
 
 class EngineError(ParleyError):

@@ -9,21 +9,22 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "parley"
 SHARED = {"types", "errors", "wire"}
 BELOW = {  # of each folder, what its files may import beside itself
-    "dialects": SHARED,
+    "metrics": SHARED,
+    "dialects": SHARED | {"metrics"},
     "text": SHARED,
     "kv": SHARED,
     "core": SHARED,
     "native": {"core"},  # the size of a page
     "model": SHARED | {"core", "native", "text", "watermark"},
     "engine": SHARED | {"core", "model"},
-    "server": SHARED | {"dialects", "engine", "hub", "instance", "kv", "text"},
+    "server": SHARED | {"dialects", "engine", "hub", "instance", "kv", "metrics", "text"},
     "instance": SHARED | {"dialects", "engine", "kv", "server"},
-    "cluster": SHARED | {"dialects", "instance", "keys", "kinds", "kv", "options", "server"},
+    "cluster": SHARED | {"dialects", "instance", "keys", "kinds", "kv", "metrics", "options", "server"},
 }
 # What cluster/ takes of instances: data, not the life of a request.
 PURE = {"frames", "handover", "heads", "prefix", "layout"}
 HEAVY = {"torch", "transformers"}
-LIGHT = ("cluster", "dialects", "instance", "kv", "server", "text", "core")
+LIGHT = ("cluster", "dialects", "instance", "kv", "metrics", "server", "text", "core")
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message
 
 from parley.cluster import words
 from parley.dialects.triton.rpc.frames import Failure, Reader
+from parley.dialects.triton.rpc.status import Refused, status
 from parley.server.cycle import CYCLE
-from parley.server.statuses import Refused, status
 
 HOLD = 64 << 10  # bytes waiting for a slow client, above which senders have to wait too
 UNREAD = "The answers were not read in time."

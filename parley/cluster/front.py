@@ -20,14 +20,12 @@ from parley.cluster import relay, sums, words
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
 from parley.cluster.connections import Connections
-from parley.cluster.form import wrong
 from parley.cluster.instance import Instance
 from parley.cluster.metrics import CONTENT_TYPE
 from parley.cluster.passage import Passage
 from parley.cluster.paths import Path, Paths
 from parley.cluster.policy import Wanted
 from parley.dialects.dialect import Answer, Head, Kind, Reply
-from parley.dialects.triton.calls import SERVICE
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.instance.prefix import Look, look
 from parley.server.auth import Gate, Keys
@@ -36,7 +34,7 @@ from parley.server.logs import access
 from parley.server.options import ServerOptions
 from parley.server.port import crossed
 from parley.server.respond import ClientGone
-from parley.server.surfaces import Surface
+from parley.server.surfaces import BODY_FAULT, Surface
 
 log = logging.getLogger("parley.cluster")
 
@@ -139,7 +137,7 @@ class Front:
             caller.abort()
             return
         try:
-            strict = self._strict or caller.dialect.name.startswith("mindie")
+            strict = self._strict or caller.dialect.documented_errors
             if strict and isinstance(error, NotFound | NotAllowed):
                 await self._close(caller, 400, words.UNKNOWN)
                 return
@@ -147,7 +145,7 @@ class Front:
             if told is not None:
                 await caller.answer(told.body, told.status, told.type)
                 return
-            allowed = getattr(error, "allowed", "")
+            allowed = error.allowed if isinstance(error, NotAllowed) else ""
             await caller.refuse(error, ((b"allow", allowed.encode()),) if allowed else ())
         except ClientGone:
             caller.abort()
@@ -262,7 +260,7 @@ class Front:
             raise words.refusal(429, words.TOO_MANY if many else words.MEMORY, 1.0)
         if body is None:
             body = await caller.body()
-        if self._strict and (text := wrong(path.route.path, body)):
+        if self._strict and not path.dialect.framed and (text := BODY_FAULT(path.route.path, body)):
             raise words.refusal(400, text)
         if caller.label in self._labels:
             raise words.refusal(400, words.TWICE)
@@ -301,8 +299,7 @@ class Front:
     def _closing(self, path: Path, caller: Caller, body: bytes, error: ParleyError) -> bytes:
         """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""
         route, dialect = path.pick(body)
-        framed = route.path.startswith(SERVICE)  # plain text would break the framing
-        if (self._strict or dialect.name.startswith("mindie")) and not framed:
+        if (self._strict or dialect.documented_errors) and not dialect.framed:
             return error.message.encode()
         assert route.read is not None
         head = Head(caller.unique, 0, "", path=caller.path, headers=caller.headers)

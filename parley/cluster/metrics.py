@@ -15,7 +15,7 @@ from parley.cluster.health import Ask, Unanswered
 from parley.cluster.instance import Instance, State
 from parley.cluster.plane import Asked, Plane, Reply
 from parley.cluster.table import Table
-from parley.server.series import Group, header, labels, scalar
+from parley.metrics.series import Group, header, labels, scalar
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 FRESH = 3.0  # seconds that the merged pages of instances stay cached

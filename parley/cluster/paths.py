@@ -12,7 +12,8 @@ from parley.dialects.dialect import Dialect, Kind, Route
 from parley.errors import NotAllowed, NotFound, excerpt
 from parley.server.surfaces import Surface, members, table, wording
 
-WITHIN: frozenset[Kind] = frozenset({"dresult", "flow", "role", "status"})  # for an instance's coordinators only
+# Paths of an instance that only coordinators may call.
+WITHIN: frozenset[Kind] = frozenset({"results", "results_flow", "role", "instance_status"})
 
 
 class Path:
@@ -68,9 +69,7 @@ class Paths:
             others.add(known)
         if not others:
             raise NotFound(f"Unknown request URL: {method} {excerpt(path)}. Please check it for typos.")
-        error = NotAllowed(f"{method} is not allowed on {excerpt(path)}.")
-        error.allowed = ", ".join(sorted(others))  # type: ignore[attr-defined]
-        raise error
+        raise NotAllowed(f"{method} is not allowed on {excerpt(path)}.", allowed=", ".join(sorted(others)))
 
     def wording(self, path: str) -> Dialect:
         """Return the API whose error format applies to an unknown path."""

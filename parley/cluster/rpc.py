@@ -31,14 +31,14 @@ from parley.dialects.triton.rpc import control as methods
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import INFERENCE, Message, filled, told
 from parley.dialects.triton.rpc.reply import UNREADABLE
+from parley.dialects.triton.rpc.status import Refused, refused
+from parley.dialects.triton.rpc.watch import watch
 from parley.errors import ParleyError
 from parley.instance.heads import OWN
 from parley.server.banner import reached
 from parley.server.chance import draw
 from parley.server.respond import REQUEST_ID, TIMEOUT
-from parley.server.statuses import Refused, refused
 from parley.server.tls import BadTls
-from parley.server.watch import watch
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 STATISTICS = f"{SERVICE}/ModelStatistics"

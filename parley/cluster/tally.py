@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from parley.cluster.trend import ewma
-from parley.server.metrics import FIRST_TOKEN, PER_TOKEN
-from parley.server.series import Count, Distribution
+from parley.metrics.recorded import FIRST_TOKEN, PER_TOKEN
+from parley.metrics.series import Count, Distribution
 
 MOVED = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 

@@ -12,9 +12,7 @@ from parley.errors import BadRequest, EngineError, NotReady, Overloaded, ParleyE
 NOT_READY = "MindIE-MS Coordinator is not ready"
 TOO_MANY = "Too many requests"
 MEMORY = "Memory limit exceeded"
-FORMAT = "Request format is invalid"
 TWICE = "Duplicate request id"
-NEITHER = "Invalid request format: Missing both 'prompt' or 'messages'"
 UNKNOWN = "Invalid request"
 NO_CONNECTION = "Connect to p instance failed"
 UNSENT = "Send message to instance failed"
@@ -31,6 +29,7 @@ LATE_TOKENS = "Request tokenizer timeout"
 OVERUSED = "Connection request out of limit, max is {}"
 
 TEXT = b"text/plain; charset=utf-8"
+NO_MEMORY = b'{"error":"Memory limit exceeded","code":429}'  # of APIs that have no body of their own for it
 
 KINDS: dict[int, type[ParleyError]] = {
     400: BadRequest,
@@ -44,29 +43,20 @@ def refusal(status: int, text: str, after: float | None = None) -> ParleyError:
     """Create an error of the coordinator. ``retry_after``: seconds until the client may retry."""
     error = KINDS.get(status, EngineError)(text)
     if after is not None:
-        error.retry_after = after  # type: ignore[attr-defined]
-    error.documented = True  # type: ignore[attr-defined]
+        error.retry_after = after
+    error.documented = True
     return error
 
 
 def documented(error: ParleyError, dialect: Dialect, strict: bool) -> Answer | None:
     """The error as it is documented, if it is one of the coordinator and to be told like that."""
-    if not getattr(error, "documented", False) or not (strict or dialect.name.startswith("mindie")):
+    if not error.documented or not (strict or dialect.documented_errors):
         return None
     if error.message == MEMORY:
-        return Answer(429, MEMORIES.get(dialect.name.partition("-")[0], OTHERWISE))
+        return Answer(429, dialect.no_memory or NO_MEMORY)
     return Answer(error.status, plain(error.message), TEXT)
 
 
 def plain(text: str) -> bytes:
     """Encode a documented text as a plain-text body."""
     return text.encode() + b"\r\n"
-
-
-OTHERWISE = b'{"error":"Memory limit exceeded","code":429}'
-_OVERLOADED = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
-MEMORIES = {
-    "openai": b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}',
-    "tgi": _OVERLOADED,
-    "vllm": _OVERLOADED,
-}

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from parley.commands.apis import APIS, Api, Shape
+from parley.commands.apis import APIS
 from parley.commands.client import Client, ClientError, connect
 from parley.config import CLIENT
+from parley.dialects.bench import Api, Shape
 from parley.kinds import choice, duration, integer, switch, text
 from parley.options import Config, ConfigError, Option, nearest
 

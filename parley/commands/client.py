@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from parley.dialects.bench import reason
 from parley.options import Config, ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -122,13 +123,6 @@ class Client:
         except ValueError:
             why = ""
         raise ClientError(why or f"{self.address}{path} answered with status {answer.status}.", answer.status)
-
-
-def reason(body: Any) -> str:
-    """Return the message of an OpenAI (or health probe) error body, or an empty string if it has none."""
-    error = body.get("error", body) if isinstance(body, dict) else None
-    message = error.get("message") if isinstance(error, dict) else error
-    return message if isinstance(message, str) else ""
 
 
 def connect(config: Config) -> Client:

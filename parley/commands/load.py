@@ -1,7 +1,7 @@
 """The load generator: many concurrent streams over raw sockets with little work, measured as their clients see them.
 
 Bytes are stamped with their time of arrival and parsed only after the last request has ended, so that the generator
-uses little of the CPU that it measures. ``apis`` knows the requests and events of each API.
+uses little of the CPU that it measures. ``bench`` of each dialect knows its requests and events.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from urllib.parse import quote
 
 import httptools
 
-from parley.commands.apis import APIS, Api, Shape
-from parley.commands.client import Address, reason
+from parley.commands.apis import APIS
+from parley.commands.client import Address
+from parley.dialects.bench import Api, Shape, reason
 
 BROKEN = "the connection was closed before the answer was complete"
 

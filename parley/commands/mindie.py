@@ -24,9 +24,9 @@ from parley.server.options import Listen, ServerOptions, Tls
 
 MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
 MAX_LENGTH = 4_194_304
-MAX_BATCH = 4096  # parley's limit
-STEP_TOKENS = (16, 1 << 20)  # parley's limits
-PLANES = (mindie.service, mindie.management, mindie.metrics)
+MAX_BATCH = 4096  # limit of parley
+STEP_TOKENS = (16, 1 << 20)  # limits of parley
+PLANES = (mindie.service, mindie.management_plane, mindie.metrics_plane)
 PORT = whole(1024, 65_535)
 
 

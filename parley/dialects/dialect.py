@@ -14,7 +14,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from parley.dialects.bench import Api
 from parley.errors import ParleyError
+from parley.metrics.recorded import View
 from parley.types import Event, Request, Usage
 
 
@@ -62,6 +64,7 @@ class Answer(NamedTuple):
 
 
 Headers = Sequence[tuple[bytes, bytes]]
+Series = Callable[[Sequence[View]], str]  # writes series of metrics, of each model in turn
 
 
 class Reply(ABC):
@@ -153,10 +156,10 @@ Kind = Literal[
     "stop",  # end the server: read(Head) -> bool (at once); write(bool: the first time?) -> Answer
     "metrics",
     # of an instance of a cluster
-    "dresult",  # results of requests that a coordinator had it take over
-    "flow",  # some of these are to wait
+    "results",  # results of requests that a coordinator had it take over
+    "results_flow",  # some of these are to wait
     "role",  # take the role that the path names
-    "status",  # role and resources
+    "instance_status",  # role and resources
 ]
 
 
@@ -200,14 +203,37 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptMembers:
+    """The members of a JSON body that tell which cached prefixes its request can use.
+
+    ``conversations``: those that hold the messages of a conversation. ``prompts``: those that hold any other prompt.
+    ``before``: those that the model reads before either. ``salts``: those that keep equal prompts apart, besides
+    ``model``. ``message`` reads the model and the prompt of a body that is no JSON.
+    """
+
+    conversations: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    salts: tuple[str, ...] = ()
+    message: Callable[[bytes], tuple[str, bytes]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """One API. ``base`` is what a client of it calls its base URL, below the server's root.
 
+    ``members``: where a coordinator finds the prompts of this API, by which it routes requests.
     ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
     own response headers, from the seconds that the request took so far. ``body_limit``: bytes of a body that this API
     takes at most, where that is less than the server does. ``hints``: may an error say when to come back? ``apart``: is
     each event of a stream a chunk of HTTP's, for clients that read it by these? ``beside``: other paths than the base
-    below which everything is this API's.
+    below which everything is this API's. ``series``: the server's counts under this API's names, for the page of
+    metrics that all APIs at the root share; ``page``: the whole page, where this API has one of its own. ``bench``: how
+    ``parley bench`` asks this API for tokens, by the name of its option.
+
+    Of a coordinator of a cluster: ``documented_errors``: this API's clients are told its errors as the plain texts that
+    MindIE documents; ``no_memory``: its body for a request that finds no memory, empty for the usual one; ``framed``:
+    an answer is messages, of which a plain text is no part.
     """
 
     name: str
@@ -215,9 +241,16 @@ class Dialect:
     base: str
     routes: Sequence[Route]
     error: Callable[[ParleyError], Answer]
+    members: PromptMembers = field(kw_only=True)
     headers: Callable[[float], Headers] = field(default=lambda seconds: ())
     body_limit: int | None = None
     hints: bool = True
     apart: bool = False
     beside: Sequence[str] = ()
+    series: Series | None = None
+    page: Series | None = None
+    bench: Mapping[str, Api] = field(default_factory=dict, hash=False)
+    documented_errors: bool = False
+    no_memory: bytes = b""
+    framed: bool = False
     id_header: bytes = b""  # under which all answers have the request's unique id

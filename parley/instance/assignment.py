@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from parley.dialects.dialect import Answer
-from parley.instance.heads import PORT, Refused
+from parley.errors import OrderRefused
+from parley.instance.heads import PORT
 from parley.instance.role import Address, Assignment, Name
 
 DONE = Answer(200, b'{"result":"ok"}')
@@ -24,14 +25,14 @@ ROLES: dict[str, Name] = {"prefill": "prefill", "decode": "decode", "flex": "fle
 
 def read(role: str, version: str, body: bytes, first: bool) -> Assignment:
     """The assignment in a body, of a ``role`` and ``version`` ("v1" or "v2") that the path names. ``first``: of one
-    that has no role yet, which needs peers. Raises heads.Refused.
+    that has no role yet, which needs peers. Raises OrderRefused.
 
     Beyond the original, a peer may say its ``inter_comm_port``, and be an IPv6 address.
     """
     try:
         given = msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        raise Refused(422, UNREAD, "Input validation error") from None
+        raise OrderRefused(422, UNREAD, "Input validation error") from None
     try:
         own = _object(given)["local"]
         peers = _list(given["peers"])
@@ -47,11 +48,11 @@ def read(role: str, version: str, body: bytes, first: bool) -> Assignment:
             _checked(own, _devices)
             share, found = _share(own), [_checked(each, _devices) for each in peers]
     except (KeyError, TypeError, ValueError):
-        raise Refused(503, WRONG) from None
+        raise OrderRefused(503, WRONG) from None
     name = ROLES[role]
     alone = name == "flex" and share is not None and 0 < share < 100
     if first and not found and not alone:
-        raise Refused(503, UNFIT)
+        raise OrderRefused(503, UNFIT)
     return Assignment(name, tuple(dict.fromkeys(found)), share if name == "flex" else None)
 
 

@@ -12,9 +12,10 @@ import asyncio
 from starlette.types import Message
 
 from parley.dialects.dialect import Answer
+from parley.dialects.instance_plane import Origin
 from parley.engine.stream import Stream
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
-from parley.instance import handover, recompute
+from parley.instance import handover
 from parley.instance.member import Member
 from parley.instance.outlet import Outlet
 from parley.kv.taker import Taker
@@ -49,7 +50,7 @@ class Decode(Leg):
 
     async def prepare(self, request: Request, works: list[Work]) -> None:
         past = self._begun.past or []
-        recompute.restore(works, self._begun.prompt, self.generation.model.info.max_model_len)
+        handover.restore(works, self._begun.prompt, self.generation.model.info.max_model_len)
         self._first = works[0]
         wants = await self._reserve(works, past)
         self._taker.landed = self._land
@@ -85,7 +86,7 @@ class Decode(Leg):
                 self._return()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
-        if recompute.lost(self.generation.model.engine, outputs):
+        if handover.engine_lost(self.generation.model.engine.state, outputs):
             self.lose()
         else:
             self._recent.append([(number, output) for output in outputs])
@@ -105,7 +106,7 @@ class Decode(Leg):
 
     def _give_back(self) -> None:
         begun, past = self._begun, [*(self.past or []), *self._recent]
-        origin = recompute.Origin(begun.body, past, begun.unique, begun.created, begun.prompt)
+        origin = Origin(begun.body, past, begun.unique, begun.created, begun.prompt)
         self.outlet.retry(begun.path, origin, self._first)
 
     def drop(self) -> None:

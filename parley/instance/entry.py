@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from parley.dialects.dialect import Route
-from parley.instance import decode, handover, recompute
+from parley.instance import decode, handover
 from parley.instance.heads import Order
 from parley.instance.member import Member
 from parley.instance.prefill import Prefill
@@ -20,6 +20,7 @@ from parley.server.app import App
 from parley.server.life import generate
 from parley.server.respond import Exchange
 from parley.server.service import Service
+from parley.server.surfaces import INSTANCE_PLANE
 
 
 def join(service: Service, peer: Peer, apps: Sequence[App]) -> Member:
@@ -30,7 +31,7 @@ def join(service: Service, peer: Peer, apps: Sequence[App]) -> Member:
 
 
 async def begin(member: Member, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
-    """Do what a coordinator orders. Raises ParleyError, ClientGone, heads.Refused."""
+    """Do what a coordinator orders. Raises ParleyError, ClientGone, OrderRefused."""
     exchange.identify(order.identity or exchange.unique)
     exchange.created = int(time.time()) if order.created is None else order.created
     exchange.arrived -= order.spent
@@ -38,7 +39,7 @@ async def begin(member: Member, service: Service, route: Route, exchange: Exchan
     body = await exchange.peek()
     past, prompt = handover.split(exchange.before) if order.given else None, None
     if order.recompute and not order.client:
-        opened = recompute.read(exchange.scope["path"], body)
+        opened = INSTANCE_PLANE.read_resumed(exchange.scope["path"], body)
         body, past, prompt = opened.body, opened.past, opened.prompt
         exchange.replace(body)
         if opened.unique:

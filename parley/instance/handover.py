@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from parley.errors import Malformed
+from parley.errors import ContextLength, Malformed
 from parley.instance.heads import ORDERS, OWN
 from parley.server.leg import Batch
 from parley.types import Output, Work
@@ -117,6 +117,26 @@ def resume(work: Work, tokens: list[list[int]]) -> None:
     """Have a work go on behind these tokens of its choices."""
     if work.beam is None and any(tokens):
         work.given = tokens
+
+
+def restore(works: Sequence[Work], prompt: list[int] | None, context: int) -> None:
+    """Begin the one work with these token ids, where the body did not say its prompt. Raises ContextLength,
+    Malformed."""
+    if prompt is None:
+        return
+    if len(works) != 1:
+        raise Malformed("A request that goes on with token ids has one prompt.")
+    if len(prompt) >= context:
+        told = f"The prompt has {len(prompt)} tokens; the model's context has {context}."
+        raise ContextLength(told, field="prompt", limit=context, prompt=len(prompt))
+    (work,) = works
+    work.token_ids = prompt
+    work.max_tokens = min(work.max_tokens, context - len(prompt))
+
+
+def engine_lost(state: str, outputs: Sequence[Output]) -> bool:
+    """Whether these outputs say that the engine, whose state this is, was lost with the request in it."""
+    return state != "ready" and any(output.finish == "error" for output in outputs)
 
 
 def first(number: int, work: Work, tokens: Sequence[list[int]], past: Sequence[Batch]) -> int:

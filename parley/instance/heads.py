@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from parley.dialects.dialect import Answer
-from parley.dialects.mindie.shared import answer
+from parley.dialects.instance_plane import IDENTITY
+from parley.errors import OrderRefused
 from parley.instance.role import Address, Role
 
 PORT = 1121  # of an instance for others, where none is said
@@ -35,18 +35,7 @@ SHORT = OWN + b"short"  # of one, too: the instance's context is too short, and 
 HEX = re.compile(r"[0-9a-fA-F]+")
 WORD = re.compile(r"[0-9a-zA-Z_-]+")
 CLIENT = re.compile(r"[0-9a-zA-Z_-]{1,64}")
-IDENTITY = re.compile(r"[0-9a-f]{32}")
 NUMBER = re.compile(r"[0-9]{1,15}")
-
-
-class Refused(Exception):
-    """What a coordinator or a controller says will not do; ``answer`` tells it why. ``kind``: of error, where it is not
-    the usual one of the status."""
-
-    def __init__(self, status: int, text: str, kind: str = ""):
-        super().__init__(text)
-        kinds = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
-        self.answer: Answer = answer(status, text, kind or kinds.get(status, "Bad Request"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,33 +83,33 @@ def member(headers: Mapping[bytes, bytes], secret: str) -> bool:
 
 
 def read(headers: Mapping[bytes, bytes], role: Role, own: Address, secret: str = "") -> Order:
-    """The order in the headers of a request to the instance at ``own``. Raises Refused."""
+    """The order in the headers of a request to the instance at ``own``. Raises OrderRefused."""
     said = {name: headers[name].decode("latin-1") for name in headers if name in NAMES}
     more = extended(headers)
     if role.unknown:
-        raise Refused(503, UNKNOWN)
+        raise OrderRefused(503, UNKNOWN)
     target = target_of(said.get(b"d-target", ""), own, more)
     here = target == own
     if not (role.prefills or (more and here)):
-        raise Refused(400, MISPLACED)
+        raise OrderRefused(400, MISPLACED)
     if not all(said.get(name) for name in (b"req-type", b"req-id", b"d-target")):
-        raise Refused(400, MISSING)
+        raise OrderRefused(400, MISSING)
     id = said[b"req-id"]
     if not (WORD if more else HEX).fullmatch(id):
         allowed = "of [0-9, a-z, A-Z, _, -]" if more else "hex char [0-9, a-f, A-F]"
-        raise Refused(400, f"Invalid req-id, the character of req-id should be {allowed}, but got {id}")
+        raise OrderRefused(400, f"Invalid req-id, the character of req-id should be {allowed}, but got {id}")
     if len(id) > LONGEST:
-        raise Refused(400, f"The length of req-id cannot exceed {LONGEST}")
+        raise OrderRefused(400, f"The length of req-id cannot exceed {LONGEST}")
     if said[b"req-type"] != "prefill":
-        raise Refused(400, f"Parameter req-type must be prefill but got {said[b'req-type']}")
+        raise OrderRefused(400, f"Parameter req-type must be prefill but got {said[b'req-type']}")
     if target is None:
-        raise Refused(400, TARGET)
+        raise OrderRefused(400, TARGET)
     if here and not more and not role.decodes:
-        raise Refused(400, ITSELF)
+        raise OrderRefused(400, ITSELF)
     if said.get(b"is-recompute", "false") not in ("true", "false"):
-        raise Refused(400, RECOMPUTE)
+        raise OrderRefused(400, RECOMPUTE)
     if not trusted(headers, secret):
-        raise Refused(401, SECRET)
+        raise OrderRefused(401, SECRET)
     order = Order(id, target, here, said.get(b"is-recompute") == "true")
     return _extended(order, said) if more else order
 
@@ -152,20 +141,20 @@ NAMES = frozenset(
 
 
 def _extended(order: Order, said: Mapping[bytes, str]) -> Order:
-    """The order with what parley's own coordinator says. Raises Refused."""
+    """The order with what parley's own coordinator says. Raises OrderRefused."""
     client, identity = said[b"parley-results"], said.get(b"parley-id", "")
     created, given = said.get(b"parley-created"), said.get(b"parley-given", "0")
     spent = said.get(b"parley-spent", "0")
     if not CLIENT.fullmatch(client):
-        raise Refused(400, "The header parley-results must be 1 to 64 letters, digits, _ or -.")
+        raise OrderRefused(400, "The header parley-results must be 1 to 64 letters, digits, _ or -.")
     if identity and not IDENTITY.fullmatch(identity):
-        raise Refused(400, "The header parley-id must be 32 hexadecimal digits in lower case.")
+        raise OrderRefused(400, "The header parley-id must be 32 hexadecimal digits in lower case.")
     if created is not None and not NUMBER.fullmatch(created):
-        raise Refused(400, "The header parley-created must be a number of seconds.")
+        raise OrderRefused(400, "The header parley-created must be a number of seconds.")
     if not NUMBER.fullmatch(given):
-        raise Refused(400, "The header parley-given must be a number of bytes.")
+        raise OrderRefused(400, "The header parley-given must be a number of bytes.")
     if not NUMBER.fullmatch(spent):
-        raise Refused(400, "The header parley-spent must be a number of milliseconds.")
+        raise OrderRefused(400, "The header parley-spent must be a number of milliseconds.")
     return replace(
         order,
         client=client,

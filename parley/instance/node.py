@@ -72,7 +72,7 @@ class Node:
         return Address(host.removeprefix(MAPPED), self.port or port or 0)
 
     def order(self, exchange: Exchange) -> Order | None:
-        """What a coordinator says of a request; None: it is to be answered as any other. Raises heads.Refused."""
+        """What a coordinator says of a request; None: it is to be answered as any other. Raises OrderRefused."""
         if self.role.name == "mixed" and not heads.extended(exchange.headers):
             return None
         return heads.read(exchange.headers, self.role, self.address(exchange), self.secret)

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
+from parley.dialects.instance_plane import Origin
 from parley.instance.channel import Channel, Gone
 from parley.instance.handover import record
 from parley.instance.heads import Order
-from parley.instance.recompute import Origin, write
 from parley.server.cycle import Cycle
 from parley.server.leg import Batch
 from parley.server.respond import ClientGone
+from parley.server.surfaces import INSTANCE_PLANE
 from parley.types import Work
 
 LOST = "The server had an error while it processed the request."
@@ -63,7 +64,7 @@ class Outlet:
     def retry(self, path: str, origin: Origin, first: Work) -> None:
         """In place of the rest of an answer, give a plain coordinator what the request can go on with elsewhere."""
         if self.channel is not None and not self.silent:
-            self.channel.retry(write(path, origin, first.token_ids, first.seed))
+            self.channel.retry(INSTANCE_PLANE.write_resumed(path, origin, first.token_ids, first.seed))
             self.silent = True
 
     def lose(self) -> None:

@@ -14,9 +14,10 @@ from functools import partial
 import msgspec
 
 from parley.dialects.dialect import Answer, Headers
+from parley.dialects.instance_plane import Origin
 from parley.engine.stream import Stream
 from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, Stopping
-from parley.instance import handover, recompute
+from parley.instance import handover
 from parley.instance.heads import LOST, SHORT, UNKNOWN, Order
 from parley.instance.member import Member
 from parley.instance.outlet import Opening
@@ -75,7 +76,7 @@ class Prefill(Leg):
         if self._order.here:
             self.opening.channel = self._member.node.results.channel(self._order.client, self._order.id)
             self.opening.channel.recall = self.recall
-        recompute.restore(works, self._prompt, self.generation.model.info.max_model_len)
+        handover.restore(works, self._prompt, self.generation.model.info.max_model_len)
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
             handover.resume(work, tokens[number])
@@ -114,7 +115,7 @@ class Prefill(Leg):
                 output.finish = None
             if self.past:
                 output.cached_tokens = 0  # what is cached now are the tokens of attempts before
-        if self._order.here and recompute.lost(self.generation.model.engine, outputs):
+        if self._order.here and handover.engine_lost(self.generation.model.engine.state, outputs):
             self.lose()
         elif self._cut or self.opening.exact or self._order.here:
             for output in outputs:
@@ -141,7 +142,7 @@ class Prefill(Leg):
         exchange = self._exchange
         assert exchange.created is not None
         past = [*(self.past or []), *self._recent]
-        origin = recompute.Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
+        origin = Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
         self.opening.retry(exchange.scope["path"], origin, self._first)
 
     def moved(self) -> None:

@@ -1,10 +1,10 @@
 """What of a request's body tells which cached prefixes it can use: chained hashes of its prompt, and how long that is.
 
 Shared by the coordinator, which chooses by them, and by instances, which report those of what they computed; both see
-the same bytes, so both find the same hashes. Nothing of the body is understood beyond where its prompt stands: the
-hashes are of the JSON text of tools and prompt as the client wrote it, or of the prompt in a message of Triton's gRPC,
-salted with model and cache salt. They are taken at marks that lie further apart the longer the prompt is, so that a
-megabyte has some sixty of them.
+the same bytes, so both find the same hashes. Nothing of the body is understood beyond where its prompt stands, which
+each dialect says itself (``PromptMembers``). The hashes are of the JSON text of tools and prompt as the client wrote
+it, or of the prompt in a message of gRPC, salted with model and cache salt. They are taken at marks that lie further
+apart the longer the prompt is, so that a megabyte has some sixty of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from parley.dialects.triton import glance
+from parley.dialects.dialect import Dialect
+from parley.server.surfaces import INNER, SURFACES
 
 RATE = 4.02  # characters of a token
 FIRST, STEP, GROWTH = 128, 128, 1.125
@@ -35,21 +36,6 @@ def _marks() -> tuple[int, ...]:
 MARKS = _marks()
 
 
-class _Body(msgspec.Struct):
-    """The members that matter, as they are written."""
-
-    model: msgspec.Raw = msgspec.Raw()
-    adapter_id: msgspec.Raw = msgspec.Raw()
-    cache_salt: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    inputs: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-    text_input: msgspec.Raw = msgspec.Raw()
-
-
-_DECODER = msgspec.json.Decoder(_Body)
 _TEXT = msgspec.json.Decoder(str)
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -94,26 +80,64 @@ def hash_of(parts: Iterable[bytes]) -> int:
     return int.from_bytes(digest.digest())
 
 
-def look(body: bytes, rate: float = RATE) -> Look:
-    """A body's prompt. Anything may come: what is neither a JSON object nor a message, or has no prompt, gives no marks
-    and length 0."""
-    try:
-        found = _DECODER.decode(body)
-    except (msgspec.MsgspecError, RecursionError):
-        return _message(body, rate)
-    members = map(bytes, (found.messages, found.prompt, found.inputs, found.input, found.text_input))
-    prompt = next((member for member in members if member not in (b"", b"null")), b"")
-    tools = bytes(found.tools)
-    text = tools + prompt.rstrip(b']}" \t\r\n')  # a conversation that goes on begins with what was before its end
-    salt = b"\0".join(map(bytes, (found.model, found.adapter_id, found.cache_salt)))
-    length = _length(prompt, rate) + int(len(tools) / rate)
-    return Look(_name(bytes(found.model)), length, _marked(text, salt, length), bytes(found.messages))
+class PromptReader:
+    """Finds prompts where these dialects say that they stand.
+
+    A body is not known to be one dialect's: a coordinator and an instance may have several APIs at the same path, in
+    other manners. So all are one: the first that a body has of all members that may hold a prompt is its prompt.
+    """
+
+    def __init__(self, dialects: Iterable[Dialect]):
+        told = [dialect.members for dialect in dialects]
+        self._conversations = _union(each.conversations for each in told)
+        self._prompts = _union(each.prompts for each in told)
+        self._before = _union(each.before for each in told)
+        self._salts = ("model", *sorted(_union(each.salts for each in told)))  # in an order that no table changes
+        self._messages = list(dict.fromkeys(each.message for each in told if each.message is not None))
+        names = _union((self._conversations, self._prompts, self._before, self._salts))
+        self._fields = {name: f"member_{number}" for number, name in enumerate(names)}
+        body = msgspec.defstruct(
+            "Body",
+            [(own, msgspec.Raw, msgspec.Raw()) for own in self._fields.values()],
+            rename={own: name for name, own in self._fields.items()},
+        )
+        self._decoder = msgspec.json.Decoder(body)
+
+    def look(self, body: bytes, rate: float = RATE) -> Look:
+        """A body's prompt. Anything may come: what is neither a JSON object nor a message, or has no prompt, gives no
+        marks and length 0."""
+        try:
+            found = self._decoder.decode(body)
+        except (msgspec.MsgspecError, RecursionError):
+            return self._message(body, rate)
+
+        def written(names: Iterable[str]) -> list[bytes]:
+            return [bytes(getattr(found, self._fields[name])) for name in names]
+
+        conversation = _first(written(self._conversations))
+        prompt = conversation or _first(written(self._prompts))
+        before, salts = b"".join(written(self._before)), written(self._salts)
+        text = before + prompt.rstrip(b']}" \t\r\n')  # a conversation that goes on begins with what was before its end
+        length = _length(prompt, rate) + int(len(before) / rate)
+        return Look(_name(salts[0]), length, _marked(text, b"\0".join(salts), length), conversation)
+
+    def _message(self, body: bytes, rate: float) -> Look:
+        for read in self._messages:
+            model, prompt = read(body)
+            if model or prompt:
+                length = _length(prompt, rate)
+                return Look(model, length, _marked(prompt, model.encode(), length))
+        return Look()
 
 
-def _message(body: bytes, rate: float) -> Look:
-    model, prompt = glance.model(body), glance.prompt(body)
-    length = _length(prompt, rate)
-    return Look(model, length, _marked(prompt, model.encode(), length))
+def _union(several: Iterable[Iterable[str]]) -> tuple[str, ...]:
+    """All names, each once, in the order in which they come."""
+    return tuple(dict.fromkeys(name for names in several for name in names))
+
+
+def _first(members: Iterable[bytes]) -> bytes:
+    """The first that is given and not null; else nothing."""
+    return next((member for member in members if member not in (b"", b"null")), b"")
 
 
 def _marked(text: bytes, salt: bytes, length: int) -> list[Mark]:
@@ -139,6 +163,9 @@ def _name(raw: bytes) -> str:
         return _TEXT.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
+
+
+look = PromptReader(surface.dialect for surface in (*SURFACES, *INNER)).look
 
 
 class Known:

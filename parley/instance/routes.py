@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from parley.dialects.dialect import Route
-from parley.errors import Invalid, Malformed, NotReady, Unauthorized
+from parley.errors import Invalid, Malformed, NotReady, OrderRefused, Unauthorized
 from parley.instance import assignment, heads
 from parley.instance.node import Node
 from parley.instance.status import status as told
@@ -51,7 +51,7 @@ class Out:
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request: of a client, or of a coordinator, for which another instance may go on with it.
 
-    Raises heads.Refused.
+    Raises OrderRefused.
     """
     node = service.node
     order = node.order(exchange) if exchange.leg is None else None
@@ -64,7 +64,7 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
-    """Stream a coordinator's results until it leaves, or comes again. Raises heads.Refused."""
+    """Stream a coordinator's results until it leaves, or comes again. Raises OrderRefused."""
     node, query = service.node, _query(exchange)
     client = query.get("client", "")
     _trusted(node, exchange)
@@ -73,7 +73,7 @@ async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
             raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
     elif node.role.name == "mixed" or not node.role.decodes:
         text = APART if node.role.name == "mixed" else ELSEWHERE.format(node.role.name)
-        raise heads.Refused(400, text)
+        raise OrderRefused(400, text)
     number = query.get("from")
     if number is not None and not re.fullmatch("[0-9]{1,15}", number):
         raise Invalid("'from' must be the number of a frame.", field="from")
@@ -99,13 +99,13 @@ async def flow(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def role(service: Service, route: Route, exchange: Exchange) -> None:
-    """Take another role; the answer does not wait for that. Raises heads.Refused."""
+    """Take another role; the answer does not wait for that. Raises OrderRefused."""
     node, (version, _, name) = service.node, route.path[1:].split("/")
     if not service.options.admin_keys:  # else one has been shown, or the secret
         _trusted(node, exchange)
     given = assignment.read(name, version, await exchange.body(), node.role.name == "none")
     if service.options.peer_port is None:  # it was started to be mixed: nobody could hand anything over
-        raise heads.Refused(503, assignment.UNFIT)
+        raise OrderRefused(503, assignment.UNFIT)
     node.role.assign(given)
     await exchange.answer(assignment.DONE.body)
 

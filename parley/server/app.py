@@ -19,8 +19,8 @@ from starlette.routing import Route as Mounted
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, Headers, Route
-from parley.errors import NotAllowed, NotFound, ParleyError, excerpt
-from parley.instance.heads import Refused, preface
+from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
+from parley.instance.heads import preface
 from parley.server.aside import off_loop
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
@@ -29,7 +29,7 @@ from parley.server.operations import HANDLERS, PROBES
 from parley.server.port import crossed
 from parley.server.respond import ClientGone, Exchange
 from parley.server.service import Service
-from parley.server.surfaces import INNER, OPEN, Surface, changes, members, table, universal, wording
+from parley.server.surfaces import INNER, INSTANCE_PLANE, OPEN, Surface, changes, members, table, universal, wording
 
 log = logging.getLogger("parley.server")
 
@@ -131,8 +131,8 @@ class App:
             await answering(scope, exchange.receive, exchange.raw_send)
         except ClientGone:
             exchange.abort()
-        except Refused as refused:
-            answer = refused.answer
+        except OrderRefused as refused:
+            answer = INSTANCE_PLANE.refusal(refused)
             await exchange.answer(answer.body, answer.status, answer.type)
         except ParleyError as error:
             await self._refuse(exchange, error)

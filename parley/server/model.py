@@ -27,7 +27,7 @@ from parley.engine.messages import Progress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.errors import NotReady, Overloaded, Stopping
-from parley.server.metrics import Metrics
+from parley.metrics.recorded import Metrics
 from parley.server.options import Offer, ServerOptions
 from parley.text import Language
 from parley.types import ModelInfo, Settings

@@ -17,10 +17,10 @@ from parley.dialects.facts import About, Card
 from parley.dialects.wishes import Adapt, Detokenize, Halt, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.instance import routes
+from parley.metrics.recorded import View
 from parley.server import adapters, control, page
 from parley.server.aside import give_back, off_loop
 from parley.server.life import generate, head
-from parley.server.metrics import View
 from parley.server.model import Model
 from parley.server.respond import Exchange
 from parley.server.service import Service
@@ -30,7 +30,7 @@ Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 
 HUGE = 1 << 20  # characters of a text from which tokenizing takes as much memory as is had for one at a time
 
-PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load", "status"})
+PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load", "instance_status"})
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
@@ -237,7 +237,7 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
         )
         for model in service.models
     ]
-    told = page.text(views, {"http": service.responses, "grpc": service.calls}, exchange.dialect.name)
+    told = page.text(views, {"http": service.responses, "grpc": service.calls}, exchange.dialect)
     await exchange.answer(told.encode(), type=page.CONTENT_TYPE)
 
 
@@ -266,8 +266,8 @@ HANDLERS: dict[Kind, Handle] = {
     "live": live,
     "ready": ready,
     "metrics": metrics,
-    "dresult": routes.dresult,
-    "flow": routes.flow,
+    "results": routes.dresult,
+    "results_flow": routes.flow,
     "role": routes.role,
-    "status": routes.status,
+    "instance_status": routes.status,
 }

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from parley.server import names_mindie, names_tgi, names_vllm
-from parley.server.metrics import View
-from parley.server.names_triton import TRITON
-from parley.server.series import Count, labels, scalar
+from parley.dialects.dialect import Dialect, Series
+from parley.metrics.recorded import View
+from parley.metrics.series import Count, labels, scalar
+from parley.server.surfaces import SURFACES
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-ALONE = {"mindie-metrics": names_mindie.told}  # APIs that have a page of their own, by name
 OWN: tuple[tuple[str, str, str, Callable[[View], float]], ...] = (
     ("counter", "engine_steps_total", "Steps of the engine.", lambda view: view.stats.steps),
     ("gauge", "ready", "1 while requests are taken.", lambda view: view.ready),
@@ -20,20 +19,18 @@ OWN: tuple[tuple[str, str, str, Callable[[View], float]], ...] = (
 )
 
 
-def text(views: Sequence[View], answers: Mapping[str, Count], api: str = "") -> str:
-    """The page, in Prometheus' text format. ``views``: of each model, the main one first, of which alone TGI's series
-    speak; ``answers``: over each protocol, by status; ``api``: whose page is asked for."""
-    if api in ALONE:
-        return ALONE[api](views)
-    return names_vllm.told(views) + names_tgi.told(views[0]) + _triton(views) + _answers(answers) + _own(views)
+def text(views: Sequence[View], answers: Mapping[str, Count], dialect: Dialect | None = None) -> str:
+    """The page, in Prometheus' text format. ``views``: of each model, the main one first; ``answers``: over each
+    protocol, by status; ``dialect``: the API whose page is asked for, which may have one of its own."""
+    if dialect is not None and dialect.page is not None:
+        return dialect.page(views)
+    return "".join(series(views) for series in _series()) + _answers(answers) + _own(views)
 
 
-def _triton(views: Sequence[View]) -> str:
-    each = [(labels({"model": view.model, "version": "1"}), view) for view in views]
-    return "".join(
-        scalar(kind, name, help, [(common, values(view.metrics.totals, view.stats)) for common, view in each])
-        for kind, name, help, values in TRITON
-    )
+def _series() -> list[Series]:
+    """What writes the series of each API at the root."""
+    told = [surface.dialect.series for surface in SURFACES if not surface.prefix]
+    return [each for each in told if each is not None]
 
 
 def _answers(answers: Mapping[str, Count]) -> str:

@@ -17,6 +17,8 @@ from google.protobuf.message import DecodeError
 
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message
+from parley.dialects.triton.rpc.status import Refused
+from parley.dialects.triton.rpc.watch import watch
 from parley.errors import BadRequest, UnknownModel
 from parley.server.aside import off_loop
 from parley.server.auth import Keys
@@ -25,9 +27,7 @@ from parley.server.call import Call
 from parley.server.generation import Generation
 from parley.server.model import Model
 from parley.server.service import Service
-from parley.server.statuses import Refused
 from parley.server.tally import Tally
-from parley.server.watch import watch
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 Work = Callable[[Call, Any, Context], Awaitable[bytes | None]]

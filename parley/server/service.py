@@ -14,10 +14,10 @@ from parley import __version__
 from parley.dialects.facts import Facts
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.instance.node import Node
+from parley.metrics.series import Count
 from parley.server.endpoints import Endpoints
 from parley.server.model import Model
 from parley.server.options import ServerOptions
-from parley.server.series import Count
 
 if TYPE_CHECKING:
     from parley.server.generation import Generation

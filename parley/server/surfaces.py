@@ -21,15 +21,6 @@ OPERATIONS = (
     Route("GET", "/health/live", "live"),
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
-    Route("GET", "/dresult", "dresult"),
-    Route("POST", "/v1/dresult/flow", "flow"),
-    Route("POST", "/v1/role/prefill", "role"),
-    Route("POST", "/v1/role/decode", "role"),
-    Route("POST", "/v1/role/flex", "role"),
-    Route("POST", "/v2/role/prefill", "role"),
-    Route("POST", "/v2/role/decode", "role"),
-    Route("GET", "/v1/status", "status"),
-    Route("GET", "/v2/status", "status"),
 )
 OPEN: frozenset[Kind] = frozenset({"live", "ready", "state", "health"})  # to clients without a key, if all of a path is
 CHANGES: frozenset[Kind] = frozenset(
@@ -68,7 +59,10 @@ SURFACES = (
     Surface("/mindie-old", mindie.OLD),
 )
 
-OWN = Surface("", replace(openai.DIALECT, name="parley", routes=OPERATIONS))  # paths of the server itself
+INSTANCE_PLANE = mindie.INSTANCE_PLANE  # how instances of a cluster speak to coordinators
+BODY_FAULT = mindie.BODY_FAULT  # what a strict coordinator refuses of a body before an instance sees it
+# Paths of the server itself.
+OWN = Surface("", replace(openai.DIALECT, name="parley", routes=(*OPERATIONS, *INSTANCE_PLANE.routes), no_memory=b""))
 INNER = (OWN, Surface("", CALLS))  # beside the APIs
 # APIs that may have a port; some are only ever there, for who reaches them may end the server.
 PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from parley.dialects.dialect import Timings
-from parley.server.metrics import Metrics
+from parley.metrics.recorded import Metrics
 from parley.types import Reason, Request, Usage
 
 REASONS: dict[Reason, str] = {

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from outside import send, stream
 
-from parley.commands.apis import APIS, Shape, events
+from parley.commands.apis import APIS
 from parley.commands.load import Sample, percentile, summary
+from parley.dialects.bench import Shape, events
 
 EVENT = b'{"choices":[{"text":"a"}]}'
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}}'

@@ -14,6 +14,7 @@ from parley.cluster import words
 from parley.cluster.config import Options, Tls
 from parley.cluster.coordinator import Coordinator
 from parley.cluster.paths import WITHIN, Paths
+from parley.dialects.mindie import coordinator
 from parley.server.port import listen
 from parley.server.surfaces import table, universal
 
@@ -110,16 +111,16 @@ async def test_pages_of_other_origins(cluster):
 
 
 REFUSED = [
-    ("/v1/chat/completions", b"{", words.FORMAT),
-    ("/v1/chat/completions", b"[1]", words.FORMAT),
-    ("/v1/chat/completions", b"{}", words.NEITHER),
-    ("/v1/chat/completions", b'{"messages":[],"stream":1}', words.FORMAT),
-    ("/v1/completions", b'{"prompt":[1]}', words.FORMAT),
-    ("/generate", b'{"inputs":1,"prompt":"a"}', words.FORMAT),
-    ("/infer", b'{"inputs":"a","input_id":[1]}', words.FORMAT),
-    ("/infer", b"{}", words.FORMAT),
-    ("/v2/models/m/generate", b'{"inputs":"a"}', words.FORMAT),
-    ("/v2/models/m/infer", b'{"inputs":[{"datatype":"BYTES"}]}', words.FORMAT),
+    ("/v1/chat/completions", b"{", coordinator.FORMAT),
+    ("/v1/chat/completions", b"[1]", coordinator.FORMAT),
+    ("/v1/chat/completions", b"{}", coordinator.NEITHER),
+    ("/v1/chat/completions", b'{"messages":[],"stream":1}', coordinator.FORMAT),
+    ("/v1/completions", b'{"prompt":[1]}', coordinator.FORMAT),
+    ("/generate", b'{"inputs":1,"prompt":"a"}', coordinator.FORMAT),
+    ("/infer", b'{"inputs":"a","input_id":[1]}', coordinator.FORMAT),
+    ("/infer", b"{}", coordinator.FORMAT),
+    ("/v2/models/m/generate", b'{"inputs":"a"}', coordinator.FORMAT),
+    ("/v2/models/m/infer", b'{"inputs":[{"datatype":"BYTES"}]}', coordinator.FORMAT),
     ("/v1/completions", b'{"prompt":"a"}', ""),
     ("/generate", b'{"prompt":"a"}', ""),
     ("/infer_token", b'{"input_id":[1]}', ""),

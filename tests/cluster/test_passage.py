@@ -18,7 +18,9 @@ from scripted import Asked, Script, Scripted, record
 
 from parley.cluster import words
 from parley.cluster.coordinator import seat
+from parley.errors import OrderRefused
 from parley.instance import frames, heads
+from parley.server.surfaces import INSTANCE_PLANE
 
 CHAT = Script([b'data: {"a":0}\n\n', b'data: {"a":1}\n\n', b'data: {"a":2}\n\n', b"data: [DONE]\n\n"])
 LONG = Script([b'data: {"n":%d}\n\n' % number for number in range(40)])
@@ -273,7 +275,7 @@ async def test_a_p_that_has_been_given_another_role_is_passed_over(cluster, stat
     running = await cluster(former, other, Scripted("decode"), scheduler_type="default_scheduler", max_retry=1)
 
     async def refuse(asked: Asked) -> bytes:
-        return raw(status, heads.Refused(status, text).answer.body)
+        return raw(status, INSTANCE_PLANE.refusal(OrderRefused(status, text)).body)
 
     former.before = refuse
     for _ in range(3):

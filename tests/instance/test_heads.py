@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.instance.heads import LONGEST, Order, Refused, read
+from parley.errors import OrderRefused
+from parley.instance.heads import LONGEST, Order, read
 from parley.instance.role import Address, Role
+from parley.server.surfaces import INSTANCE_PLANE
 
 OWN = Address("10.0.0.1", 1121)
 GOOD = {"req-id": "12345", "req-type": "prefill", "d-target": "10.0.0.2"}
@@ -34,9 +36,9 @@ def order(said: dict[str, str], name: str = "prefill", share: int = 50, secret: 
 
 
 def refusal(said: dict[str, str], name: str = "prefill", share: int = 50, secret: str = "") -> tuple[int, dict]:
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(OrderRefused) as raised:
         order(said, name, share, secret)
-    answer = raised.value.answer
+    answer = INSTANCE_PLANE.refusal(raised.value)
     assert answer.type == b"application/json"
     return answer.status, json.loads(answer.body)
 
@@ -139,5 +141,5 @@ def test_any_headers_are_read_or_refused(said: dict[str, str]) -> None:
     for name in ("none", "prefill", "decode", "flex", "mixed"):
         try:
             assert order(said, name).id
-        except Refused as refused:
-            assert refused.answer.status in (400, 503)
+        except OrderRefused as refused:
+            assert refused.status in (400, 503)

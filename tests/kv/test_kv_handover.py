@@ -47,7 +47,9 @@ shapes = st.lists(st.one_of(st.integers(1, 300), st.just(64)), min_size=1, max_s
     checksum=st.booleans(),
     seed=st.integers(1, 1 << 20),
 )
-def test_every_requested_page_arrives_unchanged(way: str, offered: Any, sizes: Any, gaps: Any, checksum: bool, seed: int) -> None:
+def test_every_requested_page_arrives_unchanged(
+    way: str, offered: Any, sizes: Any, gaps: Any, checksum: bool, seed: int
+) -> None:
     """Random pages on both sides, cuts, parts and shapes; several hand-overs on one link; nothing else is written."""
 
     random = Random(seed)

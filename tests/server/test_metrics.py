@@ -7,8 +7,8 @@ from served import HELLO
 from test_routes import value
 
 from parley.errors import EngineError
-from parley.server.metrics import Metrics
-from parley.server.series import Count, Distribution, scalar
+from parley.metrics.recorded import Metrics
+from parley.metrics.series import Count, Distribution, scalar
 from parley.server.tally import Note, Tally
 from parley.types import Request, Text, Usage
 

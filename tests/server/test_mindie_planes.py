@@ -185,10 +185,10 @@ async def test_metrics_have_their_names_and_no_others(planes):
 
 
 async def test_without_the_monitor_variable_a_strict_server_tells_none(serve):
-    (page,) = mindie.metrics(Rules("strict", monitored=False)).routes
+    (page,) = mindie.metrics_plane(Rules("strict", monitored=False)).routes
     facts = Facts("1", [], True)
     assert page.read is not None and page.read(b"", Head("0f", 1, "fp"), facts).status == 500
-    assert mindie.metrics(Rules("extended", monitored=False)).routes == mindie.METRICS.routes
+    assert mindie.metrics_plane(Rules("extended", monitored=False)).routes == mindie.METRICS.routes
 
 
 async def test_an_engine_is_paused_and_started_again(planes):

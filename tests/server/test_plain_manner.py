@@ -13,9 +13,9 @@ from answers import same
 from pair import join
 from served import Connection, Served, request
 
+from parley.dialects.mindie.recompute import ORIGIN
 from parley.instance import role
 from parley.instance.frames import Frame, Reader
-from parley.instance.recompute import ORIGIN
 from parley.instance.role import Address
 from parley.server.surfaces import ALONE, alone
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from parley.dialects.databricks import chat, completions, embeddings, endpoints, shared
 from parley.dialects.databricks.shared import Rules
-from parley.dialects.dialect import Dialect, Head, Kind, Reply, Route, named
+from parley.dialects.dialect import Dialect, Head, Kind, PromptMembers, Reply, Route, named
 from parley.dialects.fields import decode
 
 BESIDE = ("/api/2.0", "/ai-gateway")
@@ -19,6 +19,8 @@ BASES = ("/serving-endpoints", "/serving-endpoints/v1", "/ai-gateway/mlflow/v1",
 ROOT = "/api/2.0/serving-endpoints"
 ONE = ROOT + "/{endpoint}"
 PERMISSIONS = "/api/2.0/permissions/serving-endpoints/{id}"
+
+MEMBERS = PromptMembers(conversations=("messages",), prompts=("prompt", "input"), before=("tools",))
 
 UNBUILT = {
     ("POST", "/serving-endpoints/responses"): "The Responses API is",
@@ -105,6 +107,7 @@ DIALECT = Dialect(
     title="Databricks",
     base="/serving-endpoints",
     error=shared.error,
+    members=MEMBERS,
     routes=(*_asked(shared.LENIENT), *_managed()),
     beside=BESIDE,
 )
@@ -113,6 +116,7 @@ STRICT = Dialect(
     title="Databricks",
     base="/serving-endpoints",
     error=shared.error,
+    members=MEMBERS,
     body_limit=shared.BODY,
     routes=(*_asked(shared.STRICT), *_managed()),
     beside=BESIDE,

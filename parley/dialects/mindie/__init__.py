@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Dialect, Route, named
+from parley.dialects.dialect import Dialect, PromptMembers, Route, named
 from parley.dialects.mindie import (
+    bench,
     chat,
     completions,
     control,
+    coordinator,
+    instance,
+    metrics,
     native,
     openai,
     shared,
@@ -29,6 +33,12 @@ from parley.dialects.openai import embeddings
 ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
+MEMBERS = PromptMembers(
+    conversations=("messages",),
+    prompts=("prompt", "inputs", "text_input", "input_id"),
+    before=("tools",),
+    salts=("adapter_id",),
+)
 EMBEDDINGS = (Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),)  # the original has none
 
 
@@ -40,7 +50,9 @@ def service(rules: Rules) -> Dialect:
         title="MindIE",
         base="",
         error=partial(shared.error, rules=rules),
+        members=MEMBERS,
         id_header=ID_HEADER,
+        documented_errors=True,
         apart=True,
         routes=(
             Route("POST", "/", "generate", read=partial(tgi.either, rules)),
@@ -86,14 +98,16 @@ def shared_root(rules: Rules) -> Dialect:
     return replace(service(rules), routes=alone(rules))
 
 
-def management(rules: Rules) -> Dialect:
+def management_plane(rules: Rules) -> Dialect:
     """The plane of those who run the server."""
     return Dialect(
         name="mindie-management",
         title="MindIE management",
         base="",
         error=partial(shared.error, rules=rules),
+        members=MEMBERS,
         id_header=ID_HEADER,
+        documented_errors=True,
         routes=(
             Route("GET", "/health", "state", read=partial(upkeep.ready, rules)),
             Route("GET", "/health/timed", "trial", read=upkeep.wait, write=upkeep.tried),
@@ -114,7 +128,7 @@ def management(rules: Rules) -> Dialect:
     )
 
 
-def metrics(rules: Rules) -> Dialect:
+def metrics_plane(rules: Rules) -> Dialect:
     """The plane of those who watch it."""
     page = Route("GET", "/metrics", "metrics")
     if rules.strict and not rules.monitored:
@@ -124,12 +138,16 @@ def metrics(rules: Rules) -> Dialect:
         title="MindIE metrics",
         base="",
         error=partial(shared.error, rules=rules),
+        members=MEMBERS,
         id_header=ID_HEADER,
+        documented_errors=True,
         routes=(page,),
+        page=metrics.told,
     )
 
 
 DIALECT = shared_root(Rules("extended"))
-STRICT = service(Rules("strict"))
+STRICT = replace(service(Rules("strict")), bench=bench.APIS)
 OLD = service(Rules("strict-old"))
-MANAGEMENT, METRICS = management(Rules("strict")), metrics(Rules("strict"))
+INSTANCE_PLANE, BODY_FAULT = instance.PLANE, coordinator.body_fault
+MANAGEMENT, METRICS = management_plane(Rules("strict")), metrics_plane(Rules("strict"))

@@ -78,7 +78,7 @@ class NativeReply(Single):
 
 def _prompt(body: Fields, rules: Rules) -> Prompt:
     """Which of the two it is goes by the names alone: a null counts as given here."""
-    names = {"inputs", "input_id"}.intersection(body.names)
+    names = [name for name in ("inputs", "input_id") if body.has(name) or body.null(name)]
     if len(names) == 2:
         raise body.fail("inputs", "Input conflict.")
     if not names:

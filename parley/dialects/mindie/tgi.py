@@ -20,6 +20,7 @@ ROOT = Words("Failed to parse context to json body")
 EITHER = Words(NEITHER)
 STREAM = Words("Failed to parse request context to json")
 TOKENS = 20  # unless told otherwise
+NO_ORIGIN = "Failed to get parameter `origin_inputs` in json body"  # of a request that goes on elsewhere
 
 
 def either(rules: Rules, body: bytes, head: Head) -> TextReply:

@@ -18,6 +18,7 @@ from parley.types import Delta, Done, Event, Request, Stop, Text, Usage, Want
 
 UNREAD = Words(NEITHER)
 TOKENS = 16  # unless told otherwise, by the manual
+NO_ORIGIN = "Failed to get parameter `origin_inputs` in given json body"  # of a request that goes on elsewhere
 
 
 def read(rules: Rules, body: bytes, head: Head) -> RecordReply:

@@ -6,15 +6,19 @@ members that are known but not available are refused by name.
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Dialect, Route, named
-from parley.dialects.openai import chat, completions, embeddings, shared, tokens
+from parley.dialects.dialect import Dialect, PromptMembers, Route, named
+from parley.dialects.openai import bench, chat, completions, embeddings, shared, tokens
 
+MEMBERS = PromptMembers(conversations=("messages",), prompts=("prompt",), before=("tools",), salts=("cache_salt",))
 DIALECT = Dialect(
     name="openai",
     title="OpenAI",
     base="/v1",
     error=shared.error,
+    members=MEMBERS,
     headers=shared.headers,
+    bench=bench.APIS,
+    no_memory=shared.NO_MEMORY,
     routes=(
         Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
         Route("POST", "/v1/completions", "generate", read=completions.read, model=named),

@@ -22,6 +22,8 @@ MAX_PATTERN = 1024  # tokens
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
+# What a coordinator says that has no memory for a body.
+NO_MEMORY = b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}'
 
 FINISH: dict[Reason, str] = {
     "stop": "stop",

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, Head, Reply, Route, named
-from parley.dialects.tgi import chat, completions, document, generate, shared, tokens, vertex
+from parley.dialects.dialect import Answer, Dialect, Head, PromptMembers, Reply, Route, named
+from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, shared, tokens, vertex
 from parley.dialects.tgi.shared import EXTENDED, Rules
 
 INPUTS = ("inputs",)
+MEMBERS = PromptMembers(
+    conversations=("messages",), prompts=("prompt", *INPUTS, "instances"), before=("tools",), salts=("adapter_id",)
+)
 Read = Callable[[Rules, bytes, Head], Reply | Answer]
 Name = Callable[[bytes], str]
 
@@ -25,8 +28,10 @@ def _dialect(rules: Rules) -> Dialect:
         title="TGI",
         base="",
         error=partial(shared.error, rules),
+        members=MEMBERS,
         body_limit=rules.max_body,
         hints=not rules.strict,
+        no_memory=shared.NO_MEMORY,
         routes=(
             *_common(rules),
             _generate("/vertex", vertex.read, rules),
@@ -36,6 +41,8 @@ def _dialect(rules: Rules) -> Dialect:
             _generate("/v1/completions", completions.read, rules, model=named),
             Route("GET", "/v1/models", "models", write=tokens.models),
         ),
+        series=metrics.told,
+        bench=bench.APIS,
     )
 
 
@@ -75,7 +82,9 @@ OLD = Dialect(
     title=f"TGI {tokens.OLD}",
     base="",
     error=partial(shared.error, shared.OLD),
+    members=MEMBERS,
     body_limit=shared.OLD.max_body,
     hints=False,
+    no_memory=shared.NO_MEMORY,
     routes=_common(shared.OLD),
 )

@@ -45,6 +45,8 @@ PLAIN = b"text/plain; charset=utf-8"
 INCOMPLETE = "incomplete_generation"  # a type that clients know, and that has another name inside a stream
 MISLABELLED = b"Expected request with `Content-Type: application/json`"
 encode = msgspec.json.Encoder().encode
+# What a coordinator says that has no memory for a body.
+NO_MEMORY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, Route
-from parley.dialects.triton import control, errors, generate, infer
+from parley.dialects.dialect import Answer, Dialect, PromptMembers, Route
+from parley.dialects.triton import bench, control, errors, generate, infer, metrics
 
 MODEL = "/v2/models/{model}"
 PLACES = (MODEL, MODEL + "/versions/{version}")
+MEMBERS = PromptMembers(prompts=("inputs", "text_input"))
 SHARED = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
 
 
@@ -63,6 +64,7 @@ def _dialect(strict: bool) -> Dialect:
         title="Triton",
         base="/v2",
         error=errors.error,
+        members=MEMBERS,
         routes=(
             Route("GET", "/v2", "ask", read=control.server),
             Route("GET", "/v2/health/live", "live", write=_health("live", strict)),
@@ -76,6 +78,8 @@ def _dialect(strict: bool) -> Dialect:
             *_settings("/v2/logging", control.log),
             *(route for path in SHARED for route in _regions(path)),
         ),
+        series=metrics.told,
+        bench=bench.APIS,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 
-from parley.dialects.dialect import Answer, Head, Reply, Route
+from parley.dialects.dialect import Answer, Head, PromptMembers, Reply, Route
 from parley.dialects.facts import Facts
 from parley.dialects.triton import DIALECT, glance
 from parley.errors import Unsupported
@@ -42,6 +42,10 @@ def _ask(body: bytes, head: Head, facts: Facts) -> Answer:
     return reply.ask(body, head, facts)
 
 
+def _glance(body: bytes) -> tuple[str, bytes]:
+    return glance.model(body), glance.prompt(body)
+
+
 def _require() -> None:
     if find_spec("google") is None or find_spec("google.protobuf") is None:
         error = Unsupported("Packages for gRPC are missing on this server: pip install 'parley[grpc]'.")
@@ -52,6 +56,8 @@ def _require() -> None:
 CALLS = replace(
     DIALECT,
     base=SERVICE,
+    framed=True,
+    members=PromptMembers(message=_glance),
     routes=(
         Route("POST", INFER, "generate", read=_infer, model=glance.model, first=True),
         Route("POST", STREAM, "generate", read=_stream, model=glance.model, first=True),

@@ -8,11 +8,24 @@ vLLM's members.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Dialect, Route, named
+from parley.dialects.dialect import Dialect, PromptMembers, Route, named
 from parley.dialects.openai import tokens
-from parley.dialects.vllm import batch, chat, cohere, completions, control, embeddings, legacy, scores, shared
+from parley.dialects.vllm import (
+    batch,
+    bench,
+    chat,
+    cohere,
+    completions,
+    control,
+    embeddings,
+    legacy,
+    metrics,
+    scores,
+    shared,
+)
 
 UNBUILT = {
     "/v1/responses": "The Responses API is",
@@ -25,6 +38,7 @@ UNBUILT = {
     "/inference/v1/generate": "Generation from tokens to tokens is",
     "/inference/v1/abort_requests": "Cancelling by id is",
 }
+MEMBERS = PromptMembers(conversations=("messages",), prompts=("prompt",), before=("tools",), salts=("cache_salt",))
 BATCH = Route("POST", "/v1/chat/completions/batch", "generate", read=batch.read, model=named)
 COHERE = Route("POST", "/v2/embed", "embed", read=cohere.read, model=named)
 POOLING = Route("POST", "/pooling", "embed", read=embeddings.pool, model=named)
@@ -59,13 +73,19 @@ DIALECT = Dialect(
     title="vLLM",
     base="",
     error=shared.error,
+    members=MEMBERS,
+    no_memory=shared.NO_MEMORY,
     routes=(_generate(legacy.LENIENT), POOLING, *SCORES, COHERE, BATCH, RESET, *_adapters(False)),
+    series=metrics.told,
 )
 STRICT = Dialect(
     name="vllm",
     title="vLLM",
     base="/v1",
+    bench=bench.APIS,
     error=shared.error,
+    members=replace(MEMBERS, prompts=("prompt", "input")),
+    no_memory=shared.NO_MEMORY,
     hints=False,
     routes=(
         _generate(legacy.STRICT),
@@ -97,6 +117,8 @@ OLD = Dialect(
     title="vLLM 0.6.3's demo server",
     base="",
     error=shared.error,
+    members=MEMBERS,
+    no_memory=shared.NO_MEMORY,
     hints=False,
     routes=(_generate(legacy.OLD), Route("GET", "/health", "health")),
 )

@@ -33,6 +33,8 @@ BUSY = "The engine is currently busy and cannot accept new requests. Please try 
 UNUSABLE = "InvalidUserInput"  # what is wrong with an adapter
 
 encode = msgspec.json.Encoder().encode
+# What a coordinator says that has no memory for a body.
+NO_MEMORY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
 
 
 def frame(chunk: Any) -> bytes:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from parley.server.metrics import Metrics, View
-from parley.server.series import Distribution, header, labels, scalar
+from parley.metrics.recorded import Metrics, View
+from parley.metrics.series import Distribution, header, labels, scalar
 
 Value = Callable[[View], float]
 

@@ -5,10 +5,11 @@ What the original measures and this server does not have (GPU power, a response 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from parley.dialects.facts import Totals
+from parley.metrics.recorded import Totals, View
+from parley.metrics.series import labels, scalar
 from parley.types import Stats
 
 Values = Callable[[Totals, Stats], Iterable[tuple[str, float]]]  # further labels, and the value
@@ -28,7 +29,7 @@ def _by(label: str, reads: dict[str, Callable[[Totals, Stats], float]]) -> Value
 
 
 # Kind, name, help, values.
-TRITON: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
+SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
     ("counter", "nv_inference_request_success", "Requests that were answered.", _count(lambda t: t.succeeded)),
     (
         "counter",
@@ -101,3 +102,12 @@ TRITON: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
         _by("general_type", {"iteration_counter": lambda t, s: s.steps}),
     ),
 )
+
+
+def told(views: Sequence[View]) -> str:
+    """These series as text."""
+    each = [(labels({"model": view.model, "version": "1"}), view) for view in views]
+    return "".join(
+        scalar(kind, name, help, [(common, values(view.metrics.totals, view.stats)) for common, view in each])
+        for kind, name, help, values in SCALARS
+    )

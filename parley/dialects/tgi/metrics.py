@@ -6,10 +6,10 @@ and this server does not do (filtering and joining batches, decoding apart from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from parley.server.metrics import Metrics, View
-from parley.server.series import Distribution, header, scalar
+from parley.metrics.recorded import Metrics, View
+from parley.metrics.series import Distribution, header, scalar
 
 Values = Callable[[View], Iterable[tuple[str, float]]]  # labels, and the value
 
@@ -74,8 +74,9 @@ COUNTS: tuple[tuple[str, str], ...] = (
 )
 
 
-def told(view: View) -> str:
-    """These series as text; they have no common labels, so they can be told of one model."""
+def told(views: Sequence[View]) -> str:
+    """These series as text, of the main model alone: they have no common labels that would tell models apart."""
+    view = views[0]
     parts = [scalar(kind, name, help, [("", values(view))]) for kind, name, help, values in SCALARS]
     for name, help, read in HISTOGRAMS:
         parts.append(header("histogram", name, help))

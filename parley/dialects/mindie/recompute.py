@@ -2,8 +2,8 @@
 
 Such a body is the client's, but that its prompt is a text of numbers: how long the prompt was, then the ids of its
 tokens and of those that were generated. Beside that, parley puts the request as it came and the engine's outputs,
-by which another parley goes on exactly (``parley_origin``); any other reads over it. Knows the interfaces by path and
-members, and nothing of how a request is answered.
+by which another parley goes on exactly (``parley_origin``); any other reads over it. It knows the interfaces by path
+and members, and nothing of how a request is answered.
 """
 
 from __future__ import annotations
@@ -11,50 +11,24 @@ from __future__ import annotations
 import re
 from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from parley.dialects.instance_plane import IDENTITY, Batch, Origin, ResumedBody
+from parley.dialects.mindie import tgi, vllm
 from parley.dialects.mindie.shared import encode
-from parley.engine.protocol import Engine
-from parley.errors import ContextLength, Malformed
-from parley.instance.heads import IDENTITY, Refused
-from parley.server.leg import Batch
-from parley.types import Output, Work
+from parley.errors import OrderRefused
+from parley.types import Output
 
 IDS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
 ORIGIN = "parley_origin"
 MESSAGES = "Messages MUST be a string for recompute"
 CALLING = "Messages must be a string for recompute"  # with tools
-TGI = "Failed to get parameter `origin_inputs` in json body"
-VLLM = "Failed to get parameter `origin_inputs` in given json body"
 UNREAD = "Failed to get token from input: {}"
 FIRST = "Failed to get parameter firstTokenCost in json body"
 TIMES = "Parameter decodeTime length is invalid."
 ANY = "a"  # stands where a prompt was whose text is not known
-
-
-class Origin(msgspec.Struct):
-    """A request as it came, and what was answered: outputs of the engine, as rendered. ``unique``: 32 hexadecimal
-    digits, from which all comes that is drawn for it. ``created``: the time that its answer shows. ``prompt``: as in
-    Opened."""
-
-    body: bytes
-    past: list[Batch]
-    unique: str
-    created: int
-    prompt: list[int] | None = None
-
-
-class Opened(NamedTuple):
-    """``body``: as its interface reads it. ``prompt``: the ids that it stands for; None: the body says it. ``past``:
-    the engine's outputs so far. ``unique``, ``created``: as in Origin, if they are known."""
-
-    body: bytes
-    prompt: list[int] | None
-    past: list[Batch]
-    unique: str = ""
-    created: int | None = None
 
 
 _ORIGIN = msgspec.msgpack.Decoder(Origin)
@@ -73,14 +47,14 @@ MEMBERS = {
 # -- reading
 
 
-def read(path: str, body: bytes) -> Opened:
-    """A body that came with ``is-recompute: true``. Raises heads.Refused. What is no JSON object is left to others."""
+def read(path: str, body: bytes) -> ResumedBody:
+    """A body that came with ``is-recompute: true``. Raises OrderRefused. What is no JSON object is left to others."""
     try:
         given = msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        return Opened(body, None, [])
+        return ResumedBody(body, None, [])
     if not isinstance(given, dict):
-        return Opened(body, None, [])
+        return ResumedBody(body, None, [])
     if ORIGIN in given:
         return _original(given[ORIGIN])
     interface = _interface(path, given)
@@ -96,17 +70,17 @@ def read(path: str, body: bytes) -> Opened:
     if interface == "triton":
         _times(given, len(drawn))
     past: list[Batch] = [[(0, Output("", 0, drawn))]] if drawn else []
-    return Opened(encode(given), prompt, past)
+    return ResumedBody(encode(given), prompt, past)
 
 
-def _original(coded: Any) -> Opened:
+def _original(coded: Any) -> ResumedBody:
     try:
         origin = _ORIGIN.decode(a2b_base64(coded, strict_mode=True))
     except (Error, TypeError, ValueError) as error:
-        raise Refused(422, UNREAD.format(f"{ORIGIN} cannot be read ({type(error).__name__})")) from None
+        raise OrderRefused(422, UNREAD.format(f"{ORIGIN} cannot be read ({type(error).__name__})")) from None
     if not IDENTITY.fullmatch(origin.unique):
-        raise Refused(422, UNREAD.format(f"{ORIGIN} has no identity"))
-    return Opened(origin.body, origin.prompt, origin.past, origin.unique, origin.created)
+        raise OrderRefused(422, UNREAD.format(f"{ORIGIN} has no identity"))
+    return ResumedBody(origin.body, origin.prompt, origin.past, origin.unique, origin.created)
 
 
 def _interface(path: str, given: dict[str, Any]) -> str:
@@ -123,7 +97,7 @@ def _interface(path: str, given: dict[str, Any]) -> str:
 
 
 def _text(interface: str, given: dict[str, Any]) -> str | list[int]:
-    """The numbers in a body. Raises Refused."""
+    """The numbers in a body. Raises OrderRefused."""
     if interface == "tensors":
         return _data(given["inputs"])
     member = MEMBERS[interface]
@@ -131,8 +105,8 @@ def _text(interface: str, given: dict[str, Any]) -> str | list[int]:
     if isinstance(text, str):
         return text
     if interface == "chat":
-        raise Refused(422, CALLING if given.get("tools") else MESSAGES)
-    raise Refused(422, UNREAD.format(f"{member} is no string"))
+        raise OrderRefused(422, CALLING if given.get("tools") else MESSAGES)
+    raise OrderRefused(422, UNREAD.format(f"{member} is no string"))
 
 
 def _data(tensors: list[Any]) -> list[int]:
@@ -140,12 +114,12 @@ def _data(tensors: list[Any]) -> list[int]:
     while isinstance(data, list) and len(data) == 1 and isinstance(data[0], list):
         data = data[0]
     if not isinstance(data, list) or not all(type(id) is int and id >= 0 for id in data):
-        raise Refused(422, UNREAD.format("data is no list of token ids"))
+        raise OrderRefused(422, UNREAD.format("data is no list of token ids"))
     return data
 
 
 def _stand_in(interface: str, given: dict[str, Any], prompt: list[int]) -> Any:
-    """What an interface reads in place of the numbers. Raises Refused."""
+    """What an interface reads in place of the numbers. Raises OrderRefused."""
     if interface == "chat":
         return [{"role": "user", "content": ANY}]
     if interface == "completions":
@@ -154,13 +128,13 @@ def _stand_in(interface: str, given: dict[str, Any], prompt: list[int]) -> Any:
         return ANY
     origin = given.pop("origin_inputs", None)
     if not isinstance(origin, str):
-        raise Refused(422, VLLM if interface == "vllm" else TGI)
+        raise OrderRefused(422, vllm.NO_ORIGIN if interface == "vllm" else tgi.NO_ORIGIN)
     return origin or ANY
 
 
 def _tokens(text: str) -> tuple[list[int], list[int]]:
     if not IDS.fullmatch(text):
-        raise Refused(422, UNREAD.format("it is no list of numbers with commas in between"))
+        raise OrderRefused(422, UNREAD.format("it is no list of numbers with commas in between"))
     return _split([int(id) for id in text.split(",")])
 
 
@@ -168,7 +142,7 @@ def _split(numbers: list[int]) -> tuple[list[int], list[int]]:
     """The ids of the prompt and of what was generated."""
     length, *ids = numbers or [0]
     if not 0 < length <= len(ids):
-        raise Refused(422, UNREAD.format(f"the prompt cannot have {length} of {len(ids)} tokens"))
+        raise OrderRefused(422, UNREAD.format(f"the prompt cannot have {length} of {len(ids)} tokens"))
     return ids[:length], ids[length:]
 
 
@@ -183,33 +157,14 @@ def _times(given: dict[str, Any], drawn: int) -> None:
     """Take out what the original's servers measured; it must be there."""
     parameters = given.get("parameters")
     if not isinstance(parameters, dict) or not _unsigned(parameters.pop("firstTokenCost", None)):
-        raise Refused(422, FIRST)
+        raise OrderRefused(422, FIRST)
     times = parameters.pop("decodeTime", None)
     if not isinstance(times, list) or not all(map(_unsigned, times)) or len(times) != max(0, drawn - 1):
-        raise Refused(422, TIMES)
+        raise OrderRefused(422, TIMES)
 
 
 def _unsigned(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def lost(engine: Engine, outputs: Sequence[Output]) -> bool:
-    """Do these say that the engine is gone, with the request in it?"""
-    return engine.state != "ready" and any(output.finish == "error" for output in outputs)
-
-
-def restore(works: Sequence[Work], prompt: list[int] | None, context: int) -> None:
-    """Have a work of a body that was read here begin with its own prompt. Raises ContextLength, Malformed."""
-    if prompt is None:
-        return
-    if len(works) != 1:
-        raise Malformed("A request that goes on with token ids has one prompt.")
-    if len(prompt) >= context:
-        told = f"The prompt has {len(prompt)} tokens; the model's context has {context}."
-        raise ContextLength(told, field="prompt", limit=context, prompt=len(prompt))
-    (work,) = works
-    work.token_ids = prompt
-    work.max_tokens = min(work.max_tokens, context - len(prompt))
 
 
 # -- writing

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.instance.heads import Refused
-from parley.instance.recompute import ORIGIN, Origin, read, write
+from parley.dialects.instance_plane import Origin
+from parley.dialects.mindie.instance import refusal
+from parley.dialects.mindie.recompute import ORIGIN, read, write
+from parley.errors import OrderRefused
 from parley.types import Output, Score
 
 CHAT, TRITON = "/v1/chat/completions", "/v2/models/m/generate"
@@ -101,9 +103,9 @@ READ = GET + "token from input: "
     ],
 )
 def test_bodies_that_cannot_be_gone_on_with(path: str, body: dict[str, Any], text: str) -> None:
-    with pytest.raises(Refused) as raised:
+    with pytest.raises(OrderRefused) as raised:
         read(path, json.dumps(body).encode())
-    answer = raised.value.answer
+    answer = refusal(raised.value)
     assert answer.status == 422 and json.loads(answer.body) == {"error": text, "error_type": "Input Validation Error"}
 
 
@@ -111,7 +113,7 @@ def test_bodies_that_cannot_be_gone_on_with(path: str, body: dict[str, Any], tex
 def test_what_is_no_json_is_left_to_the_interface(path: str, body: bytes) -> None:
     try:
         assert read(path, body).body
-    except Refused as refused:
-        assert refused.answer.status == 422
+    except OrderRefused as refused:
+        assert refusal(refused).status == 422
     except AssertionError:
         assert not body

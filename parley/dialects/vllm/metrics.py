@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from parley.server.metrics import Metrics, View
-from parley.server.series import Count, Distribution, header, labels, scalar
+from parley.metrics.recorded import Metrics, View
+from parley.metrics.series import Count, Distribution, header, labels, scalar
 
 Values = Callable[[View], Iterable[tuple[str, float]]]  # further labels, and the value
 

@@ -1,5 +1,5 @@
-"""What MindIE's coordinator refuses of a body before any instance sees it. Only a strict one of ours does: instances
-say more precisely what is wrong. Pure: bytes in, a text or none out.
+"""What MindIE's coordinator refuses of a body before any instance sees it. Only a strict coordinator of parley does:
+instances say more precisely what is wrong. Pure: bytes in, a text or none out.
 """
 
 from __future__ import annotations
@@ -8,27 +8,24 @@ from typing import Any
 
 import msgspec
 
-from parley.cluster import words
-from parley.dialects.triton.calls import SERVICE
-
+FORMAT = "Request format is invalid"
+NEITHER = "Invalid request format: Missing both 'prompt' or 'messages'"
 LEAST = "UINT32"  # the type of tokens
 
 
-def wrong(path: str, body: bytes) -> str:
+def body_fault(path: str, body: bytes) -> str:
     """Return the documented text of the first error in a body; empty if there is none. ``path``: the route's path."""
-    if path.startswith(SERVICE):
-        return ""
     try:
         said = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return words.FORMAT
+        return FORMAT
     if not isinstance(said, dict) or not isinstance(said.get("stream", False), bool):
-        return words.FORMAT
+        return FORMAT
     if path.endswith("/completions"):
         if "messages" not in said and "prompt" not in said:
-            return words.NEITHER
-        return "" if "messages" in said or isinstance(said["prompt"], str) else words.FORMAT
-    return "" if _input(path, said) else words.FORMAT
+            return NEITHER
+        return "" if "messages" in said or isinstance(said["prompt"], str) else FORMAT
+    return "" if _input(path, said) else FORMAT
 
 
 def _input(path: str, said: dict[str, Any]) -> bool:
