@@ -66,7 +66,7 @@ def test_an_incomplete_stream_is_seen_in_every_api(api, told, why):
 
 def test_a_frame_that_leaves_no_room_is_told(parley, url):
     done = parley("bench", "--url", url, "--api", "chat", "--prompt-len", "3")
-    assert done.returncode == 1 and "make them longer" in done.stderr
+    assert done.returncode == 1 and "increase --prompt-len" in done.stderr
 
 
 def test_the_table_has_one_line_per_concurrency(parley, url):

@@ -29,7 +29,7 @@ async def started(**options) -> FakeEngine:
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 6), st.integers(1, 3)), min_size=1, max_size=8),
     st.integers(1, 4),
 )
-def test_every_choice_ends_exactly_once_and_gives_what_was_asked(shapes, places):
+def test_every_choice_yields_its_tokens_and_ends_exactly_once(shapes, places):
     async def scenario() -> None:
         engine = await started(max_batch=places)
         streams = [
@@ -50,7 +50,7 @@ def test_every_choice_ends_exactly_once_and_gives_what_was_asked(shapes, places)
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(-1, 2)), max_size=6))
-def test_a_cancelled_choice_gives_nothing_more(cancels):
+def test_cancelled_choice_yields_no_more_outputs(cancels):
     async def scenario() -> None:
         engine = await started()
         stream = engine.submit(Work(id="a", token_ids=[1], max_tokens=8, n=3))
@@ -74,7 +74,7 @@ def test_a_cancelled_choice_gives_nothing_more(cancels):
     asyncio.run(scenario())
 
 
-async def test_a_crash_ends_every_open_choice_with_the_reason():
+async def test_engine_crash_ends_every_open_choice_with_the_reason():
     engine = await started()
     engine.gate.clear()
     streams = [engine.submit(Work(id=str(i), token_ids=[1], max_tokens=4, n=2)) for i in range(3)]
@@ -87,7 +87,7 @@ async def test_a_crash_ends_every_open_choice_with_the_reason():
     await engine.close()
 
 
-async def test_work_before_ready_and_a_failed_start_are_errors_not_hangs():
+async def test_requests_before_ready_and_failed_starts_raise_errors():
     engine = FakeEngine(load=0.01, failure="There is no model here.")
     await engine.start()
     early = await read(engine.submit(Work(id="a", token_ids=[1], max_tokens=1)))
@@ -104,7 +104,7 @@ async def test_work_before_ready_and_a_failed_start_are_errors_not_hangs():
 @given(
     st.integers(1, 3), st.integers(1, 6), st.lists(st.sampled_from(["more", "enough", "next", "cancel"]), max_size=12)
 )
-def test_feeding_and_reading_give_the_same_once_and_in_order(n, limit, wishes):
+def test_feed_and_next_deliver_each_token_once_in_order(n, limit, wishes):
     async def scenario() -> None:
         engine = await started()
         stream = engine.submit(Work(id="a", token_ids=[1, 2, 3], max_tokens=limit, n=n))
@@ -138,7 +138,7 @@ def test_feeding_and_reading_give_the_same_once_and_in_order(n, limit, wishes):
     asyncio.run(scenario())
 
 
-async def test_a_reader_that_fails_takes_nobody_with_it():
+async def test_failing_reader_does_not_disturb_other_streams():
     engine = await started()
 
     def fail(outputs: list[Output]) -> bool:
@@ -156,7 +156,7 @@ async def test_a_reader_that_fails_takes_nobody_with_it():
     await engine.close()
 
 
-async def test_a_crash_and_a_cancelled_reader_end_feeding():
+async def test_engine_crash_or_reader_cancellation_ends_feed():
     engine = await started(tick=0.001)
     outputs: list[Output] = []
     stream, other = (engine.submit(Work(id=id, token_ids=[1], max_tokens=4000)) for id in "ab")
@@ -172,7 +172,7 @@ async def test_a_crash_and_a_cancelled_reader_end_feeding():
     await engine.close()
 
 
-async def test_a_prompt_computed_for_others_tells_its_pages_first_and_goes_on_elsewhere():
+async def test_leased_prompt_announces_its_pages_before_its_first_output():
     engine = await started()
     work = Work(id="a", token_ids=list(range(40)), max_tokens=6, n=2, lease=True)
     told: list[int | Output] = []
@@ -203,7 +203,7 @@ async def test_a_prompt_computed_for_others_tells_its_pages_first_and_goes_on_el
     engine.free("key")
 
 
-async def test_time_is_shared_as_it_was_said_last_also_before_the_model_is_loaded():
+async def test_prefill_share_applies_also_when_set_before_loading():
     """Prompts of 100 tokens beside one answer: with nothing they wait for its end, with all they do not wait."""
 
     async def beside(percent: int) -> int:

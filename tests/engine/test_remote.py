@@ -1,4 +1,4 @@
-"""The engine as a process: it serves, it dies visibly, it comes back once, and it never outlives the API process."""
+"""The engine process: it serves, reports its death, restarts once, and never outlives the API process."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ async def tokens(engine: RemoteEngine, id: str) -> list[int]:
 
 
 async def waits(engine: RemoteEngine) -> bool:
-    """Does a prompt wait for the end of an answer?"""
+    """Whether a prompt waits for the end of a running answer."""
     answer = engine.submit(work("answer", 300))
     await answer.next()
     await read(engine.submit(work("prompt", 1)))
@@ -79,7 +79,7 @@ async def gone(pid: int) -> bool:
     return False
 
 
-async def test_a_killed_engine_ends_every_stream_and_serves_again(folder):
+async def test_killed_engine_ends_its_streams_and_restarts_once(folder):
     async with engine(folder) as e:
         before = await tokens(e, "before")
         assert len(before) == 8
@@ -97,8 +97,8 @@ async def test_a_killed_engine_ends_every_stream_and_serves_again(folder):
             await asyncio.sleep(0.05)
         assert e.state == "ready"
         assert await tokens(e, "after") == before
-        assert await waits(e)  # as it was told before it died
-        # Dying again at once is not an accident any more.
+        assert await waits(e)  # the restarted engine keeps the prefill share
+        # A second death right after the restart is no accident: the engine stays down.
         os.kill(e.pid, signal.SIGKILL)
         last = (await asyncio.wait_for(read(e.submit(work("last", 4000))), 5.0))[-1]
         assert last.finish == "error"
@@ -107,7 +107,7 @@ async def test_a_killed_engine_ends_every_stream_and_serves_again(folder):
         assert e.state == "failed" and "SIGKILL" in e.failure
 
 
-async def test_a_cancel_frees_the_blocks_while_others_go_on(folder):
+async def test_cancel_frees_blocks_while_other_requests_continue(folder):
     async with engine(folder) as e:
         doomed, spared = e.submit(work("doomed", 4000)), e.submit(work("spared", 40))
         await doomed.next()
@@ -120,7 +120,7 @@ async def test_a_cancel_frees_the_blocks_while_others_go_on(folder):
         assert (e.stats.blocks_used, e.stats.running, e.stats.waiting) == (0, 0, 0)
 
 
-async def test_a_reset_empties_the_prefix_cache(folder):
+async def test_engine_reset_empties_the_prefix_cache(folder):
     async with engine(folder) as running:
         long = [Work(id=f"w{k}", token_ids=[5, 6, 7, 8] * 20, max_tokens=1, sampling=GREEDY) for k in range(3)]
         outputs = [(await read(running.submit(one)))[-1] for one in long[:2]]
@@ -132,7 +132,7 @@ async def test_a_reset_empties_the_prefix_cache(folder):
     assert not await running.reset()
 
 
-async def test_signals_of_the_group_do_not_end_the_engine_but_closing_does(folder):
+async def test_engine_ignores_group_signals_and_ends_on_close(folder):
     async with engine(folder) as e:
         pid = e.pid
         assert pid is not None
@@ -142,7 +142,7 @@ async def test_signals_of_the_group_do_not_end_the_engine_but_closing_does(folde
     assert await gone(pid)
 
 
-async def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path):
+async def test_engine_reports_a_load_failure_in_one_sentence(tmp_path):
     e = RemoteEngine(Settings(model=str(tmp_path / "nothing")))
     await e.start()
     with pytest.raises(EngineFailed) as error:
@@ -152,7 +152,7 @@ async def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path):
     await e.close()
 
 
-def test_the_engine_does_not_outlive_a_killed_parent(folder):
+def test_engine_exits_when_its_parent_is_killed(folder):
     script = (
         "import asyncio, sys\n"
         "from parley.engine.remote import RemoteEngine\n"
@@ -177,7 +177,7 @@ def test_the_engine_does_not_outlive_a_killed_parent(folder):
     raise AssertionError("the engine process is an orphan")
 
 
-async def test_an_engine_that_was_up_long_enough_may_be_restarted_again(folder, monkeypatch):
+async def test_restarts_again_an_engine_that_was_healthy_long_enough(folder, monkeypatch):
     monkeypatch.setattr(remote, "HEALTHY_S", 0.0)
     async with engine(folder) as e:
         for _ in range(2):
@@ -191,8 +191,8 @@ async def test_an_engine_that_was_up_long_enough_may_be_restarted_again(folder, 
         assert len(await tokens(e, "a")) == 8
 
 
-async def test_what_tokens_took_is_what_the_steps_took(folder):
-    """Under mixed load: prompts of several lengths, shared beginnings, several choices, works that want no costs."""
+async def test_token_costs_equal_the_measured_step_times(folder):
+    """Mixed load: prompts of several lengths, shared prefixes, several choices, and requests that ask for no costs."""
     async with engine(folder) as e:
         steps: list[Outputs] = []
         deliver = e._deliver
@@ -207,10 +207,10 @@ async def test_what_tokens_took_is_what_the_steps_took(folder):
             prompt = [5 + number % 3] * (40 * (number % 4)) + [7, 8, number]
             wish = Work(str(number), prompt, 20 + number, n=1 + number % 2, seed=number, costs=number % 5 != 4)
             streams.append(e.submit(wish))
-            await asyncio.sleep(0)  # they come while others run
+            await asyncio.sleep(0)  # later requests arrive while earlier ones run
         await asyncio.gather(*map(read, streams))
         told = 0
-        since: dict[tuple[str, int], int] = {}  # of each choice, the step that gave its last token
+        since: dict[tuple[str, int], int] = {}  # for each choice, the step of its last token
         for place, step in enumerate(steps):
             for output in step.outputs:
                 choice = output.id, output.index

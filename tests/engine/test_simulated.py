@@ -1,4 +1,4 @@
-"""The simulated engine: what steps and links take by a cost model, and that it answers as engines do."""
+"""The simulated engine: step and link times come from a cost model, and it answers like any engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def row(start: int, count: int) -> Row:
 
 
 @given(st.integers(1, 4096))
-def test_a_step_goes_through_the_points_and_on_behind_them(tokens):
+def test_step_cost_interpolates_and_extrapolates_the_measured_rows(tokens):
     for at, seconds in COSTS.rows:
         assert COSTS.batch(at) == pytest.approx(seconds)
     assert COSTS.batch(tokens) <= COSTS.batch(tokens + 1)
@@ -35,7 +35,7 @@ def test_a_step_goes_through_the_points_and_on_behind_them(tokens):
 
 
 @given(st.integers(0, 900), st.integers(2, 100), st.integers(1, 99))
-def test_a_prompt_in_two_chunks_has_as_many_pairs_as_in_one(start, count, cut):
+def test_chunked_prefill_costs_as_many_attention_pairs_as_one_chunk(start, count, cut):
     cut = 1 + cut % (count - 1) if count > 2 else 1
     whole = COSTS.step([row(start, count)]) - COSTS.batch(count)
     chunks = [row(start, cut), row(start + cut, count - cut)]
@@ -46,11 +46,11 @@ def test_a_prompt_in_two_chunks_has_as_many_pairs_as_in_one(start, count, cut):
     assert decode == pytest.approx(1e-6 * (start + 1))
 
 
-def test_pages_land_one_after_the_other_and_nothing_overtakes_them_under_their_key():
+def test_simulated_link_delivers_pages_in_order_per_key():
     link = Link(msgspec.structs.replace(COSTS, token_bytes=1000, bandwidth=16_000.0, latency=0.5))
     assert link.due(Landed("a", 2), 10.0) == pytest.approx(12.5)
     assert link.due(Landed("b", 1), 10.0) == pytest.approx(13.5)
-    assert link.due(Landed("a", 3), 11.0) == pytest.approx(14.5)  # one more
+    assert link.due(Landed("a", 3), 11.0) == pytest.approx(14.5)  # one more page
     assert link.due(Submit(Work(id="a", token_ids=[1], max_tokens=1)), 11.0) == pytest.approx(14.5)
     assert link.due(Cancel("a"), 11.5) == pytest.approx(14.5)
     assert link.due(Free("a"), 12.0) == pytest.approx(14.5)
@@ -64,7 +64,7 @@ def test_pages_land_one_after_the_other_and_nothing_overtakes_them_under_their_k
              "rows = [[1, 2.0], [2, 1.0]]\nblocks = 1\nlength = 1",
              "rows = [[1, 1.0], [2, 2.0]]\nblocks = 1\nlength = 1\nspeed = 0", "rows = 1", "x = "],
 )  # fmt: skip
-async def test_a_cost_model_that_makes_no_sense_ends_the_start_with_a_sentence(text, tmp_path):
+async def test_invalid_cost_model_fails_the_start_with_a_sentence(text, tmp_path):
     file = tmp_path / "costs.toml"
     file.write_text(text)
     engine = LocalEngine(Settings(model="m", costs=str(file)))
@@ -75,11 +75,11 @@ async def test_a_cost_model_that_makes_no_sense_ends_the_start_with_a_sentence(t
 
 
 @pytest.mark.parametrize("name", sorted(file.name for file in FOLDER.glob("*.toml")))
-def test_the_cost_models_of_the_benches_can_be_read(name):
+def test_reads_every_cost_model_of_the_benchmarks(name):
     assert read(str(FOLDER / name)).blocks > 1000
 
 
-async def test_it_draws_the_prompt_finds_prefixes_and_refuses_what_it_cannot_do(tmp_path):
+async def test_simulated_engine_repeats_prompts_and_refuses_logprobs(tmp_path):
     file = tmp_path / "costs.toml"
     file.write_text("rows = [[1, 0.0], [64, 0.001]]\nblocks = 64\nlength = 1024\n")
     engine = LocalEngine(Settings(model="m", costs=str(file)))

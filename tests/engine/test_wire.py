@@ -1,4 +1,4 @@
-"""Frames survive any cutting of the stream, and a broken stream is told from one that ended."""
+"""Frames survive any cutting of the stream, and a broken stream is distinguished from one that ended."""
 
 import asyncio
 import socket
@@ -53,7 +53,7 @@ outputs = st.builds(
 
 
 def drain(data: bytes, kind: type) -> list:
-    """All messages of a stream that ends after ``data``, read with blocking calls."""
+    """Reads all messages of a stream that ends after ``data`` with blocking calls."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(data)
@@ -65,12 +65,12 @@ def drain(data: bytes, kind: type) -> list:
 
 
 @given(st.lists(works, max_size=5))
-def test_messages_to_the_engine_survive(batch):
+def test_messages_to_the_engine_round_trip(batch):
     messages = [Submit(work) for work in batch] + [Cancel(work.id, 3) for work in batch]
     assert drain(b"".join(map(wire.frame, messages)), ToEngine) == messages
 
 
-def test_messages_of_a_hand_over_survive():
+def test_handover_messages_round_trip():
     sent = [Reserve(3, "key", [1, 2], "salt", "adapter", "0f"), Landed("key", 2), Free("key"), Release("w"), Divide(30)]
     assert drain(b"".join(map(wire.frame, sent)), ToEngine) == sent
     back = [Reserved(3, 1, [7, 9], "", "0f"), Reserved(4, error="no"), Filled("w", [1, 2])]
@@ -78,7 +78,7 @@ def test_messages_of_a_hand_over_survive():
 
 
 @given(st.lists(outputs, max_size=5), st.integers(1, 7))
-def test_messages_from_the_engine_survive_any_cutting(batch, size):
+def test_messages_from_the_engine_round_trip_in_pieces_of_any_size(batch, size):
     message = Outputs(batch, Stats(running=len(batch)))
     data = wire.frame(message) * 2
 
@@ -95,7 +95,7 @@ def test_messages_from_the_engine_survive_any_cutting(batch, size):
     assert asyncio.run(read()) == [message, message]
 
 
-def test_an_end_inside_a_frame_is_an_error_and_not_an_end():
+def test_end_of_stream_inside_a_frame_raises():
     data = wire.frame(Cancel("a"))
     for cut in range(1, len(data)):
         with pytest.raises(wire.BrokenFrame):
@@ -103,6 +103,6 @@ def test_an_end_inside_a_frame_is_an_error_and_not_an_end():
     assert drain(b"", ToEngine) == []
 
 
-def test_an_absurd_length_is_refused_before_anything_is_allocated():
+def test_refuses_an_oversized_frame_before_allocating_it():
     with pytest.raises(wire.BrokenFrame, match="exceeds"):
         drain(b"\xff\xff\xff\xff", ToEngine)

@@ -1,4 +1,4 @@
-"""Hand-overs between two peers: every page arrives where it is wanted, byte for byte, by both transports."""
+"""Handovers between two peers: every page arrives at its target page, byte for byte, over both transports."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ from parley.kv.transport import LinkError, Lost
 
 @st.composite
 def handovers(draw: st.DrawFn) -> list[tuple[list[int], int, int, list[int]]]:
-    """For each part: the giver's pages, how many the taker skips and wants, and after how many pages news is cut."""
+    """For each part: the sender's pages, how many the receiver skips and wants, and the sizes of each announcement."""
     pages = draw(st.permutations(range(40)))
     parts, i = [], 0
     for _ in range(draw(st.integers(0, 4))):
@@ -50,7 +50,7 @@ shapes = st.lists(st.one_of(st.integers(1, 300), st.just(64)), min_size=1, max_s
 def test_every_requested_page_arrives_unchanged(
     way: str, offered: Any, sizes: Any, gaps: Any, checksum: bool, seed: int
 ) -> None:
-    """Random pages on both sides, cuts, parts and shapes; several hand-overs on one link; nothing else is written."""
+    """Random pages, cuts, parts and shapes; several handovers on one link; no other page is written."""
 
     random = Random(seed)
 
@@ -93,7 +93,7 @@ def test_every_requested_page_arrives_unchanged(
 
 
 def tell(giver: Giver, parts: Any) -> None:
-    """News of all parts' pages, in pieces."""
+    """Announces the computed pages of all parts in pieces."""
     for part, (theirs, _, _, cuts) in enumerate(parts):
         at = 0
         for cut in [*cuts, len(theirs)]:
@@ -102,7 +102,7 @@ def tell(giver: Giver, parts: Any) -> None:
 
 
 async def test_hands_over_pages_without_bytes() -> None:
-    """An engine whose pages have no bytes (a scripted one) hands over all the same."""
+    """The fake engine's pages have no bytes; a handover must work nonetheless."""
     with Pages(8, ()) as source, Pages(8, ()) as target:
         async with pair("shared", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -172,7 +172,7 @@ async def test_handover_settles_with_fewer_pages_than_requested() -> None:
 
 @pytest.mark.parametrize("checksum", (False, True))
 async def test_receiver_does_not_count_pages_the_sender_released(checksum: bool) -> None:
-    """The giver closes between the reading and its confirmation: what was read may be anything by then."""
+    """The sender closes between the read and its confirmation, so the bytes read may belong to another request."""
     with Pages(seed=2) as source, Pages() as target:
         async with pair("shared", source, target, checksum=checksum) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -180,7 +180,7 @@ async def test_receiver_does_not_count_pages_the_sender_released(checksum: bool)
             taker.landed = lambda part, count: counts.append(count)
             await taker.accept([(0, [3, 4, 5])])
             await question
-            giver.take = lambda frame: giver.close()  # type: ignore[method-assign]  # when Read comes
+            giver.take = lambda frame: giver.close()  # type: ignore[method-assign]  # when the Read frame arrives
             giver.filled(0, [8, 9, 10])
             await taker.settled()
             assert counts == []
@@ -238,7 +238,7 @@ async def test_checksum_detects_pages_changed_in_transit(way: str) -> None:
 @pytest.mark.parametrize("who", ("giver", "taker"))
 @pytest.mark.parametrize("when", range(6))
 async def test_closing_at_any_moment_ends_both_sides_of_a_handover(way: str, who: str, when: int) -> None:
-    """Large pages, so that threads are in the middle of them; nothing is left behind, and the next hand-over works."""
+    """Large pages, so that threads are in the middle of a copy; nothing leaks, and the next handover works."""
     with Pages(200, (64 << 10,), seed=3) as source, Pages(200, (64 << 10,)) as target:
         async with pair(way, source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -255,7 +255,7 @@ async def test_closing_at_any_moment_ends_both_sides_of_a_handover(way: str, who
                 await taker.accept([(0, list(range(200)))])
                 if when == 1:
                     end()
-                    with suppress(LinkError):  # where its acceptance did not come through
+                    with suppress(LinkError):  # if the acceptance did not arrive
                         await question
                 else:
                     await question
@@ -274,7 +274,7 @@ async def test_closing_at_any_moment_ends_both_sides_of_a_handover(way: str, who
             await giver.done()
             with pytest.raises(LinkError):
                 await giver.give(b"")
-            target.bytes[:] = bytes(len(target.bytes))  # from now on nobody writes there
+            target.bytes[:] = bytes(len(target.bytes))  # nothing may write these pages from now on
             giver, taker, question = await begun(p, d, takers)
             await taker.accept([(0, [7])])
             await question
@@ -303,7 +303,7 @@ async def test_replaces_an_ended_link_from_the_pool() -> None:
 
 @pytest.mark.parametrize("side", ("send", "fetch", "checksum"))
 async def test_transport_exception_ends_the_handover(side: str) -> None:
-    """Nobody waits for what will not come."""
+    """Neither side may wait for pages that never arrive."""
     with Pages(seed=2) as source, Pages() as target:
         async with pair("tcp", source, target, checksum=True) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
@@ -324,7 +324,7 @@ async def test_transport_exception_ends_the_handover(side: str) -> None:
 
 
 async def test_links_to_one_sender_share_its_mapping() -> None:
-    """Mapped once however many there are, and not any more when the last of them has ended."""
+    """The arena is mapped once for any number of links, and unmapped when the last one ends."""
     with Pages(seed=2) as source, Pages() as target:
         inode = os.fstat(source.fd).st_ino
 
@@ -334,7 +334,7 @@ async def test_links_to_one_sender_share_its_mapping() -> None:
 
         before = maps()
         async with pair("shared", source, target) as (p, d, takers):
-            own = maps() - before  # the giver's
+            own = maps() - before  # the sender's own mapping
             for _ in range(2):
                 givers = []
                 for number in range(5):
@@ -443,4 +443,4 @@ def test_consecutive_runs_cover_each_page_once_in_order(pages: list[tuple[int, i
     found = list(runs(theirs, ours))
     assert [(first + i, own + i) for (first, own), count in found for i in range(count)] == pages
     ends = [(first + count, own + count) for (first, own), count in found]
-    assert all(end != start for end, (start, _) in zip(ends, found[1:], strict=False))  # none could be longer
+    assert all(end != start for end, (start, _) in zip(ends, found[1:], strict=False))  # no run could be longer
