@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvloop
 from starlette.types import ASGIApp
 
-from parley import __version__
 from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
 from parley.cluster.connections import Connections
@@ -37,6 +36,7 @@ from parley.server.options import Tls as Files
 from parley.server.port import Server, http, keep_standard_streams, listen, reason, settle
 from parley.server.room import Room
 from parley.server.surfaces import universal
+from parley.version import __version__
 
 if TYPE_CHECKING:
     from parley.cluster import rpc

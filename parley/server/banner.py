@@ -7,13 +7,13 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable
 
-from parley import __version__
 from parley.dialects.dialect import Dialect
 from parley.engine.messages import Progress
 from parley.server.auth import is_loopback
 from parley.server.options import Offer, ServerOptions
 from parley.server.surfaces import PLANES
 from parley.types import ModelInfo
+from parley.version import __version__
 
 
 def say(text: str) -> None:

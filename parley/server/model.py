@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from parley import __version__, hub
+from parley import hub
 from parley.dialects.dialect import Head
 from parley.dialects.facts import Card, Vitals
 from parley.engine.fake import FAKE, FakeEngine
@@ -31,6 +31,7 @@ from parley.server.metrics import Metrics
 from parley.server.options import Offer, ServerOptions
 from parley.text import Language
 from parley.types import ModelInfo, Settings
+from parley.version import __version__
 
 if TYPE_CHECKING:
     from parley.server.generation import Generation

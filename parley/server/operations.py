@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from parley import __version__
 from parley.dialects.dialect import Answer, Kind, Route
 from parley.dialects.facts import About, Card
 from parley.dialects.wishes import Adapt, Detokenize, Halt, Tokenize, Tokenized
@@ -25,6 +24,7 @@ from parley.server.model import Model
 from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.types import Chat, Text
+from parley.version import __version__
 
 Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 

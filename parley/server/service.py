@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from parley import __version__
 from parley.dialects.facts import Facts
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.instance.node import Node
@@ -18,6 +17,7 @@ from parley.server.endpoints import Endpoints
 from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.series import Count
+from parley.version import __version__
 
 if TYPE_CHECKING:
     from parley.server.generation import Generation
