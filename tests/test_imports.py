@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "parley"
-SHARED = {"types", "errors", "wire", "version"}
+SHARED = {"types", "errors", "wire", "version", "metrics"}
 BELOW = {  # of each folder, what its files may import beside itself
     "dialects": SHARED,
     "text": SHARED,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parley.dialects.facts import Totals
+from parley.metrics.totals import Totals
 from parley.server.series import Count, Distribution, Rate, Recent
 from parley.types import ModelInfo, Stats
 

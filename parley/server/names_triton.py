@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from parley.dialects.facts import Totals
+from parley.metrics.totals import Totals
 from parley.types import Stats
 
 Values = Callable[[Totals, Stats], Iterable[tuple[str, float]]]  # further labels, and the value
