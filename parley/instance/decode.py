@@ -20,8 +20,8 @@ from parley.instance.outlet import Outlet
 from parley.kv.taker import Taker
 from parley.kv.transport import Lost
 from parley.server.cycle import CYCLE
-from parley.server.leg import Batch, Leg
-from parley.types import Output, Request, Work
+from parley.server.leg import Leg
+from parley.types import Batch, Output, Request, Work
 
 UNFINISHED = "Pull kv failed irreversibly."  # as the coordinators of MindIE know it
 PATIENCE = 5.0  # seconds without a page, after which the rest is computed

@@ -18,9 +18,8 @@ from parley.instance.handover import record
 from parley.instance.heads import Order
 from parley.instance.recompute import Origin, write
 from parley.server.cycle import Cycle
-from parley.server.leg import Batch
 from parley.server.respond import ClientGone
-from parley.types import Work
+from parley.types import Batch, Work
 
 LOST = "The server had an error while it processed the request."
 

@@ -23,9 +23,9 @@ from parley.instance.outlet import Opening
 from parley.kv.giver import Giver, Refused
 from parley.kv.transport import LinkError
 from parley.server.cycle import CYCLE
-from parley.server.leg import Batch, Leg
+from parley.server.leg import Leg
 from parley.server.respond import Exchange
-from parley.types import Output, Request, Work
+from parley.types import Batch, Output, Request, Work
 
 log = logging.getLogger("parley.instance")
 

@@ -19,8 +19,7 @@ from parley.dialects.mindie.shared import encode
 from parley.engine.protocol import Engine
 from parley.errors import ContextLength, Malformed
 from parley.instance.heads import IDENTITY, Refused
-from parley.server.leg import Batch
-from parley.types import Output, Work
+from parley.types import Batch, Output, Work
 
 IDS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
 ORIGIN = "parley_origin"

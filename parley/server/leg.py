@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 from parley.dialects.dialect import Answer, Headers
 from parley.engine.stream import Stream
 from parley.errors import ParleyError
-from parley.types import Output, Request, Work
+from parley.types import Batch, Output, Request, Work
 
 if TYPE_CHECKING:
     from parley.server.generation import Generation
-
-Batch = list[tuple[int, Output]]  # outputs that were rendered together, each with the number of its prompt
 
 
 class Leg:
