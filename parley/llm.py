@@ -30,9 +30,10 @@ from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid, WrongType
 from parley.hub import resolve, served_name
 from parley.server.generation import Generation
+from parley.server.logs import Note
 from parley.server.model import Model
 from parley.server.options import ServerOptions
-from parley.server.tally import Note, Tally
+from parley.server.tally import Tally
 from parley.types import Delta, Done, Event, Grammar, Reason, Request, Scored, Settings, Token, ToolCall, Usage, Vector
 
 T = TypeVar("T")

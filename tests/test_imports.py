@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "parley"
-SHARED = {"types", "errors", "wire", "version", "metrics"}
+SHARED = {"types", "errors", "wire", "version", "metrics", "web"}
 BELOW = {  # of each folder, what its files may import beside itself
     "dialects": SHARED,
     "text": SHARED,
@@ -16,7 +16,7 @@ BELOW = {  # of each folder, what its files may import beside itself
     "native": {"core"},  # the size of a page
     "model": SHARED | {"core", "native", "text", "watermark"},
     "engine": SHARED | {"core", "model"},
-    "server": SHARED | {"dialects", "engine", "hub", "instance", "kv", "text"},
+    "server": SHARED | {"dialects", "engine", "hub", "instance", "kv", "text", "boot"},
     "instance": SHARED | {"dialects", "engine", "kv", "server"},
     "cluster": SHARED | {"dialects", "instance", "keys", "kinds", "kv", "options", "server"},
 }

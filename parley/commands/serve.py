@@ -15,7 +15,8 @@ from parley.kinds import Named
 from parley.options import Config, ConfigError, nearest, show
 
 if TYPE_CHECKING:
-    from parley.server.options import Listen, Offer, ServerOptions, Tls
+    from parley.server.options import Listen, Offer, ServerOptions
+    from parley.web.options import Tls
 
 OPTIONS = SERVE
 GRPC = "grpc"  # what --listen calls it
@@ -134,7 +135,7 @@ def secret_of(config: Config) -> str:
 
 def peer_tls_of(config: Config) -> Tls | None:
     """How what instances hand over is encrypted. Raises ConfigError."""
-    from parley.server.options import Tls
+    from parley.web.options import Tls
 
     files = [config[name] for name in ("cluster-cert", "cluster-key", "cluster-ca")]
     if not any(files):

@@ -16,12 +16,11 @@ import grpc
 from parley.dialects.dialect import Head
 from parley.errors import ParleyError
 from parley.server.chance import draw
-from parley.server.logs import served
+from parley.server.logs import Note, served
 from parley.server.model import Model
 from parley.server.respond import REQUEST_ID
 from parley.server.service import Service
 from parley.server.statuses import Refused, refused
-from parley.server.tally import Note
 
 log = logging.getLogger("parley.server")
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvloop
 
 from parley import hub
+from parley.boot.opening import opening
 from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
 from parley.instance import entry
@@ -30,13 +31,14 @@ from parley.server import banner, logs
 from parley.server.app import App
 from parley.server.endpoints import BadFile
 from parley.server.model import Model, share
-from parley.server.options import Listen, Offer, ServerOptions, Tls
+from parley.server.options import Listen, Offer, ServerOptions
 from parley.server.port import Server, crossed, http, keep_standard_streams, listen, reason, settle
 from parley.server.room import Room
 from parley.server.service import Service
 from parley.server.surfaces import ALONE, INNER, Surface, alone, universal
 from parley.server.tls import BadTls, calling, context
 from parley.text import BadTokenizer
+from parley.web.options import Tls
 
 if TYPE_CHECKING:
     from parley.server.rpc import Port
@@ -165,7 +167,7 @@ class Instance:
             for surface in place.surfaces
             if surface not in INNER
         ]
-        banner.say(banner.opening(self.options, self.offers, roots[0], surfaces, calls))
+        banner.say(opening(self.options, self.offers, roots[0], surfaces, calls))
         serving = asyncio.create_task(self._serve())
         try:
             failure = await self._until_stopped(serving, started)

@@ -7,9 +7,10 @@ from served import HELLO
 from test_routes import value
 
 from parley.errors import EngineError
+from parley.server.logs import Note
 from parley.server.metrics import Metrics
 from parley.server.series import Count, Distribution, scalar
-from parley.server.tally import Note, Tally
+from parley.server.tally import Tally
 from parley.types import Request, Text, Usage
 
 VLLM = 'model_name="tiny",engine="0"'

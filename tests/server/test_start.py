@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from served import INFO, Answer, Connection, request
 
+from parley.boot.opening import opening
 from parley.engine.fake import FakeEngine
 from parley.server import model as model_module
 from parley.server import start as start_module
-from parley.server.banner import address, loaded, opening
+from parley.server.banner import address, loaded
 from parley.server.options import Listen, Offer, ServerOptions
 from parley.types import ModelInfo, Settings
 

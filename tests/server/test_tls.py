@@ -17,9 +17,10 @@ from parley.kv.peer import Peer
 from parley.kv.taker import Taker
 from parley.kv.transport import LinkError
 from parley.server import model, start
-from parley.server.options import Listen, Offer, ServerOptions, Tls
+from parley.server.options import Listen, Offer, ServerOptions
 from parley.server.tls import BadTls, calling, context
 from parley.types import Arena, Settings
+from parley.web.options import Tls
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
 
