@@ -99,7 +99,7 @@ class LLM:
         try:
             folder = str(resolve(model))
             plan = Settings(model=folder, adapters=dict(adapters or {}), **settings)
-            engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan)
+            engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan, name=served_name(model))
             self._model = Model((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED))
             self._wait(self._model.load())
         except BaseException:

@@ -23,7 +23,7 @@ def opening(
     addresses for that."""
     lines = [
         f"parley {__version__}",
-        *(f"  model    {', '.join(names)} (on {settings.device})" for names, settings in offers),
+        *(f"  model    {', '.join(names)} (on {settings.device})" for names, settings, _ in offers),
     ]
     if member := options.role not in ("mixed", "none"):  # whose APIs clients see at a coordinator
         lines.append(f"  role     {options.role}, for coordinators at {root}")

@@ -53,13 +53,13 @@ class Member:
 
     def share(self, model: Model) -> None:
         """Have pages of a model that is served, from when it is loaded on."""
-        model.engine.began = partial(self._began, model)
+        model.engine.load_observers.append(partial(self._began, model))
         if model.engine.info is not None:
             self._began(model, model.engine.info)
 
     def _began(self, model: Model, info: ModelInfo) -> None:
         arena = info.arena
-        if arena is None and self.service.options.engine == "scripted":
+        if arena is None and model.engine.scripted:
             arena = Arena(0, -1, info.kv_blocks, [], "scripted")  # its pages hold nothing
         try:
             if arena is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from parley.instance import heads
 from parley.instance.heads import Order
@@ -56,13 +57,7 @@ class Node:
 
     def follow(self, model: Model) -> None:
         """Measure what a model's engine does, and divide its time as the role says."""
-        watch = model.engine.watch
-
-        def both(stats: Any) -> None:
-            watch(stats)
-            self.rates.step(model, stats)
-
-        model.engine.watch = both
+        model.engine.step_observers.append(partial(self.rates.step, model))
         model.engine.divide(self.role.part)
         self.arrive(model)
 

@@ -12,23 +12,18 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-import msgspec
 
 from parley import hub
 from parley.dialects.dialect import Head
 from parley.dialects.facts import Card, Vitals
-from parley.engine.fake import FAKE, FakeEngine
-from parley.engine.local import LocalEngine
 from parley.engine.messages import Progress
 from parley.engine.protocol import Engine, EngineFailed
-from parley.engine.remote import RemoteEngine
 from parley.errors import NotReady, Overloaded, Stopping
 from parley.server.metrics import Metrics
-from parley.server.options import Offer, ServerOptions
+from parley.server.options import ServerOptions
 from parley.text import Language
 from parley.types import ModelInfo, Settings
 from parley.version import __version__
@@ -37,18 +32,6 @@ if TYPE_CHECKING:
     from parley.server.generation import Generation
 
 GRACE = 2.0  # seconds for the last events of aborted requests to be written
-
-
-def scripted(settings: Settings) -> Engine:
-    """An engine without a model, for any tokenizer's ids."""
-    return FakeEngine(info=msgspec.structs.replace(FAKE, vocab_size=1 << 24))
-
-
-ENGINES: dict[str, Callable[[Settings], Engine]] = {
-    "process": RemoteEngine,
-    "thread": LocalEngine,
-    "scripted": scripted,
-}
 
 
 class Model:
@@ -65,7 +48,7 @@ class Model:
         self.engine = engine
         self.created = int(time.time())
         self.metrics = Metrics()
-        engine.name, engine.watch = names[0], self.metrics.step
+        engine.step_observers.append(self.metrics.step)
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
@@ -75,12 +58,6 @@ class Model:
         self.paused = ""  # held or prepared: requests are refused until they are let in again
         self.adapters: dict[str, int] = {}  # that are served, and when they came; folders are in the settings
         self._language: Language | None = None
-
-    @classmethod
-    def of(cls, offer: Offer, options: ServerOptions) -> Model:
-        """The model with an engine of the kind that the server has."""
-        names, settings = offer
-        return cls(names, settings, ENGINES[options.engine](settings), options)
 
     @property
     def name(self) -> str:
@@ -92,7 +69,7 @@ class Model:
 
         Raises ModelMissing.
         """
-        if isinstance(self.engine, FakeEngine):  # needs no weights
+        if self.engine.scripted:  # it needs no weights
             self.settings.model = str(hub.find(self.settings.model) or self.settings.model)
             return
         loop = asyncio.get_running_loop()

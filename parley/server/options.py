@@ -10,6 +10,7 @@ from parley.dialects.dialect import Dialect
 from parley.types import Settings
 from parley.web.options import HttpOptions, Tls
 
+EngineKind = Literal["process", "thread", "scripted"]  # a scripted engine has no model
 Role = Literal["none", "prefill", "decode", "flex", "mixed"]
 
 
@@ -23,13 +24,14 @@ class Listen(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A model to be served: what clients may write as ``model``, the first being what answers carry, and how it runs.
+    """A model to serve: the names that clients may write as ``model``, how it runs, and the kind of its engine.
 
-    ``settings.model`` may be a name, which is looked up or fetched.
+    Answers carry the first name. ``settings.model`` may be a name, which is looked up or fetched.
     """
 
     names: tuple[str, ...]
     settings: Settings
+    engine: EngineKind = "process"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,6 @@ class ServerOptions(HttpOptions):
 
     lora_root: str | None = None  # the folder below which clients may load adapters; none: they may not
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
-    engine: Literal["process", "thread", "scripted"] = "process"  # where the model runs; scripted: there is none
 
     # as an instance of a cluster
     role: Role = "mixed"

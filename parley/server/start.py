@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvloop
 
 from parley import hub
+from parley.boot.engines import make_engine
 from parley.boot.opening import opening
 from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
@@ -133,7 +134,8 @@ class Instance:
     ):
         self.offers = offers
         self.options = options
-        self.service = Service(options, (Model.of(offer, options) for offer in offers))
+        models = [Model(offer.names, offer.settings, make_engine(offer), options) for offer in offers]
+        self.service = Service(options, models)
         self._sockets = sockets
         self._signals: list[int] = []
         self._stop = asyncio.Event()
