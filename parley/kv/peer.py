@@ -118,7 +118,9 @@ class Peer:
         return Giver(link, self._memories[name], free)  # which may be another by now, and is the link's
 
     async def close(self) -> None:
-        """End all links and the listening; returns when nothing of it is left."""
+        """End all links and the listening; returns when nothing of it is left. A second call does nothing."""
+        if self._closed:
+            return
         self._closed = True
         await self._gate.close()
         for name in list(self._memories):

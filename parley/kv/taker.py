@@ -23,7 +23,6 @@ from parley.kv.transport import Lost
 class Taker:
     """One hand-over, offered. ``name``: of the arena that it is for; ``body`` and ``parts``: what the giver said.
 
-    ``landed`` is called with a part's number and how many of its own pages are complete. Set it before ``accept``.
     ``end`` is called when the link is free for the next hand-over.
     """
 
@@ -31,7 +30,7 @@ class Taker:
         self.name = name
         self.body = begin.body
         self.parts = begin.parts
-        self.landed: Callable[[int, int], None] = lambda part, count: None
+        self._landed: Callable[[int, int], None] = lambda part, count: None
         self.bytes = 0  # of pages that have landed
         self._link = link
         self._memory = memory
@@ -55,9 +54,12 @@ class Taker:
         """How pages travel."""
         return self._link.way
 
-    async def accept(self, wants: list[tuple[int, list[int]]]) -> None:
+    async def accept(
+        self, wants: list[tuple[int, list[int]]], landed: Callable[[int, int], None] = lambda part, count: None
+    ) -> None:
         """Take it. For each part: how many whole pages at its beginning are not wanted, and own pages for those behind.
 
+        ``landed`` is called with a part's number and how many of its own pages are complete.
         Returns at once; pages are read from now on. Raises Lost, and ValueError for wants that cannot be.
         """
         if self._state != "offered":
@@ -66,6 +68,7 @@ class Taker:
         every = [page for pages in ours for page in pages]
         if len(wants) != self.parts or not self._memory.holds(every) or len(set(every)) < len(every):
             raise ValueError("each part has a want, and every page is another one of the arena")
+        self._landed = landed
         self._ours, self._named, self._counts = ours, [0] * self.parts, [0] * self.parts
         self._open = len(every)
         self._state = "accepted"
@@ -177,7 +180,7 @@ class Taker:
         self._counts[part] += count
         self._open -= count
         self.bytes += count * self._memory.page_bytes
-        self.landed(part, self._counts[part])
+        self._landed(part, self._counts[part])
         self._unless_open()
 
     def _end(self) -> None:

@@ -14,24 +14,35 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from parley import hub
 from parley.dialects.dialect import Head
 from parley.dialects.facts import Card, Vitals
 from parley.engine.messages import Progress
 from parley.engine.protocol import Engine, EngineFailed
-from parley.errors import NotReady, Overloaded, Stopping
+from parley.errors import NotReady, Overloaded, ParleyError, Stopping
 from parley.server.metrics import Metrics
 from parley.server.options import ServerOptions
 from parley.text import Language
 from parley.types import ModelInfo, Settings
 from parley.version import __version__
 
-if TYPE_CHECKING:
-    from parley.server.generation import Generation
-
 GRACE = 2.0  # seconds for the last events of aborted requests to be written
+
+
+class OpenRequest(Protocol):
+    """A request between its admission and its last event. ``adapter``: its name, and whether no token has come yet."""
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    @property
+    def adapter(self) -> tuple[str, bool] | None: ...
+
+    def halt(self, label: str) -> None: ...
+
+    def lose(self, error: ParleyError) -> None: ...
 
 
 class Model:
@@ -53,7 +64,7 @@ class Model:
         self.places = settings.max_batch + options.max_queue
         self.held = 0
         self.holders: Counter[str] = Counter()  # tenants, each with at least one place
-        self.open: dict[Generation, None] = {}  # the oldest first
+        self.open: dict[OpenRequest, None] = {}  # the oldest first
         self.ending = ""  # why it takes no more requests
         self.paused = ""  # held or prepared: requests are refused until they are let in again
         self.adapters: dict[str, int] = {}  # that are served, and when they came; folders are in the settings
@@ -263,7 +274,7 @@ class Model:
         if not self.holders[tenant]:
             del self.holders[tenant]
 
-    def labelled(self, label: str) -> Generation | None:
+    def labelled(self, label: str) -> OpenRequest | None:
         """The oldest open request under this label, or with this id."""
         return next((each for each in self.open if label in each.labels), None)
 
@@ -272,8 +283,8 @@ class Model:
         self.ending = why
         if await self.settle(seconds):
             return
-        for generation in list(self.open):
-            generation.lose(Stopping(f"{why} This answer could not be finished.", retry_after=5))
+        for request in list(self.open):
+            request.lose(Stopping(f"{why} This answer could not be finished.", retry_after=5))
         await self.settle(GRACE)
 
     async def settle(self, seconds: float) -> bool:

@@ -60,13 +60,12 @@ def test_every_wanted_page_arrives(way: str, offered: Any, sizes: Any, gaps: Any
                 wants = [(skip, [free.pop() for _ in range(want)]) for _, skip, want, _ in parts]
                 giver, taker, question = await begun(p, d, takers, len(parts))
                 seen: list[tuple[int, int]] = []
-                taker.landed = lambda part, count, seen=seen: seen.append((part, count))  # type: ignore[misc]
                 if random.random() < 0.5:
                     tell(giver, parts)
-                    await taker.accept(wants)
+                    await taker.accept(wants, lambda part, count, seen=seen: seen.append((part, count)))
                     await question
                 else:
-                    await taker.accept(wants)
+                    await taker.accept(wants, lambda part, count, seen=seen: seen.append((part, count)))
                     await question
                     tell(giver, parts)
                 await giver.give(b"outputs")
@@ -105,8 +104,7 @@ async def test_a_hand_over_without_bytes_or_prompts() -> None:
         async with pair("shared", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
             landed: list[tuple[int, int]] = []
-            taker.landed = lambda part, count: landed.append((part, count))
-            await taker.accept([(1, [0, 1])])
+            await taker.accept([(1, [0, 1])], lambda part, count: landed.append((part, count)))
             await question
             giver.filled(0, [5, 6, 7])
             await giver.done()
@@ -157,8 +155,7 @@ async def test_what_fills_fewer_pages_than_wanted_settles() -> None:
         async with pair("tcp", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
             counts: list[int] = []
-            taker.landed = lambda part, count: counts.append(count)
-            await taker.accept([(0, [3, 4, 5])])
+            await taker.accept([(0, [3, 4, 5])], lambda part, count: counts.append(count))
             await question
             giver.filled(0, [8, 9])
             await giver.give(b"")
@@ -175,8 +172,7 @@ async def test_a_page_that_the_giver_let_go_of_never_counts(checksum: bool) -> N
         async with pair("shared", source, target, checksum=checksum) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
             counts: list[int] = []
-            taker.landed = lambda part, count: counts.append(count)
-            await taker.accept([(0, [3, 4, 5])])
+            await taker.accept([(0, [3, 4, 5])], lambda part, count: counts.append(count))
             await question
             giver.take = lambda frame: giver.close()  # type: ignore[method-assign]  # when Read comes
             giver.filled(0, [8, 9, 10])
