@@ -1,15 +1,21 @@
-"""Writes docs/families.md from the tables of model families: ``python docs/families.py`` (or ``make docs``)."""
+"""Writes what is made from the tables of model families: ``python docs/families.py`` (or ``make docs``).
+
+It writes the page docs/families.md, and the names that options accept, parley/settings/families.json.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from parley.text.calls import written
 from parley.text.families import CALLS, THOUGHTS, Signs
+from parley.text.markup import names
 
 CALL = ("id", "f", {"a": 1})  # how each form writes it is shown
 
 PAGE = Path(__file__).with_name("families.md")
+NAMES = Path(__file__).parents[1] / "parley" / "settings" / "families.json"
 
 INTRODUCTION = """\
 # Families of models
@@ -57,17 +63,23 @@ def told(signs: Signs) -> str:
 def page() -> str:
     rows = [INTRODUCTION, "## Tool calls\n", "| Name | A call | Told by |", "|---|---|---|"]
     for row in CALLS:
-        names = ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
+        called = ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
         forms = "<br>".join(cell(written(form, [CALL])) for form in row.forms)
-        rows.append(f"| {names} | {forms} | {told(row.signs)} |")
+        rows.append(f"| {called} | {forms} | {told(row.signs)} |")
     rows += ["\n(↵ stands for a line break. Of several forms all are read and the first is written.)\n"]
     rows += ["## Reasoning\n", "| Name | Marks | Told by |", "|---|---|---|"]
     for thoughts in THOUGHTS:
-        names = ", ".join(f"`{name}`" for name in (thoughts.name, *thoughts.aliases))
+        called = ", ".join(f"`{name}`" for name in (thoughts.name, *thoughts.aliases))
         marks = " … ".join(map(cell, (*thoughts.marks, *(thoughts.around or ()))))
-        rows.append(f"| {names} | {marks} | {told(thoughts.signs) or 'its name; an answer begins with reasoning'} |")
+        rows.append(f"| {called} | {marks} | {told(thoughts.signs) or 'its name; an answer begins with reasoning'} |")
     return "\n".join(rows) + "\n"
+
+
+def known() -> str:
+    """The names of all families as the JSON that ``parley.settings.families`` reads."""
+    return json.dumps({"calls": names(CALLS), "thoughts": names(THOUGHTS)}, indent=1) + "\n"
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), "utf-8")
+    NAMES.write_text(known(), "utf-8")

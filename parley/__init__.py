@@ -9,12 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from parley.version import __version__
+
 if TYPE_CHECKING:
     from parley.errors import ParleyError
     from parley.llm import LLM, Answer, Completion
     from parley.types import Chat, Event, Grammar, Message, Request, Sampling, Settings, Stop, Text, Tokens, Want
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "parley.llm": ("LLM", "Answer", "Completion"),

@@ -12,9 +12,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from parley import __version__
 from parley.config import VARIABLES
 from parley.options import ConfigError, explain, nearest, resolve
+from parley.version import __version__
 
 COMMANDS = {
     "serve": "answer requests for a model over HTTP",

@@ -94,7 +94,7 @@ SERVE: list[Option] = [
     ),
     Option(
         "tool-parser",
-        family("CALLS"),
+        family("calls"),
         "Family whose tool calls are read and written; auto: by the chat template, none: calls stay text.",
         "auto",
         section="model",
@@ -102,7 +102,7 @@ SERVE: list[Option] = [
     ),
     Option(
         "reasoning-parser",
-        family("THOUGHTS"),
+        family("thoughts"),
         "Family whose marks tell reasoning from the answer; auto: by the chat template, none: it stays text.",
         "auto",
         section="model",

@@ -172,7 +172,7 @@ class UnknownModel(NotFound):
 
 
 class NotAllowed(ParleyError):
-    """The route does not support the method. ``allowed``: the methods of the path for the ``Allow`` header, if known."""
+    """The route does not support the method. ``allowed``: the path's methods for the ``Allow`` header, if known."""
 
     status = 405
     code = "method_not_allowed"

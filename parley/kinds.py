@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from parley.settings.families import family_names, find_family
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,13 @@ def choice(*names: str) -> Kind:
     return Kind("|".join(names), read)
 
 
-def family(table: str) -> Kind:
-    """A row of one of the tables in ``parley.text.families``, by any of its names; or auto, or none."""
+def family(table: Literal["calls", "thoughts"]) -> Kind:
+    """A model family by any of its names in a table; or auto, or none."""
 
     def read(raw: Any) -> str:
-        from parley.text import families, markup  # only where such an option is given: it is much to load
-
-        known = [markup.AUTO, markup.NONE, *markup.names(getattr(families, table))]
-        name = markup.plain(raw) if isinstance(raw, str) else ""
-        found = next((each for each in known if markup.plain(each) == name), None)
+        found = find_family(raw, table) if isinstance(raw, str) else None
         if found is None:
-            raise ValueError(f"one of {', '.join(known)}")
+            raise ValueError(f"one of {', '.join(family_names(table))}")
         return found
 
     return Kind("FAMILY", read)

@@ -30,9 +30,10 @@ from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid, WrongType
 from parley.hub import resolve, served_name
 from parley.server.generation import Generation
+from parley.server.logs import Note
 from parley.server.model import Model
 from parley.server.options import ServerOptions
-from parley.server.tally import Note, Tally
+from parley.server.tally import Tally
 from parley.types import Delta, Done, Event, Grammar, Reason, Request, Scored, Settings, Token, ToolCall, Usage, Vector
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class LLM:
         try:
             folder = str(resolve(model))
             plan = Settings(model=folder, adapters=dict(adapters or {}), **settings)
-            engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan)
+            engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan, name=served_name(model))
             self._model = Model((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED))
             self._wait(self._model.load())
         except BaseException:

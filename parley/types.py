@@ -438,6 +438,9 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     vector: bytes | None = None
 
 
+Batch = list[tuple[int, Output]]  # outputs that are rendered together, each with the number of its prompt
+
+
 class Stats(msgspec.Struct, array_like=True, gc=False):
     """The engine's gauges and counters, sent with every batch of outputs, one for each step. Counters only grow."""
 

@@ -26,7 +26,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CONSTRUCTIONS = {
     "what-clause as a noun": r"\bwhat(?:ever)?\b",
     "nobody, somebody, whoever": r"\b(?:nobody|somebody|anybody|everybody|whoever)\b",
-    "of which, to which, behind which": r"\b(?:of|to|behind|from|with|by|for|in|on|at|after|before|between|under|over|through)"
+    "of which, to which, behind which": r"\b(?:of|to|behind|from|with|by|for|in|on|at|after|before|between|under|over)"
     r" (?:which|whose|whom)\b",
     "behind for after": r"\bbehind\b",
     "go on for continue": r"\b(?:go|goes|going|went|gone) on\b",
@@ -125,6 +125,10 @@ def print_names(package: Path, trees: dict[Path, ast.Module]) -> None:
     with_types = {file: imported_modules(tree, file, package, True) for file, tree in trees.items()}
     many = sum(len(node.args.args) + len(node.args.kwonlyargs) >= 6 for node in functions)
     percent = 100 / len(functions)
+    unique = sum(names[node.name] == 1 for node in functions)
+    one_word = sum("_" not in node.name.strip("_") for node in functions)
+    documented = sum(map(bool, map(ast.get_docstring, public))) / len(public)
+    introduced = sum(map(bool, map(ast.get_docstring, trees.values()))) / len(trees)
     rows = {
         "files": f"{len(trees)}, {statistics.median(lengths):.0f} lines in the median, {lengths[-1]} at most",
         "functions": f"{len(functions)}, {statistics.median(sizes):.0f} lines in the median, "
@@ -132,13 +136,13 @@ def print_names(package: Path, trees: dict[Path, ast.Module]) -> None:
         "functions over 60 lines": f"{percent * sum(size > 60 for size in sizes):.2f} %",
         "largest class": f"{max((node.end_lineno or 0) - node.lineno + 1 for node in classes)} lines",
         "functions with 6 parameters or more": f"{percent * many:.1f} %",
-        "definitions with a name of their own": f"{percent * sum(names[node.name] == 1 for node in functions):.0f} %",
-        "one-word function names": f"{percent * sum('_' not in node.name.strip('_') for node in functions):.0f} %",
-        "public functions with a docstring": f"{100 * sum(map(bool, map(ast.get_docstring, public))) / len(public):.0f} %",
-        "modules with a docstring": f"{100 * sum(map(bool, map(ast.get_docstring, trees.values()))) / len(trees):.0f} %",
+        "definitions with a name of their own": f"{percent * unique:.0f} %",
+        "one-word function names": f"{percent * one_word:.0f} %",
+        "public functions with a docstring": f"{100 * documented:.0f} %",
+        "modules with a docstring": f"{100 * introduced:.0f} %",
         "fully typed functions": f"{percent * len(typed):.0f} %",
         "fullest folder": f"{files} files in {fullest.relative_to(package.parent)}",
-        "import circles": f"{count_circles(at_run_time)} at run time, {count_circles(with_types)} with types-only imports",
+        "import circles": f"{count_circles(at_run_time)} at run time, {count_circles(with_types)} with types",
     }
     for name, value in rows.items():
         print(f"{name:<38}{value}")

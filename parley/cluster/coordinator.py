@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvloop
 from starlette.types import ASGIApp
 
-from parley import __version__
 from parley.cluster.choice import Choice
 from parley.cluster.config import Options, Tls
 from parley.cluster.connections import Connections
@@ -33,10 +32,11 @@ from parley.cluster.table import Table
 from parley.server import banner, logs, tls
 from parley.server.auth import is_loopback
 from parley.server.options import ServerOptions
-from parley.server.options import Tls as Files
 from parley.server.port import Server, http, keep_standard_streams, listen, reason, settle
 from parley.server.room import Room
 from parley.server.surfaces import universal
+from parley.version import __version__
+from parley.web.options import Tls as Files
 
 if TYPE_CHECKING:
     from parley.cluster import rpc

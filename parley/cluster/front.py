@@ -15,7 +15,6 @@ from functools import partial
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from parley import __version__
 from parley.cluster import relay, sums, words
 from parley.cluster.caller import Caller
 from parley.cluster.choice import Choice
@@ -35,6 +34,7 @@ from parley.server.options import ServerOptions
 from parley.server.port import crossed
 from parley.server.respond import ClientGone
 from parley.server.surfaces import BODY_FAULT, Surface
+from parley.version import __version__
 
 log = logging.getLogger("parley.cluster")
 

@@ -17,7 +17,6 @@ import msgspec
 from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
-from parley import __version__
 from parley.cluster.bypass import DROPPED, Bypass
 from parley.cluster.caller import HELD
 from parley.cluster.calls import FATAL, Answers, Cycle, Headers
@@ -39,6 +38,7 @@ from parley.server.banner import reached
 from parley.server.chance import draw
 from parley.server.respond import REQUEST_ID, TIMEOUT
 from parley.server.tls import BadTls
+from parley.version import __version__
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
 STATISTICS = f"{SERVICE}/ModelStatistics"

@@ -141,14 +141,14 @@ def models(config: Config) -> Iterator[Finding]:
         yield Finding("fail", "model", str(error))
         return
     need, whole = 0, True
-    for _, settings in wanted:
+    for _, settings, _ in wanted:
         folder = hub.find(settings.model)
         size = yield from _model(settings.model or hub.BUILT_IN, folder)
         wide = settings.dtype == "float32" and folder is not None and _saved(folder) != "float32"
         need += size * (2 if wide else 1) + (settings.kv_memory or 0)
         whole = whole and bool(size)
     if whole:
-        yield from _memory(need, all(settings.kv_memory for _, settings in wanted))
+        yield from _memory(need, all(settings.kv_memory for _, settings, _ in wanted))
 
 
 def _model(name: str, folder: Path | None) -> Generator[Finding, None, int]:

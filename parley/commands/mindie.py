@@ -20,7 +20,8 @@ from parley.dialects import mindie
 from parley.dialects.mindie.rules import Profile, Rules
 from parley.kinds import Named
 from parley.options import ConfigError
-from parley.server.options import Listen, ServerOptions, Tls
+from parley.server.options import Listen, ServerOptions
+from parley.web.options import Tls
 
 MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
 MAX_LENGTH = 4_194_304

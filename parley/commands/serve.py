@@ -15,7 +15,8 @@ from parley.kinds import Named
 from parley.options import Config, ConfigError, nearest, show
 
 if TYPE_CHECKING:
-    from parley.server.options import Listen, Offer, ServerOptions, Tls
+    from parley.server.options import EngineKind, Listen, Offer, ServerOptions
+    from parley.web.options import Tls
 
 OPTIONS = SERVE
 GRPC = "grpc"  # its name in --listen
@@ -40,9 +41,9 @@ def run(config: Config) -> int:
     models, served = offers(config), server_options(config)
     if plan is not None:
         served = plan.applied(served, config["mindie-profile"])
-    from parley import server
+    from parley.server import start  # HTTP libraries are loaded only to serve
 
-    return server.run(models, served)
+    return start.run(models, served)
 
 
 def offers(config: Config) -> list[Offer]:
@@ -59,13 +60,20 @@ def offers(config: Config) -> list[Offer]:
         if made:
             own.setdefault("lora", [])  # --lora without a model belongs to the first one
         counts.update(name for name, _ in own.get("lora", config["lora"]))
-        made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model)))
-    called = Counter(name for names, _ in made for name in names)
+        made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model), engine_of(config)))
+    called = Counter(name for offer in made for name in offer.names)
     if twice := [name for name, count in called.items() if count > 1]:
         raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
     if twice := [name for name, count in (counts + called).items() if count > 1]:
         raise ConfigError(f"--lora: the name {twice[0]} is given to something else as well.")
     return made
+
+
+def engine_of(config: Config) -> EngineKind:
+    """The kind of engine that every model gets."""
+    if config["fake-engine"]:
+        return "scripted"
+    return "thread" if config["in-process"] else "process"
 
 
 def server_options(config: Config) -> ServerOptions:
@@ -97,7 +105,6 @@ def server_options(config: Config) -> ServerOptions:
         p_percentage=config["p-percentage"],
         cluster_secret=secret_of(config),
         peer_tls=peer_tls_of(config),
-        engine="scripted" if config["fake-engine"] else "thread" if config["in-process"] else "process",
         access_log=not config["quiet"],
         log_format=config["log-format"],
     )
@@ -135,7 +142,7 @@ def secret_of(config: Config) -> str:
 
 def peer_tls_of(config: Config) -> Tls | None:
     """Return the TLS files for handovers between instances, if any. Raises ConfigError."""
-    from parley.server.options import Tls
+    from parley.web.options import Tls
 
     files = [config[name] for name in ("cluster-cert", "cluster-key", "cluster-ca")]
     if not any(files):

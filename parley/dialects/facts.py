@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from parley.metrics.recorded import Totals
+from parley.metrics.totals import Totals
 from parley.types import ModelInfo, Stats
 
 

@@ -15,9 +15,8 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Route
 from parley.errors import OrderRefused
-from parley.types import Output
+from parley.types import Batch
 
-Batch = list[tuple[int, Output]]  # outputs that were rendered together, each with the number of its prompt
 IDENTITY = re.compile(r"[0-9a-f]{32}")  # of a request, the same for all attempts
 
 

@@ -78,6 +78,8 @@ class FakeEngine(Engine):
     so that a test can hold requests in the queue or between tokens. ``load``: seconds that loading takes.
     """
 
+    scripted = True
+
     def __init__(
         self,
         reply: Reply = echo,

@@ -48,16 +48,20 @@ class EngineFailed(Exception):
 
 
 class Engine(ABC):
-    """Base of all engines: keeps the open streams; a kind adds how messages travel and where the work is done."""
+    """Base of all engines: keeps the open streams; a kind adds how messages travel and where the work is done.
+
+    ``scripted``: it has neither weights to fetch nor pages with content.
+    """
+
+    scripted = False
 
     def __init__(self) -> None:
-        self.name = "model"  # in the log
         self.state: State = "idle"
         self.progress = Progress("starting", 0.0)
         self.info: ModelInfo | None = None
         self.stats = Stats()
-        self.watch: Callable[[Stats], None] = lambda stats: None  # is called for each step
-        self.began: Callable[[ModelInfo], None] = lambda info: None  # whenever the model has been loaded
+        self.step_observers: list[Callable[[Stats], None]] = []  # called for each step
+        self.load_observers: list[Callable[[ModelInfo], None]] = []  # called whenever the model has been loaded
         self.failure = ""
         self.share = 100  # percent of the time, beside answers, for prompts
         self._streams: dict[str, Stream] = {}
@@ -185,7 +189,8 @@ class Engine(ABC):
         self.info, self.state, self.failure = info, "ready", ""
         if self.share != 100:
             self._send(Divide(self.share))
-        self.began(info)
+        for observe in self.load_observers:
+            observe(info)
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(info)
 
@@ -216,7 +221,8 @@ class Engine(ABC):
 
     def _deliver(self, message: Outputs) -> None:
         self.stats = message.stats
-        self.watch(message.stats)
+        for observe in self.step_observers:
+            observe(message.stats)
         if message.outputs and not self._touched:
             # Not at once: steps that have arrived together are one to the clients, who get one write for them.
             asyncio.get_running_loop().call_soon(self._wake)

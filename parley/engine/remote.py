@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -32,15 +33,32 @@ from parley.types import Settings
 log = logging.getLogger("parley.engine")
 
 HEALTHY_S = 60.0  # an engine that served this long may be restarted again
-CLOSE_S = 2.0  # how long a closing engine may take to end by itself
+CLOSE_S = 2.0  # seconds that a closing engine usually has to end by itself
+
+
+OWN_HOST = (sys.executable, "-m", "parley.engine.host")  # the command that runs parley's own engine
 
 
 class RemoteEngine(Engine):
-    """Runs ``parley.engine.host`` as a child process. One restart for each time the engine was up for HEALTHY_S."""
+    """Runs an engine's host as a child process. One restart for each time the engine was up for HEALTHY_S.
 
-    def __init__(self, settings: Settings):
+    ``command``: starts the host, which gets the file descriptor of its end of the socket as a last argument. ``name``:
+    the model's name in the log. ``close_seconds``: how long the host may take to end by itself.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        command: Sequence[str] = OWN_HOST,
+        name: str = "model",
+        close_seconds: float = CLOSE_S,
+    ):
         super().__init__()
         self.settings = settings
+        self.name = name
+        self._command = command
+        self._close_seconds = close_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +93,7 @@ class RemoteEngine(Engine):
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "parley.engine.host", str(theirs.fileno())],
+                [*self._command, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -152,7 +170,7 @@ class RemoteEngine(Engine):
         if process is None:
             return None
         try:
-            code = await asyncio.to_thread(process.wait, CLOSE_S)
+            code = await asyncio.to_thread(process.wait, self._close_seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             code = await asyncio.to_thread(process.wait)

@@ -29,18 +29,18 @@ class Gone(Exception):
 
 
 class Channel:
-    """Where the results of one request go.
+    """Where the results of one request go. ``recall`` makes the request continue on another instance.
 
     ``write`` never waits, and says whether another may follow at once; if not, ``drain`` waits for that. ``over``: the
     last frame was written, or is held back. When the coordinator is gone, those who ``watch`` are called, and nothing
     that is written goes anywhere.
     """
 
-    def __init__(self, client: Client, id: str):
+    def __init__(self, client: Client, id: str, recall: Callable[[], None] = lambda: None):
         self.id = id
         self.paused = False
         self.gone = False
-        self.recall: Callable[[], None] = lambda: None  # has the request go on elsewhere
+        self.recall = recall
         self._client = client
         self._held: list[bytes] = []  # frames while it is paused
         self.over = False

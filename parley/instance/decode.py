@@ -8,6 +8,7 @@ Knows the leg's side of a generation and a link's taker.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from starlette.types import Message
 
@@ -20,9 +21,10 @@ from parley.instance.member import Member
 from parley.instance.outlet import Outlet
 from parley.kv.taker import Taker
 from parley.kv.transport import Lost
+from parley.server.app import App
 from parley.server.cycle import CYCLE
-from parley.server.leg import Batch, Leg
-from parley.types import Output, Request, Work
+from parley.server.leg import Leg, RunningRequest
+from parley.types import Batch, Output, Request, Work
 
 UNFINISHED = "Pull kv failed irreversibly."  # as the coordinators of MindIE know it
 PATIENCE = 5.0  # seconds without a page, after which the rest is computed
@@ -39,6 +41,7 @@ class Decode(Leg):
         self._taker = taker
         self._begun = begun
         self._recent: list[Batch] = []  # not recorded yet, which in the plain manner none is
+        self._running: RunningRequest
         self._first: Work
         self._keys: dict[int, str] = {}  # of what is reserved, by the number of the work that it is for
         self._wanted: dict[int, int] = {}  # how many pages of it are to be filled, until all are
@@ -48,14 +51,14 @@ class Decode(Leg):
         self.outlet = Outlet(self._records, bool(begun.client))
         self.outlet.silent = True  # until it is taken
 
-    async def prepare(self, request: Request, works: list[Work]) -> None:
+    async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
+        self._running = running
         past = self._begun.past or []
-        handover.restore(works, self._begun.prompt, self.generation.model.info.max_model_len)
+        handover.restore(works, self._begun.prompt, self._running.model.info.max_model_len)
         self._first = works[0]
         wants = await self._reserve(works, past)
-        self._taker.landed = self._land
         try:
-            await self._taker.accept(wants)
+            await self._taker.accept(wants, self._land)
             self._accepted, self.outlet.silent = True, False
             self.outlet.response_started = request.stream
             given = await self._taker.given()
@@ -73,7 +76,7 @@ class Decode(Leg):
         for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
             handover.resume(work, tokens)
             work.begun = True
-        if self.generation.model.refusal() is not None:
+        if self._running.model.refusal() is not None:
             self.lose()  # what has ended meanwhile is this instance, not the request
 
     def submitted(self, streams: list[Stream]) -> None:
@@ -86,7 +89,7 @@ class Decode(Leg):
                 self._return()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
-        if handover.engine_lost(self.generation.model.engine.state, outputs):
+        if handover.engine_lost(self._running.model.engine.state, outputs):
             self.lose()
         else:
             self._recent.append([(number, output) for output in outputs])
@@ -130,7 +133,7 @@ class Decode(Leg):
 
     async def _reserve(self, works: list[Work], past: list[Batch]) -> list[tuple[int, list[int]]]:
         """Pages for what the works begin with. Raises Overloaded."""
-        engine, wants = self.generation.model.engine, list[tuple[int, list[int]]]()
+        engine, wants = self._running.model.engine, list[tuple[int, list[int]]]()
         for number, (work, tokens) in enumerate(zip(works, handover.drawn(past, works), strict=True)):
             if work.max_tokens <= handover.first(number, work, tokens, past):
                 wants.append((0, []))  # it ends before
@@ -149,7 +152,7 @@ class Decode(Leg):
         self._landed = asyncio.get_running_loop().time()
         if count == self._wanted.get(part):
             del self._wanted[part]
-        self.generation.model.engine.landed(self._keys[part], count)
+        self._running.model.engine.landed(self._keys[part], count)
 
     async def _pages(self) -> None:
         """Wait for them, as long as some come."""
@@ -167,7 +170,7 @@ class Decode(Leg):
         """Keep no room for pages that do not come, as soon as that is sure: their own request may need it to begin."""
         await self._taker.settled()
         for number in self._wanted:
-            self.generation.model.engine.free(self._keys[number])
+            self._running.model.engine.free(self._keys[number])
 
     def _return(self) -> None:
         """Reserve nothing any more, once nobody writes into it."""
@@ -180,19 +183,18 @@ class Decode(Leg):
             await self._taker.settled()
         finally:
             for key in self._keys.values():
-                self.generation.model.engine.free(key)
+                self._running.model.engine.free(key)
 
 
-async def accept(member: Member, taker: Taker) -> None:
-    """Take a request over, and answer it to its end; or refuse it."""
+async def accept(member: Member, apps: Sequence[App], taker: Taker) -> None:
+    """Take a request over, and answer it to its end; or refuse it. The port with the same APIs answers it."""
     try:
         begun = handover.begin(taker.body)
-        app = member.app(begun.apis)
+        app = next((app for app in apps if app.apis == begun.apis), None)
         if app is None:
             raise Malformed("This instance does not speak the same APIs.")
         leg = Decode(member, taker, begun)
-        leg.outlet.channel = channel = member.node.results.channel(begun.client, begun.id)
-        channel.recall = leg.recall
+        leg.outlet.channel = channel = member.node.results.channel(begun.client, begun.id, leg.recall)
     except ParleyError as error:
         await taker.refuse(error.message)
         return

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 
 from parley.dialects.dialect import Route
 from parley.instance import decode, handover
 from parley.instance.heads import Order
 from parley.instance.member import Member
 from parley.instance.prefill import Prefill
-from parley.kv.peer import Peer
 from parley.kv.taker import Taker
 from parley.server.app import App
 from parley.server.life import generate
@@ -23,40 +21,38 @@ from parley.server.service import Service
 from parley.server.surfaces import INSTANCE_PLANE
 
 
-def join(service: Service, peer: Peer, apps: Sequence[App]) -> Member:
-    """Make a server a member."""
-    member = Member(service, peer, apps)
-    member.node.begin, member.take = partial(begin, member), partial(take, member)
-    return member
+class Intake:
+    """Where requests come in that a member does a part of."""
 
+    def __init__(self, member: Member):
+        self._member = member
 
-async def begin(member: Member, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
-    """Do what a coordinator orders. Raises ParleyError, ClientGone, OrderRefused."""
-    exchange.identify(order.identity or exchange.unique)
-    exchange.created = int(time.time()) if order.created is None else order.created
-    exchange.arrived -= order.spent
-    handover.strip(exchange.headers)
-    body = await exchange.peek()
-    past, prompt = handover.split(exchange.before) if order.given else None, None
-    if order.recompute and not order.client:
-        opened = INSTANCE_PLANE.read_resumed(exchange.scope["path"], body)
-        body, past, prompt = opened.body, opened.past, opened.prompt
-        exchange.replace(body)
-        if opened.unique:
-            exchange.identify(opened.unique)
-            exchange.created = opened.created
-    exchange.leg = leg = Prefill(member, exchange, order, body, past, prompt)
-    exchange.divert(leg.opening)
-    member.note(body)
-    del body
-    await generate(service, route, exchange)
+    async def begin(self, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
+        """Do what a coordinator orders. Raises ParleyError, ClientGone, OrderRefused."""
+        exchange.identify(order.identity or exchange.unique)
+        exchange.created = int(time.time()) if order.created is None else order.created
+        exchange.arrived -= order.spent
+        handover.strip(exchange.headers)
+        body = await exchange.peek()
+        past, prompt = handover.split(exchange.before) if order.given else None, None
+        if order.recompute and not order.client:
+            opened = INSTANCE_PLANE.read_resumed(exchange.scope["path"], body)
+            body, past, prompt = opened.body, opened.past, opened.prompt
+            exchange.replace(body)
+            if opened.unique:
+                exchange.identify(opened.unique)
+                exchange.created = opened.created
+        exchange.leg = leg = Prefill(self._member, exchange, order, body, past, prompt)
+        exchange.divert(leg.opening)
+        self._member.note(body)
+        del body
+        await generate(service, route, exchange)
 
-
-async def take(member: Member, taker: Taker) -> None:
-    """Take over a request that another member has begun, or refuse it."""
-    role = member.node.role
-    if role.unknown or not role.decodes:
-        share = f" with {role.share} % for prompts" if role.name == "flex" else ""
-        await taker.refuse(f"Its role is {role.name}{share}.")
-    else:
-        await decode.accept(member, taker)
+    async def take(self, apps: Sequence[App], taker: Taker) -> None:
+        """Take over a request that another member has begun, or refuse it. ``apps``: of this server's ports."""
+        role = self._member.node.role
+        if role.unknown or not role.decodes:
+            share = f" with {role.share} % for prompts" if role.name == "flex" else ""
+            await taker.refuse(f"Its role is {role.name}{share}.")
+        else:
+            await decode.accept(self._member, apps, taker)

@@ -12,8 +12,7 @@ import msgspec
 
 from parley.errors import ContextLength, Malformed
 from parley.instance.heads import ORDERS, OWN
-from parley.server.leg import Batch
-from parley.types import Output, Work
+from parley.types import Batch, Output, Work
 
 VERSION = 1
 

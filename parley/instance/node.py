@@ -1,75 +1,63 @@
 """What a server has as an instance of a cluster: role, results, rates, and the address at which others reach it.
 
-One for each server, whatever its role; a mixed one that no coordinator speaks to never uses it. Who answers a request
-that others go on with, or takes one over, is told to it by those who can.
+One for each server, whatever its role; a mixed one that no coordinator speaks to never uses it.
 """
 
 from __future__ import annotations
 
-import errno
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import partial
 
 from parley.instance import heads
 from parley.instance.heads import Order
+from parley.instance.links import Links
 from parley.instance.prefix import Known, look
 from parley.instance.rates import Rates
 from parley.instance.results import Results
 from parley.instance.role import Address, Name, Role
-
-if TYPE_CHECKING:
-    from parley.dialects.dialect import Route
-    from parley.server.model import Model
-    from parley.server.respond import Exchange
-    from parley.server.service import Service
+from parley.server.model import Model
+from parley.server.options import ServerOptions
+from parley.server.respond import Exchange
 
 MAPPED = "::ffff:"  # before an IPv4 address, where a socket takes both kinds
 
 
 class Node:
-    """``epoch``: of this process. ``begin``: answers a request of a coordinator. ``reach``: tries a peer, and raises
-    OSError if it cannot be handed over to; None: hand-overs are not listened for. ``arrive``: is told of a model that
-    is served from now on. ``port``: where hand-overs come in, 0 if they do not. ``known``: hashes of the prompts that
-    were computed lately. ``transfers``: what is counted of hand-overs."""
+    """``epoch``: of this process. ``models``: those that are served. ``known``: hashes of the prompts that were
+    computed lately. ``transfers``: what is counted of hand-overs."""
 
-    def __init__(self, service: Service):
-        options = service.options
+    def __init__(self, options: ServerOptions, links: Links):
         self.epoch = secrets.token_hex(8)
         self.secret = options.cluster_secret
+        self.models: list[Model] = []
         self.results = Results()
         self.rates = Rates()
         self.known, self._capacity = Known(0), 0
         self.transfers: dict[str, float] = {}
-        self.port = 0
-        self.begin: Callable[[Service, Route, Exchange, Order], Awaitable[None]] | None = None
-        self.reach: Callable[[Address], Awaitable[None]] | None = None
-        self.arrive: Callable[[Model], None] = lambda model: None
+        self._links = links
         self.role = Role(
             options.role,
             options.p_percentage,
-            link=self._link,
-            busy=lambda: bool(service.open),
+            link=links.state,
+            busy=lambda: any(model.open for model in self.models),
             left=self._left,
-            taken=lambda: self._divide(service),
+            taken=self._divide,
         )
 
-    def follow(self, model: Model) -> None:
-        """Measure what a model's engine does, and divide its time as the role says."""
-        watch = model.engine.watch
-
-        def both(stats: Any) -> None:
-            watch(stats)
-            self.rates.step(model, stats)
-
-        model.engine.watch = both
+    def add_model(self, model: Model) -> None:
+        """Measure the work of its engine, and divide the engine's time as the role says."""
+        self.models.append(model)
+        model.engine.step_observers.append(partial(self.rates.step, model))
         model.engine.divide(self.role.part)
-        self.arrive(model)
+
+    def remove_model(self, model: Model) -> None:
+        self.models.remove(model)
 
     def address(self, exchange: Exchange) -> Address:
         """Where other instances reach this one, as who sent the request does."""
         host, port = exchange.scope.get("server") or ("127.0.0.1", 0)
-        return Address(host.removeprefix(MAPPED), self.port or port or 0)
+        return Address(host.removeprefix(MAPPED), self._links.port or port or 0)
 
     def order(self, exchange: Exchange) -> Order | None:
         """What a coordinator says of a request; None: it is to be answered as any other. Raises OrderRefused."""
@@ -91,19 +79,9 @@ class Node:
         self.role.close()
         self.results.close()
 
-    async def _link(self, address: Address) -> str:
-        """How a link is, in the words of the status."""
-        if self.reach is None:
-            return "ok"
-        try:
-            await self.reach(address)
-        except OSError as error:
-            return f"failed : {error.errno or errno.EIO}"
-        return "ok"
-
-    def _divide(self, service: Service) -> None:
+    def _divide(self) -> None:
         """Another part of the engines' time is for prompts."""
-        for model in service.models:
+        for model in self.models:
             model.engine.divide(self.role.part)
 
     def _left(self, before: Name) -> None:

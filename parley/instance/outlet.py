@@ -18,10 +18,9 @@ from parley.instance.channel import Channel, Gone
 from parley.instance.handover import record
 from parley.instance.heads import Order
 from parley.server.cycle import Cycle
-from parley.server.leg import Batch
 from parley.server.respond import ClientGone
 from parley.server.surfaces import INSTANCE_PLANE
-from parley.types import Work
+from parley.types import Batch, Work
 
 LOST = "The server had an error while it processed the request."
 

@@ -24,9 +24,9 @@ from parley.instance.outlet import Opening
 from parley.kv.giver import Giver, Refused
 from parley.kv.transport import LinkError
 from parley.server.cycle import CYCLE
-from parley.server.leg import Batch, Leg
+from parley.server.leg import Leg, RunningRequest
 from parley.server.respond import Exchange
-from parley.types import Output, Request, Work
+from parley.types import Batch, Output, Request, Work
 
 log = logging.getLogger("parley.instance")
 
@@ -59,6 +59,7 @@ class Prefill(Leg):
         self._recent: list[Batch] = []  # not recorded yet
         self._cut: set[int] = set()  # numbers of works that do not end here
         self._searched: set[int] = set()  # of them, those whose token is for nobody
+        self._running: RunningRequest
         self._first: Work
         self._works: list[Work] = []
         self._asking: asyncio.Task[Giver] | None = None
@@ -70,13 +71,13 @@ class Prefill(Leg):
     def ends(self) -> bool:  # type: ignore[override]
         return not self._cut
 
-    async def prepare(self, request: Request, works: list[Work]) -> None:
+    async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
+        self._running = running
         past = self.past or []
         self.opening.stream = request.stream
         if self._order.here:
-            self.opening.channel = self._member.node.results.channel(self._order.client, self._order.id)
-            self.opening.channel.recall = self.recall
-        handover.restore(works, self._prompt, self.generation.model.info.max_model_len)
+            self.opening.channel = self._member.node.results.channel(self._order.client, self._order.id, self.recall)
+        handover.restore(works, self._prompt, self._running.model.info.max_model_len)
         tokens = handover.drawn(past, works)
         for number, work in enumerate(works):
             handover.resume(work, tokens[number])
@@ -115,7 +116,7 @@ class Prefill(Leg):
                 output.finish = None
             if self.past:
                 output.cached_tokens = 0  # what is cached now are the tokens of attempts before
-        if self._order.here and handover.engine_lost(self.generation.model.engine.state, outputs):
+        if self._order.here and handover.engine_lost(self._running.model.engine.state, outputs):
             self.lose()
         elif self._cut or self.opening.exact or self._order.here:
             for output in outputs:
@@ -136,7 +137,7 @@ class Prefill(Leg):
             self._give_back()
             self.drop()
         else:
-            self.generation.abort(NotReady(UNKNOWN))
+            self._running.abort(NotReady(UNKNOWN))
 
     def _give_back(self) -> None:
         exchange = self._exchange
@@ -201,7 +202,7 @@ class Prefill(Leg):
 
     async def _ask(self, parts: int) -> Giver:
         """Have it take the request. Raises Refused, LinkError."""
-        model, order, exchange = self.generation.model, self._order, self._exchange
+        model, order, exchange = self._running.model, self._order, self._exchange
         digest = await self._digest()
         giver = self._giver = await self._member.peer.connect(str(order.target), model.name)
         for news in self._news:
@@ -232,7 +233,7 @@ class Prefill(Leg):
 
     async def _digest(self) -> str:
         """What the content of the request's adapter is told by: others' pages are of use where theirs is the same."""
-        work, engine = self._works[0], self.generation.model.engine
+        work, engine = self._works[0], self._running.model.engine
         if not work.adapter:
             return ""
         try:
@@ -247,7 +248,7 @@ class Prefill(Leg):
             if not isinstance(error, Refused | LinkError):
                 log.error("Another instance could not be asked.", exc_info=error)
                 told = "an internal error"
-            self.generation.abort(Declined(f"[P Node] Send D request failed:{told}"))
+            self._running.abort(Declined(f"[P Node] Send D request failed:{told}"))
 
     def _filled(self, number: int, pages: list[int]) -> None:
         if self._giver is None:
@@ -267,4 +268,4 @@ class Prefill(Leg):
 
     def _release(self) -> None:
         for work in self._works:
-            self.generation.model.engine.release(work.id)
+            self._running.model.engine.release(work.id)

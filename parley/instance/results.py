@@ -46,11 +46,11 @@ class Client:
 
     # -- requests
 
-    def open(self, id: str) -> Channel:
+    def open(self, id: str, recall: Callable[[], None] = lambda: None) -> Channel:
         """Raises InUse."""
         if id in self.channels:
             raise InUse(f"Another request is running under the id {excerpt(id)}.")
-        channel = self.channels[id] = Channel(self, id)
+        channel = self.channels[id] = Channel(self, id, recall)
         channel.settle()
         return channel
 
@@ -169,9 +169,9 @@ class Results:
             self.clients[name] = Client(name, self._remove)
         return self.clients[name]
 
-    def channel(self, client: str, id: str) -> Channel:
-        """Where the results of a request go. Raises InUse."""
-        return self.client(client).open(id)
+    def channel(self, client: str, id: str, recall: Callable[[], None] = lambda: None) -> Channel:
+        """Where the results of a request go, which ``recall`` makes continue elsewhere. Raises InUse."""
+        return self.client(client).open(id, recall)
 
     async def serve(self, client: str, sink: Sink, epoch: str = "", number: int | None = None, seat: str = "") -> None:
         """Make a connection the client's, and send over it what there is until it is not any more.

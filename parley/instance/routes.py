@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import socket
+from functools import partial
 from urllib.parse import parse_qs
 
 import msgspec
 
-from parley.dialects.dialect import Route
-from parley.errors import Invalid, Malformed, NotReady, OrderRefused, Unauthorized
+from parley.dialects.dialect import Kind, Route
+from parley.errors import Invalid, Malformed, OrderRefused, Unauthorized
 from parley.instance import assignment, heads
+from parley.instance.entry import Intake
 from parley.instance.node import Node
 from parley.instance.status import status as told
-from parley.server import life
+from parley.server import life, operations
 from parley.server.cycle import CYCLE, Cycle
+from parley.server.operations import Handle
 from parley.server.respond import Exchange
 from parley.server.service import Service
 
@@ -48,24 +51,21 @@ class Out:
         self._exchange.abort()
 
 
-async def generate(service: Service, route: Route, exchange: Exchange) -> None:
+async def generate(node: Node, intake: Intake, service: Service, route: Route, exchange: Exchange) -> None:
     """Answer a request: of a client, or of a coordinator, for which another instance may go on with it.
 
     Raises OrderRefused.
     """
-    node = service.node
     order = node.order(exchange) if exchange.leg is None else None
     if order is None:
         await life.generate(service, route, exchange)
-    elif node.begin is None:
-        raise NotReady("This instance cannot answer coordinators.")
     else:
-        await node.begin(service, route, exchange, order)
+        await intake.begin(service, route, exchange, order)
 
 
-async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
+async def dresult(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
     """Stream a coordinator's results until it leaves, or comes again. Raises OrderRefused."""
-    node, query = service.node, _query(exchange)
+    query = _query(exchange)
     client = query.get("client", "")
     _trusted(node, exchange)
     if client:
@@ -87,20 +87,20 @@ async def dresult(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.write(b"", STREAM, last=True)
 
 
-async def flow(service: Service, route: Route, exchange: Exchange) -> None:
+async def flow(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
     """Hold the results of one request back, or let them go. One that is not known may have just ended."""
-    _trusted(service.node, exchange)
+    _trusted(node, exchange)
     try:
         wish = msgspec.json.decode(await exchange.body(), type=Flow)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(f"The body must be {{client, id, pause}}: {error}.") from None
-    known = service.node.results.pause(wish.client, wish.id, wish.pause)
+    known = node.results.pause(wish.client, wish.id, wish.pause)
     await exchange.answer(msgspec.json.encode({"known": known}))
 
 
-async def role(service: Service, route: Route, exchange: Exchange) -> None:
+async def role(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
     """Take another role; the answer does not wait for that. Raises OrderRefused."""
-    node, (version, _, name) = service.node, route.path[1:].split("/")
+    version, _, name = route.path[1:].split("/")
     if not service.options.admin_keys:  # else one has been shown, or the secret
         _trusted(node, exchange)
     given = assignment.read(name, version, await exchange.body(), node.role.name == "none")
@@ -110,9 +110,26 @@ async def role(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(assignment.DONE.body)
 
 
-async def status(service: Service, route: Route, exchange: Exchange) -> None:
+async def status(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
     version = 2 if route.path.startswith("/v2") else 1
-    await exchange.answer(msgspec.json.encode(told(service, service.node, service.node.address(exchange), version)))
+    await exchange.answer(msgspec.json.encode(told(service, node, node.address(exchange), version)))
+
+
+async def halt(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
+    """Stop a request. One that has ended may have results that wait here for a coordinator."""
+    await operations.halt(service, route, exchange, node.results.drop)
+
+
+def handlers(node: Node, intake: Intake) -> dict[Kind, Handle]:
+    """What answers the routes of an instance, and those of a server that an instance answers in its own way."""
+    return {
+        "generate": partial(generate, node, intake),
+        "halt": partial(halt, node),
+        "results": partial(dresult, node),
+        "results_flow": partial(flow, node),
+        "role": partial(role, node),
+        "instance_status": partial(status, node),
+    }
 
 
 def _query(exchange: Exchange) -> dict[str, str]:

@@ -5,12 +5,11 @@ Times and sizes are those of the moment. Knows nothing of how it is asked.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from parley.instance.node import Node
-    from parley.instance.role import Address
-    from parley.server.service import Service
+from parley.instance.node import Node
+from parley.instance.role import Address
+from parley.server.service import Service
 
 
 def status(service: Service, node: Node, address: Address, version: int) -> dict[str, Any]:

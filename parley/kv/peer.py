@@ -123,7 +123,9 @@ class Peer:
         return Giver(link, self._memories[name], free)  # the arena may be a new one by now; the link belongs to it
 
     async def close(self) -> None:
-        """Stop listening and end all links; return when everything has ended."""
+        """Stop listening and end all links; return when everything has ended. A second call does nothing."""
+        if self._closed:
+            return
         self._closed = True
         await self._gate.close()
         for name in list(self._memories):

@@ -24,15 +24,14 @@ from parley.kv.transport import Lost
 class Taker:
     """One offered handover. ``name``: of its arena; ``body`` and ``parts``: from the sender's begin message.
 
-    ``on_pages_received`` is called with a part's number and how many of its own pages are complete. Set it before
-    accepting. ``on_link_free`` is called when the link is free for the next handover.
+    ``on_link_free`` is called when the link is free for the next handover.
     """
 
     def __init__(self, link: Link, memory: Memory, name: str, begin: Begin, end: Callable[[], None]):
         self.name = name
         self.body = begin.body
         self.parts = begin.parts
-        self.landed: Callable[[int, int], None] = lambda part, count: None
+        self._landed: Callable[[int, int], None] = lambda part, count: None
         self.bytes = 0  # of pages received and confirmed
         self._link = link
         self._memory = memory
@@ -56,9 +55,12 @@ class Taker:
         """Name of the link's transport."""
         return self._link.way
 
-    async def accept(self, wants: list[tuple[int, list[int]]]) -> None:
+    async def accept(
+        self, wants: list[tuple[int, list[int]]], landed: Callable[[int, int], None] = lambda part, count: None
+    ) -> None:
         """Accept the handover. For each part: how many leading full pages to skip, and own pages for those after them.
 
+        ``on_pages_received`` is called with a part number and how many of its own pages are complete.
         Returns at once; pages are read from now on. Raises LinkLost, and ValueError for invalid wants.
         """
         if self._state != "offered":
@@ -67,6 +69,7 @@ class Taker:
         every = [page for pages in ours for page in pages]
         if len(wants) != self.parts or not self._memory.holds(every) or len(set(every)) < len(every):
             raise ValueError("wants must list each part once, and distinct pages of the arena")
+        self._landed = landed
         self._ours, self._named, self._counts = ours, [0] * self.parts, [0] * self.parts
         self._open = len(every)
         self._state = "accepted"
@@ -185,7 +188,7 @@ class Taker:
         self._counts[part] += count
         self._open -= count
         self.bytes += count * self._memory.page_bytes
-        self.landed(part, self._counts[part])
+        self._landed(part, self._counts[part])
         self._unless_open()
 
     def _end(self) -> None:

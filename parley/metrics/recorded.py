@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parley.metrics.series import Count, Distribution, Rate, Recent
+from parley.metrics.totals import Totals
 from parley.types import ModelInfo, Stats
 
 # Bounds of vLLM's histograms, and of all of TGI's that measure time. Seconds.
@@ -25,22 +26,6 @@ GAP = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 WHOLE = (1, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
 LENGTHS = (10, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 16_000, 20_000, 32_000, 50_000, 64_000, 128_000)
 STEP = (1, *(2**k for k in range(3, 15)))
-
-
-@dataclass(slots=True)
-class Totals:
-    """What was done with a model since its start. Counts are requests; seconds are summed over those that succeeded."""
-
-    succeeded: int = 0
-    failed: int = 0  # by the engine
-    cancelled: int = 0  # the client left
-    rejected: int = 0  # no place was free
-    last: float = 0.0  # when the last one ended, seconds since the epoch
-    whole: float = 0.0  # from arrival to end
-    lost: float = 0.0  # the same, of those that did not succeed
-    prepared: float = 0.0  # reading, rendering, tokenising
-    queued: float = 0.0
-    computed: float = 0.0
 
 
 class Metrics:

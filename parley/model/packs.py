@@ -25,9 +25,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from parley import __version__, native
+from parley import native
 from parley.native import library, memory
 from parley.native.layer import Layer
+from parley.version import __version__
 
 log = logging.getLogger("parley.engine")
 

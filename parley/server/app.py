@@ -9,49 +9,71 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from parley.dialects.dialect import Dialect, Headers, Route
+from parley.dialects.dialect import Dialect, Headers, Kind, Route
 from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
 from parley.instance.heads import preface
 from parley.server.aside import off_loop
 from parley.server.auth import Gate, Keys
 from parley.server.limits import REFUSED
 from parley.server.logs import access
-from parley.server.operations import HANDLERS, PROBES
-from parley.server.port import crossed
+from parley.server.operations import HANDLERS, PROBES, Handle
 from parley.server.respond import ClientGone, Exchange
 from parley.server.service import Service
-from parley.server.surfaces import INNER, INSTANCE_PLANE, OPEN, Surface, changes, members, table, universal, wording
+from parley.server.surfaces import INNER, INSTANCE_PLANE, OPEN, Surface, changes, members, table, wording
 
 log = logging.getLogger("parley.server")
 
 EXCHANGE = "parley.exchange"
 
 
+class ClusterView(Protocol):
+    """The cluster that a server belongs to, as far as it decides who may enter."""
+
+    def member(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a coordinator of the cluster speaks for itself. It needs no key."""
+
+    def order(self, exchange: Exchange) -> object:
+        """A coordinator's order to do a part of this request, None without one. Raises Refused."""
+
+
+class NoCluster:
+    """The view of a server that belongs to none."""
+
+    def member(self, headers: Mapping[bytes, bytes]) -> bool:
+        return False
+
+    def order(self, exchange: Exchange) -> object:
+        return None
+
+
+NO_CLUSTER = NoCluster()
+
+
 class Endpoint:
     """What answers one route."""
 
-    def __init__(self, service: Service, route: Route, dialect: Dialect, keys: Keys):
-        self.service = service
+    def __init__(self, app: App, route: Route, dialect: Dialect):
+        self.app = app
         self.route = route
         self.dialect = dialect
-        self.admins = keys if changes(route) else None
+        self.admins = app.keys if changes(route) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
-        if self.admins is not None and not self.service.node.member(exchange.headers):
+        if self.admins is not None and not self.app.cluster.member(exchange.headers):
             self.admins.check_admin(exchange.headers)
         exchange.note.probe = self.route.kind in PROBES
-        await HANDLERS[self.route.kind](self.service, self.route, exchange)
+        await self.app.handlers[self.route.kind](self.app.service, self.route, exchange)
 
 
 class Fork:
@@ -61,24 +83,24 @@ class Fork:
     def __init__(self, endpoints: Sequence[Endpoint]):
         self.endpoints = endpoints
         self.default = next((end for end in endpoints if not end.route.yields), endpoints[0])
-        self.route, self.dialect, self.service = self.default.route, self.default.dialect, self.default.service
+        self.route, self.dialect, self.app = self.default.route, self.default.dialect, self.default.app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
         if self.route.kind == "generate" and exchange.leg is None:
-            self.service.node.order(exchange)  # what is wrong with it is said before what is with the body
+            self.app.cluster.order(exchange)  # what is wrong with it is said before what is with the body
         body = await exchange.peek()
         names = await off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
         await next(claiming, self.default)(scope, receive, send)
 
 
-def endpoints(service: Service, surfaces: Sequence[Surface], keys: Keys) -> dict[tuple[str, str], Endpoint | Fork]:
+def endpoints(app: App, surfaces: Sequence[Surface]) -> dict[tuple[str, str], Endpoint | Fork]:
     """Every route of these surfaces by method and path."""
     made: dict[tuple[str, str], Endpoint | Fork] = {}
     for place, answering in table(surfaces).items():
-        ends = [Endpoint(service, route, surface.dialect, keys) for route, surface in answering]
+        ends = [Endpoint(app, route, surface.dialect) for route, surface in answering]
         made[place] = ends[0] if len(ends) == 1 else Fork(ends)
     return made
 
@@ -86,17 +108,27 @@ def endpoints(service: Service, surfaces: Sequence[Surface], keys: Keys) -> dict
 class App:
     """What answers at one port: ``surfaces`` there, and ``endpoints``, the route table that the router was made of.
 
-    ``apis``: their names, by which another server's port is known that answers the same.
+    ``apis``: their names, by which another server's port is known that answers the same. ``handlers``: what answers
+    each kind of route.
     """
 
-    def __init__(self, service: Service, surfaces: Sequence[Surface], host: str):
+    def __init__(
+        self,
+        service: Service,
+        surfaces: Sequence[Surface],
+        host: str,
+        handlers: Mapping[Kind, Handle] = HANDLERS,
+        cluster: ClusterView = NO_CLUSTER,
+    ):
         options = service.options
         self.service = service
+        self.handlers = handlers
+        self.cluster = cluster
         self.surfaces = [surface for surface in surfaces if surface not in INNER]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
-        self._keys = Keys(options.api_keys, options.admin_keys)
-        self.endpoints = endpoints(service, surfaces, self._keys)
-        self._gate = Gate(host, options.hosts, options.cors, self._keys)
+        self.keys = Keys(options.api_keys, options.admin_keys)
+        self.endpoints = endpoints(self, surfaces)
+        self._gate = Gate(host, options.hosts, options.cors, self.keys)
         self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
         guarded = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind not in OPEN}
         self._open = {path for _, path in self.endpoints} - guarded
@@ -167,8 +199,8 @@ class App:
             raise scope[REFUSED]
         if scope["path"] not in self._open:
             self._gate.check(exchange.headers)
-            if not self.service.node.member(exchange.headers):
-                exchange.tenant = self._keys.check(exchange.headers)
+            if not self.cluster.member(exchange.headers):
+                exchange.tenant = self.keys.check(exchange.headers)
 
     def _dialect(self, path: str) -> Dialect:
         """The API that words what is wrong with a request before its route is found."""
@@ -182,13 +214,6 @@ class App:
             await exchange.refuse(error, extra)
         except ClientGone:
             exchange.abort()
-
-
-def build(service: Service, surfaces: Sequence[Surface] = (), host: str = "") -> ASGIApp:
-    """The application of one port, by default the server's own; with CORS around it if any origin is allowed."""
-    options = service.options
-    app = App(service, surfaces or universal(options.strict, options.tgi_compat), host or options.host)
-    return crossed(app, options.cors)
 
 
 async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:

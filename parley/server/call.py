@@ -17,11 +17,10 @@ from parley.dialects.dialect import Head
 from parley.dialects.triton.rpc.status import Refused, refused
 from parley.errors import ParleyError
 from parley.server.chance import draw
-from parley.server.logs import served
+from parley.server.logs import Note, served
 from parley.server.model import Model
 from parley.server.respond import REQUEST_ID
 from parley.server.service import Service
-from parley.server.tally import Note
 
 log = logging.getLogger("parley.server")
 

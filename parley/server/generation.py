@@ -53,8 +53,6 @@ class Generation:
         self._closed = False
         self._stopped: Reason | None = None  # how it was, if it was from outside
         self._leg = leg
-        if leg is not None:
-            leg.generation = self
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
         self._clock = Clock(*limits, self._expire, leg.spent if leg is not None else 0.0) if any(limits) else None
 
@@ -79,7 +77,7 @@ class Generation:
         request, model = self._request, self._model
         made = await works(model, request, self._tenant)
         if self._leg is not None:
-            await self._leg.prepare(request, [work for _, work in made])
+            await self._leg.prepare(self, request, [work for _, work in made])
         strings = request.stop.strings
         stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
         if self._error is not None:

@@ -7,17 +7,23 @@ how instances talk to each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from parley.dialects.dialect import Answer, Headers
 from parley.engine.stream import Stream
 from parley.errors import ParleyError
-from parley.types import Output, Request, Work
+from parley.server.model import Model
+from parley.types import Batch, Output, Request, Work
 
-if TYPE_CHECKING:
-    from parley.server.generation import Generation
 
-Batch = list[tuple[int, Output]]  # outputs that were rendered together, each with the number of its prompt
+class RunningRequest(Protocol):
+    """The request as its leg sees it."""
+
+    @property
+    def model(self) -> Model: ...
+
+    def abort(self, error: ParleyError) -> None:
+        """End it with an error."""
 
 
 class Leg:
@@ -32,10 +38,9 @@ class Leg:
     ends = True
     left = False
     spent = 0.0
-    generation: Generation
 
-    async def prepare(self, request: Request, works: list[Work]) -> None:
-        """The works are about to be submitted, and may be changed before. Raises ParleyError."""
+    async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
+        """Comes first: the works are about to be submitted, and may be changed before. Raises ParleyError."""
 
     def submitted(self, streams: list[Stream]) -> None:
         """They were, in this turn of the event loop."""

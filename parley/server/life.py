@@ -18,6 +18,7 @@ from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.server.aside import off_loop
 from parley.server.codings import deflate
 from parley.server.generation import Generation
+from parley.server.leg import Leg
 from parley.server.model import Model
 from parley.server.respond import Exchange
 from parley.server.service import Service
@@ -45,7 +46,7 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
         if (limit := exchange.patience()) is not None:
             reply.request.timeout = min(limit, reply.request.timeout or limit)
         tally = Tally(model.metrics, exchange.note, exchange.arrived)
-        generation = Generation(model, reply.request, tally, exchange.tenant, exchange.leg)
+        generation = Generation(model, reply.request, tally, exchange.tenant, _leg(exchange))
         try:
             await exchange.while_connected(_answer(exchange, reply, generation))
         finally:
@@ -94,18 +95,26 @@ def head(model: Model, exchange: Exchange) -> Head:
     return model.head(exchange.unique, exchange.path, exchange.headers, query, exchange.created)
 
 
+def _leg(exchange: Exchange) -> Leg | None:
+    """The part of the request that this server does; None: all of it. The exchange knows only its error answers."""
+    leg = exchange.leg
+    assert leg is None or isinstance(leg, Leg)
+    return leg
+
+
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
     if reply.request.stream:
         await _stream(exchange, reply, generation)
         return
     await generation.begin()
+    leg = _leg(exchange)
     for events in generation.replay():
         reply.add(events)
 
     def add(events: list[Event]) -> bool:
         reply.add(events)
-        if exchange.leg is not None and generation.live:
-            exchange.leg.moved()
+        if leg is not None and generation.live:
+            leg.moved()
         return True
 
     await generation.feed(add)

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parley.errors import HeadersTooLarge, Overloaded, ParleyError
 from parley.server.cycle import Cycle
-from parley.server.options import ServerOptions
+from parley.web.options import HttpOptions
 
 LINGER = 2.0  # seconds for a client to stop sending a body that was refused
 
@@ -71,10 +71,10 @@ class Deadline:
 class Protocol(HttpToolsProtocol):
     """One connection. ``bound`` makes the class for a server's options."""
 
-    options = ServerOptions()
+    options = HttpOptions()
 
     @classmethod
-    def bound(cls, options: ServerOptions) -> type[Protocol]:
+    def bound(cls, options: HttpOptions) -> type[Protocol]:
         return type("Protocol", (cls,), {"options": options})
 
     def __init__(self, *args: Any, **kwargs: Any):

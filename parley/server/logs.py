@@ -16,13 +16,11 @@ import queue
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import msgspec
-
-if TYPE_CHECKING:
-    from parley.server.respond import Exchange
-    from parley.server.tally import Note
+from starlette.types import Scope
 
 log = logging.getLogger("parley.access")
 
@@ -131,7 +129,29 @@ class Json(logging.Formatter):
             return json.dumps(entry)
 
 
-def access(exchange: Exchange) -> None:
+@dataclass
+class Note:
+    """What the access log says of a request beside method, path, status and time."""
+
+    model: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    first_token: float | None = None  # seconds
+    finish: str = ""
+    probe: bool = False  # asked every few seconds; not worth a line
+
+
+class Ended(Protocol):
+    """A request that has ended, as far as its access line shows it. Status 0: nothing was sent."""
+
+    id: str
+    scope: Scope
+    status: int
+    arrived: float
+    note: Note
+
+
+def access(exchange: Ended) -> None:
     """Log a request that has ended. Status 499: the client left before there was an answer."""
     if not exchange.note.probe:
         scope = exchange.scope

@@ -12,42 +12,37 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
-import msgspec
-
-from parley import __version__, hub
+from parley import hub
 from parley.dialects.dialect import Head
 from parley.dialects.facts import Card, Vitals
-from parley.engine.fake import FAKE, FakeEngine
-from parley.engine.local import LocalEngine
 from parley.engine.messages import Progress
 from parley.engine.protocol import Engine, EngineFailed
-from parley.engine.remote import RemoteEngine
-from parley.errors import NotReady, Overloaded, Stopping
+from parley.errors import NotReady, Overloaded, ParleyError, Stopping
 from parley.metrics.recorded import Metrics
-from parley.server.options import Offer, ServerOptions
+from parley.server.options import ServerOptions
 from parley.text import Language
 from parley.types import ModelInfo, Settings
-
-if TYPE_CHECKING:
-    from parley.server.generation import Generation
+from parley.version import __version__
 
 GRACE = 2.0  # seconds for the last events of aborted requests to be written
 
 
-def scripted(settings: Settings) -> Engine:
-    """An engine without a model, for any tokenizer's ids."""
-    return FakeEngine(info=msgspec.structs.replace(FAKE, vocab_size=1 << 24))
+class OpenRequest(Protocol):
+    """A request between its admission and its last event. ``adapter``: its name, and whether no token has come yet."""
 
+    @property
+    def labels(self) -> tuple[str, ...]: ...
 
-ENGINES: dict[str, Callable[[Settings], Engine]] = {
-    "process": RemoteEngine,
-    "thread": LocalEngine,
-    "scripted": scripted,
-}
+    @property
+    def adapter(self) -> tuple[str, bool] | None: ...
+
+    def halt(self, label: str) -> None: ...
+
+    def lose(self, error: ParleyError) -> None: ...
 
 
 class Model:
@@ -64,22 +59,16 @@ class Model:
         self.engine = engine
         self.created = int(time.time())
         self.metrics = Metrics()
-        engine.name, engine.watch = names[0], self.metrics.step
+        engine.step_observers.append(self.metrics.step)
         self.fingerprint = ""
         self.places = settings.max_batch + options.max_queue
         self.held = 0
         self.holders: Counter[str] = Counter()  # tenants, each with at least one place
-        self.open: dict[Generation, None] = {}  # the oldest first
+        self.open: dict[OpenRequest, None] = {}  # the oldest first
         self.ending = ""  # why it takes no more requests
         self.paused = ""  # held or prepared: requests are refused until they are let in again
         self.adapters: dict[str, int] = {}  # that are served, and when they came; folders are in the settings
         self._language: Language | None = None
-
-    @classmethod
-    def of(cls, offer: Offer, options: ServerOptions) -> Model:
-        """The model with an engine of the kind that the server has."""
-        names, settings = offer
-        return cls(names, settings, ENGINES[options.engine](settings), options)
 
     @property
     def name(self) -> str:
@@ -91,7 +80,7 @@ class Model:
 
         Raises ModelMissing.
         """
-        if isinstance(self.engine, FakeEngine):  # needs no weights
+        if self.engine.scripted:  # it needs no weights
             self.settings.model = str(hub.find(self.settings.model) or self.settings.model)
             return
         loop = asyncio.get_running_loop()
@@ -285,7 +274,7 @@ class Model:
         if not self.holders[tenant]:
             del self.holders[tenant]
 
-    def labelled(self, label: str) -> Generation | None:
+    def labelled(self, label: str) -> OpenRequest | None:
         """The oldest open request under this label, or with this id."""
         return next((each for each in self.open if label in each.labels), None)
 
@@ -294,8 +283,8 @@ class Model:
         self.ending = why
         if await self.settle(seconds):
             return
-        for generation in list(self.open):
-            generation.lose(Stopping(f"{why} This answer could not be finished.", retry_after=5))
+        for request in list(self.open):
+            request.lose(Stopping(f"{why} This answer could not be finished.", retry_after=5))
         await self.settle(GRACE)
 
     async def settle(self, seconds: float) -> bool:

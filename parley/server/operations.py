@@ -11,12 +11,10 @@ from typing import Any
 
 import msgspec
 
-from parley import __version__
 from parley.dialects.dialect import Answer, Kind, Route
 from parley.dialects.facts import About, Card
 from parley.dialects.wishes import Adapt, Detokenize, Halt, Tokenize, Tokenized
 from parley.errors import Invalid, NotFound, ParleyError
-from parley.instance import routes
 from parley.metrics.recorded import View
 from parley.server import adapters, control, page
 from parley.server.aside import give_back, off_loop
@@ -25,6 +23,7 @@ from parley.server.model import Model
 from parley.server.respond import Exchange
 from parley.server.service import Service
 from parley.types import Chat, Text
+from parley.version import __version__
 
 Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 
@@ -133,14 +132,17 @@ async def info(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(route.write(about))
 
 
-async def halt(service: Service, route: Route, exchange: Exchange) -> None:
+async def halt(
+    service: Service, route: Route, exchange: Exchange, drop: Callable[[str], bool] = lambda label: False
+) -> None:
+    """Stop a request. ``drop``: whether results of one that has ended waited under this label, which end now."""
     assert route.read is not None
     model = service.find(exchange.path.get("model", ""))
     wish: Halt = route.read(await exchange.body(), head(model, exchange))
     generation = model.labelled(wish.label)
     if generation is not None:
         generation.halt(wish.label)
-    dropped = service.node.results.drop(wish.label)
+    dropped = drop(wish.label)
     await _tell(exchange, wish.done if generation is not None or dropped else wish.unknown)
 
 
@@ -241,8 +243,8 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(told.encode(), type=page.CONTENT_TYPE)
 
 
-HANDLERS: dict[Kind, Handle] = {
-    "generate": routes.generate,
+HANDLERS: dict[Kind, Handle] = {  # all but those of the routes that members of a cluster have
+    "generate": generate,
     "embed": generate,
     "tokenize": tokenize,
     "detokenize": detokenize,
@@ -266,8 +268,4 @@ HANDLERS: dict[Kind, Handle] = {
     "live": live,
     "ready": ready,
     "metrics": metrics,
-    "results": routes.dresult,
-    "results_flow": routes.flow,
-    "role": routes.role,
-    "instance_status": routes.status,
 }

@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from parley.server.limits import Protocol
-from parley.server.options import ServerOptions
+from parley.web.options import HttpOptions
 
 BACKLOG = 2048
 
@@ -52,7 +52,7 @@ def reason(error: OSError) -> str:
     return os.strerror(code) if code > 0 else "the address is not known"
 
 
-def http(options: ServerOptions, app: ASGIApp, tls: SSLContext | None = None) -> uvicorn.Config:
+def http(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = None) -> uvicorn.Config:
     """How uvicorn is to serve the application."""
     return uvicorn.Config(
         app,

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -21,9 +21,8 @@ from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, 
 from parley.server.chance import draw
 from parley.server.codings import inflate
 from parley.server.cycle import APART, CYCLE, Outlet
-from parley.server.leg import Leg
-from parley.server.options import ServerOptions
-from parley.server.tally import Note
+from parley.server.logs import Note
+from parley.web.options import HttpOptions
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
 TIMEOUT = b"x-request-timeout"
@@ -33,6 +32,16 @@ JSON = b"application/json"
 
 class ClientGone(Exception):
     """The client closed the connection, or stopped reading."""
+
+
+class StageErrors(Protocol):
+    """The error answers of a request that this server answers in part."""
+
+    def refusal(self, error: ParleyError) -> Answer | None:
+        """The whole answer, if the error concerns another server and not the client's API."""
+
+    def remarks(self, error: ParleyError) -> Headers:
+        """Headers that tell a coordinator what to do next."""
 
 
 @dataclass
@@ -47,14 +56,14 @@ class Exchange:
     scope: Scope
     receive: Receive
     raw_send: Send
-    options: ServerOptions
+    options: HttpOptions
     dialect: Dialect
     names: Mapping[str, str] = field(default_factory=dict)
     note: Note = field(default_factory=Note)
     extra: Headers = ()
     refusal: Callable[[ParleyError], Answer | None] = lambda error: None
     tenant: str = ""
-    leg: Leg | None = None
+    leg: StageErrors | None = None
     created: int | None = None
     preface: int = 0
     before: bytes = b""

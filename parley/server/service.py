@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from parley import __version__
 from parley.dialects.facts import Facts
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
-from parley.instance.node import Node
 from parley.metrics.series import Count
 from parley.server.endpoints import Endpoints
-from parley.server.model import Model
+from parley.server.model import Model, OpenRequest
 from parley.server.options import ServerOptions
-
-if TYPE_CHECKING:
-    from parley.server.generation import Generation
+from parley.version import __version__
 
 # What clients of Hugging Face's servers, of which each has one model, say where a name has to stand.
 PLACEHOLDER = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
@@ -28,10 +24,29 @@ LAST_WORDS = 0.5  # seconds for the last events of requests whose engine was clo
 CLOSING = "The server is shutting down."
 
 
-class Service:
-    """The models that are served and what they share. ``drain`` and ``close`` end them all."""
+class ModelObserver(Protocol):
+    """Follows which models are served."""
 
-    def __init__(self, options: ServerOptions, models: Iterable[Model]):
+    def add_model(self, model: Model) -> None:
+        """The model is served from now on."""
+
+    def remove_model(self, model: Model) -> None:
+        """The model takes no more requests."""
+
+
+class Service:
+    """The models that are served and what they share. ``drain`` and ``close`` end them all.
+
+    ``observers`` are told of every model, of the first ones as well. ``stop`` ends the server.
+    """
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        models: Iterable[Model],
+        observers: Sequence[ModelObserver] = (),
+        stop: Callable[[], None] = lambda: None,
+    ):
         self.options = options
         self.models: list[Model] = []
         self.responses = Count()  # answers over HTTP, by status
@@ -40,8 +55,8 @@ class Service:
         self.adapting = asyncio.Lock()  # held while an adapter is loaded or unloaded
         self.tokenizing = asyncio.Lock()  # held while a huge text is tokenized for its own sake
         self.draining = False
-        self.stop: Callable[[], None] = lambda: None  # ends the server
-        self.node = Node(self)
+        self.stop = stop
+        self._observers = observers
         for model in models:
             self._enlist(model)
 
@@ -51,16 +66,22 @@ class Service:
         if taken:
             raise ValueError(f"The name {taken[0]} is that of another model already.")
         self.models.append(model)
-        self.node.follow(model)
+        for observer in self._observers:
+            observer.add_model(model)
+
+    def _withdraw(self, model: Model) -> None:
+        self.models.remove(model)
+        for observer in self._observers:
+            observer.remove_model(model)
 
     @property
     def main(self) -> Model:
         return self.models[0]
 
     @property
-    def open(self) -> list[Generation]:
+    def open(self) -> list[OpenRequest]:
         """The requests of all models that are being served."""
-        return [generation for model in self.models for generation in model.open]
+        return [request for model in self.models for request in model.open]
 
     @property
     def names(self) -> list[str]:
@@ -154,7 +175,7 @@ class Service:
             await model.load()
         except BaseException:
             if model in self.models:
-                self.models.remove(model)
+                self._withdraw(model)
             await model.close()
             raise
 
@@ -162,7 +183,7 @@ class Service:
         """Serve a model no longer: unknown from now on, ended after its open requests. ValueError for the main one."""
         if model is self.main:
             raise ValueError("The main model cannot be removed.")
-        self.models.remove(model)
+        self._withdraw(model)
         try:
             await model.end(f"The model {model.name} is being removed.", self.options.drain)
         finally:
@@ -179,9 +200,7 @@ class Service:
         await asyncio.gather(*(model.settle(seconds) for model in self.models))
 
     async def close(self) -> None:
-        """End all engines, of which what is still open gets its error, then the node; let another server have the file
-        of endpoints."""
+        """End all engines; open requests get their errors from them. Let another server have the file of endpoints."""
         self.endpoints.close()
         await asyncio.gather(*(model.close() for model in self.models))
         await self.settle(LAST_WORDS)
-        await self.node.close()

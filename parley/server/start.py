@@ -22,21 +22,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvloop
 
 from parley import hub
+from parley.boot.engines import make_engine
+from parley.boot.opening import opening
+from parley.boot.parts import Parts
 from parley.engine.messages import Progress
 from parley.engine.protocol import EngineFailed
-from parley.instance import entry
 from parley.kv.peer import Peer
 from parley.server import banner, logs
-from parley.server.app import App
 from parley.server.endpoints import BadFile
 from parley.server.model import Model, share
-from parley.server.options import Listen, Offer, ServerOptions, Tls
+from parley.server.options import Listen, Offer, ServerOptions
 from parley.server.port import Server, crossed, http, keep_standard_streams, listen, reason, settle
 from parley.server.room import Room
-from parley.server.service import Service
 from parley.server.surfaces import ALONE, INNER, Surface, alone, universal
 from parley.server.tls import BadTls, calling, context
 from parley.text import BadTokenizer
+from parley.web.options import Tls
 
 if TYPE_CHECKING:
     from parley.server.rpc import Port
@@ -131,18 +132,18 @@ class Instance:
     ):
         self.offers = offers
         self.options = options
-        self.service = Service(options, (Model.of(offer, options) for offer in offers))
+        models = [Model(offer.names, offer.settings, make_engine(offer), options) for offer in offers]
         self._sockets = sockets
         self._signals: list[int] = []
         self._stop = asyncio.Event()
-        self.service.stop = self._stop.set
+        self._parts = Parts(options, models, peer(options), self._stop.set)
+        self.service = self._parts.service
         self._force = asyncio.Event()
         self._places = places(options)
-        apps = [App(self.service, place.surfaces, place.host) for place in self._places]
-        crossing = [crossed(app, options.cors) for app in apps]
+        self._apps = [self._parts.app(place.surfaces, place.host) for place in self._places]
+        crossing = [crossed(app, options.cors) for app in self._apps]
         self._servers = [Server(http(options, *each)) for each in zip_longest(crossing, contexts)]
         self._rpc: Port | None = None
-        self._member = entry.join(self.service, peer(options), apps)
 
     async def live(self) -> int:
         """From the first line to the exit code."""
@@ -165,7 +166,7 @@ class Instance:
             for surface in place.surfaces
             if surface not in INNER
         ]
-        banner.say(banner.opening(self.options, self.offers, roots[0], surfaces, calls))
+        banner.say(opening(self.options, self.offers, roots[0], surfaces, calls))
         serving = asyncio.create_task(self._serve())
         try:
             failure = await self._until_stopped(serving, started)
@@ -183,7 +184,7 @@ class Instance:
         if self.options.peer_port is not None:
             host, port = self._places[0].host, self.options.peer_port
             try:
-                await self._member.listen(host, port)
+                await self._parts.listen(host, port, self._apps)
             except OSError as error:
                 reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
                 raise OSError(
@@ -277,8 +278,7 @@ class Instance:
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)
         for task in (force, draining):
             task.cancel()
-        await self.service.close()
-        await self._member.close()
+        await self._parts.close()
         if self._rpc is not None:
             await self._rpc.stop(LAST_WORDS)
         for server in self._servers:

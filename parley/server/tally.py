@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from parley.dialects.dialect import Timings
 from parley.metrics.recorded import Metrics
+from parley.server.logs import Note
 from parley.types import Reason, Request, Usage
 
 REASONS: dict[Reason, str] = {
@@ -19,18 +19,6 @@ REASONS: dict[Reason, str] = {
     "cancel": "abort",
     "error": "error",
 }
-
-
-@dataclass
-class Note:
-    """What the access log says of a request beside method, path, status and time."""
-
-    model: str = ""
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    first_token: float | None = None  # seconds
-    finish: str = ""
-    probe: bool = False  # asked every few seconds; not worth a line
 
 
 class Tally:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from parley.server.options import Tls
+from parley.web.options import Tls
 
 
 class BadTls(Exception):

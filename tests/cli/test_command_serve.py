@@ -51,11 +51,12 @@ def test_every_option_of_the_server_arrives(tmp_path):
         hosts=("h",),
         ping_interval=10.0,
         tokenizer_info=True,
-        engine="thread",
         access_log=False,
         log_format="json",
     )
-    assert options("--fake-engine").engine == "scripted"
+    assert [offer.engine for offer in models(*flags.split(), *more.split())] == ["thread"]
+    assert [offer.engine for offer in models("--fake-engine")] == ["scripted"]
+    assert [offer.engine for offer in models()] == ["process"]
 
 
 def test_the_port_for_grpc_needs_its_packages(monkeypatch):

@@ -14,7 +14,8 @@ from parley.config import SERVE
 from parley.dialects.mindie.rules import Rules
 from parley.kinds import Named
 from parley.options import ConfigError, resolve
-from parley.server.options import Listen, Tls
+from parley.server.options import Listen
+from parley.web.options import Tls
 
 MODEL = "BackendConfig.ModelDeployConfig.ModelConfig[0]."
 NAME = "1 to 256 letters, digits, - . and _, none of these marks at the ends."

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import Answer, Head
-from parley.dialects.facts import Card, Facts, Totals
+from parley.dialects.facts import Card, Facts
 from parley.dialects.triton import DIALECT, STRICT, control, errors
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import ParleyError
+from parley.metrics.totals import Totals
 
 COUNTS = Totals(
     succeeded=2, failed=1, cancelled=1, last=1.5, whole=2.5, lost=0.5, prepared=0.25, queued=0.5, computed=1.75

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parley.dialects.dialect import Head
-from parley.dialects.facts import Card, Facts, Totals
+from parley.dialects.facts import Card, Facts
 from parley.dialects.triton import errors, glance
 from parley.dialects.triton import infer as http
 from parley.dialects.triton.model import INPUTS, OUTPUTS
@@ -18,6 +18,7 @@ from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE
 from parley.dialects.triton.sampling import KNOWN
 from parley.dialects.triton.tensors import FORMATS
 from parley.errors import ParleyError
+from parley.metrics.totals import Totals
 from parley.types import Accepted, Delta, Done, Usage
 
 COUNTS = Totals(succeeded=2, failed=1, cancelled=1, last=1.5, whole=2.5, prepared=0.25, queued=0.5, computed=1.75)

@@ -98,8 +98,7 @@ async def test_receiver_ends_when_the_sender_process_dies(way: str, stage: str, 
     landed = []
 
     async def accept(taker: Taker) -> None:
-        taker.landed = lambda part, count: landed.append(count)
-        await taker.accept([(0, list(range(side.PAGES)))])
+        await taker.accept([(0, list(range(side.PAGES)))], lambda part, count: landed.append(count))
         offered.put_nowait(taker)
 
     with Pages(side.PAGES, side.SIZES) as own, Pages(side.PAGES, side.SIZES, seed=7) as same:

@@ -62,13 +62,12 @@ def test_every_requested_page_arrives_unchanged(
                 wants = [(skip, [free.pop() for _ in range(want)]) for _, skip, want, _ in parts]
                 giver, taker, question = await begun(p, d, takers, len(parts))
                 seen: list[tuple[int, int]] = []
-                taker.landed = lambda part, count, seen=seen: seen.append((part, count))  # type: ignore[misc]
                 if random.random() < 0.5:
                     tell(giver, parts)
-                    await taker.accept(wants)
+                    await taker.accept(wants, lambda part, count, seen=seen: seen.append((part, count)))
                     await question
                 else:
-                    await taker.accept(wants)
+                    await taker.accept(wants, lambda part, count, seen=seen: seen.append((part, count)))
                     await question
                     tell(giver, parts)
                 await giver.give(b"outputs")
@@ -107,8 +106,7 @@ async def test_hands_over_pages_without_bytes() -> None:
         async with pair("shared", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
             landed: list[tuple[int, int]] = []
-            taker.landed = lambda part, count: landed.append((part, count))
-            await taker.accept([(1, [0, 1])])
+            await taker.accept([(1, [0, 1])], lambda part, count: landed.append((part, count)))
             await question
             giver.filled(0, [5, 6, 7])
             await giver.done()
@@ -159,8 +157,7 @@ async def test_handover_settles_with_fewer_pages_than_requested() -> None:
         async with pair("tcp", source, target) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
             counts: list[int] = []
-            taker.landed = lambda part, count: counts.append(count)
-            await taker.accept([(0, [3, 4, 5])])
+            await taker.accept([(0, [3, 4, 5])], lambda part, count: counts.append(count))
             await question
             giver.filled(0, [8, 9])
             await giver.give(b"")
@@ -177,8 +174,7 @@ async def test_receiver_does_not_count_pages_the_sender_released(checksum: bool)
         async with pair("shared", source, target, checksum=checksum) as (p, d, takers):
             giver, taker, question = await begun(p, d, takers)
             counts: list[int] = []
-            taker.landed = lambda part, count: counts.append(count)
-            await taker.accept([(0, [3, 4, 5])])
+            await taker.accept([(0, [3, 4, 5])], lambda part, count: counts.append(count))
             await question
             giver.take = lambda frame: giver.close()  # type: ignore[method-assign]  # when the Read frame arrives
             giver.filled(0, [8, 9, 10])

@@ -13,16 +13,16 @@ from models import write_tokenizer
 from pair import CREATED, UNIQUE, Pair, join
 from served import INFO, Served
 
+from parley.boot.parts import Parts
 from parley.cluster.config import Options, Static
 from parley.cluster.coordinator import Coordinator
 from parley.engine.fake import FakeEngine, echo
 from parley.engine.local import LocalEngine
+from parley.kv.peer import Peer
 from parley.server import respond, start
-from parley.server.app import build
 from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.port import listen
-from parley.server.service import Service
 from parley.types import Settings, Work
 
 
@@ -40,8 +40,8 @@ Serve = Callable[..., Awaitable[Served]]
 
 @pytest.fixture
 async def serve(folder: Path) -> AsyncIterator[Serve]:
-    """Start servers: engine options by name, models that are ``beside`` the first, ``surfaces`` if not all; the rest
-    are server options. With ``settings`` the model is a real one."""
+    """Start servers: engine options by name, models that are ``beside`` the first, ``surfaces`` if not all, the
+    ``secret`` that its peer shows; the rest are server options. With ``settings`` the model is a real one."""
     running: list[tuple[Served, asyncio.Task[None]]] = []
 
     async def begin(
@@ -56,6 +56,7 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         beside: Sequence[Model] = (),
         surfaces: Any = (),
         settings: Settings | None = None,
+        secret: bytes = b"s",
         **options: Any,
     ) -> Served:
         engine: Any = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
@@ -65,11 +66,12 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
             engine = LocalEngine(settings)
         given = ServerOptions(**({"port": 0, "access_log": False} | options))
         model = Model(names, settings, engine, given)
-        service = Service(given, [model, *beside])
+        parts = Parts(given, [model, *beside], Peer(secret=secret))
+        service = parts.service
         sock = start.listen(given.host, given.port)
-        server = start.Server(start.http(given, build(service, surfaces)))
+        server = start.Server(start.http(given, parts.build(surfaces)))
         task = asyncio.create_task(server.serve(sockets=[sock]))
-        served = Served(service, engine, server, sock.getsockname()[1])
+        served = Served(parts, engine, server, sock.getsockname()[1])
         running.append((served, task))
         await served.until(lambda: server.started)
         loading = asyncio.gather(*(each.load() for each in service.models))
@@ -80,7 +82,7 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
 
     yield begin
     for served, task in running:  # at once: uvicorn's own shutdown sleeps
-        await served.service.close()
+        await served.parts.close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         for listener in served.server.servers:

@@ -13,7 +13,7 @@ class Cluster:
 
     def __init__(self, instances: list[Served], members: list[Member], coordinator: Coordinator, port: int):
         self.instances, self.members, self.coordinator = instances, members, coordinator
-        self.front = Served(instances[0].service, instances[0].engine, instances[0].server, port)
+        self.front = Served(instances[0].parts, instances[0].engine, instances[0].server, port)
 
     async def idle(self) -> None:
         """Nothing is left of any request anywhere."""

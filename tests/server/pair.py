@@ -14,11 +14,9 @@ from answers import same
 from served import Answer, Served, request
 
 from parley.engine.fake import FakeEngine
-from parley.instance import entry, frames, handover
+from parley.instance import frames, handover
 from parley.instance.member import Member
 from parley.instance.role import Address
-from parley.kv.peer import Peer
-from parley.server.app import App
 from parley.server.surfaces import Surface, universal
 from parley.types import Arena, Settings, Work
 
@@ -67,15 +65,14 @@ class Line:
         return self.queues.setdefault(id, asyncio.Queue())
 
 
-async def join(served: Served, secret: bytes = b"s", surfaces: Sequence[Surface] = (), **options: Any) -> Member:
-    """Make a server a member, whose peer listens."""
-    app = App(served.service, surfaces or universal(), "127.0.0.1")
-    member = entry.join(served.service, Peer(secret=secret, **options), [app])
+async def join(served: Served, surfaces: Sequence[Surface] = ()) -> Member:
+    """Have a server's peer listen."""
+    member = served.parts.member
     info = served.engine.info
     assert info is not None
     if info.arena is None:
         member.peer.add(served.model.name, Arena(0, -1, info.kv_blocks, [], "fake"))
-    await member.listen("127.0.0.1", 0)
+    await served.parts.listen("127.0.0.1", 0, [served.parts.app(surfaces or universal(), "127.0.0.1")])
     return member
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import uvicorn
 
+from parley.boot.parts import Parts
 from parley.engine.fake import FAKE, FakeEngine
-from parley.server.service import Service
 
 INFO = msgspec.structs.replace(FAKE, vocab_size=640, max_model_len=4096)
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
@@ -104,9 +104,10 @@ def concrete(path: str) -> str:
 class Served:
     """A running server and what a test needs of its inside."""
 
-    def __init__(self, service: Service, engine: FakeEngine, server: uvicorn.Server, port: int):
-        self.service, self.engine, self.server, self.port = service, engine, server, port
-        self.model = service.main
+    def __init__(self, parts: Parts, engine: FakeEngine, server: uvicorn.Server, port: int):
+        self.parts, self.service, self.node = parts, parts.service, parts.node
+        self.engine, self.server, self.port = engine, server, port
+        self.model = self.service.main
         self.url = f"http://127.0.0.1:{port}"
 
     async def connect(self) -> Connection:

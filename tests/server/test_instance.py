@@ -64,7 +64,7 @@ async def test_results_are_refused_where_there_are_none(serve) -> None:
 async def test_a_second_connection_closes_the_first(serve) -> None:
     served = await serve(role="decode")
     first = await Results.open(served)
-    channel = served.service.node.results.channel("", "1")
+    channel = served.node.results.channel("", "1")
     channel.write(b'{"text":["a"]}\0')
     assert await first.chunk() == b'reqId:1\0data:{"text":["a"]}\0\0'
     second = await Results.open(served)
@@ -87,12 +87,12 @@ async def test_what_was_lost_on_the_way_is_sent_again(serve) -> None:
     served = await serve()  # a mixed one sends results to parley's own coordinators
     line = await Results.open(served, "?client=c-1")
     epoch = (await line.next()).payload.decode()
-    channel = served.service.node.results.channel("c-1", "1")
+    channel = served.node.results.channel("c-1", "1")
     for text in (b"a\n", b"b\0", b"c\n"):
         channel.write(text)
     assert [(await line.next()).payload for _ in range(3)] == [b"a\n", b"b\0", b"c\n"]
     line.connection.close()
-    await served.until(lambda: not served.service.node.results.client("c-1").connected)
+    await served.until(lambda: not served.node.results.client("c-1").connected)
     channel.write(b"d\n", record=b"r", last=True)
     line = await Results.open(served, f"?client=c-1&epoch={epoch}&from=1")
     found = [await line.next() for _ in range(4)]
@@ -105,7 +105,7 @@ async def test_what_was_lost_on_the_way_is_sent_again(serve) -> None:
 async def test_hundreds_of_breaks(serve) -> None:
     """Connections are cut at any time while three requests write: every text is whole."""
     served = await serve()
-    node, wanted, seen = served.service.node, dict.fromkeys("abc", b""), dict.fromkeys("abc", b"")
+    node, wanted, seen = served.node, dict.fromkeys("abc", b""), dict.fromkeys("abc", b"")
 
     async def write(id: str) -> None:
         channel = node.results.channel("c", id)
@@ -141,7 +141,7 @@ async def test_one_requests_results_wait(serve) -> None:
     assert (await served.get("/dresult?client=c")).status == 401
     secret = {"parley-secret": "s"}
     assert (await served.post("/v1/dresult/flow", wish, **secret)).json == {"known": False}
-    channel = served.service.node.results.channel("c", "1")
+    channel = served.node.results.channel("c", "1")
     assert (await served.post("/v1/dresult/flow", wish, **secret)).json == {"known": True}
     assert channel.blocked
     assert (await served.post("/v1/dresult/flow", wish | {"pause": False}, **secret)).json == {"known": True}
@@ -185,7 +185,7 @@ async def test_a_mixed_instance_answers_its_clients_as_ever(serve) -> None:
         orders.append(order)
         await exchange.answer(b"{}")
 
-    served.service.node.begin = begin
+    served.parts.intake.begin = begin
     plain = await served.post("/v1/chat/completions", HELLO, **DMI)
     assert plain.status == 200 and "choices" in plain.json and not orders
     ours = DMI | {"parley-results": "c", "d-target": "self"}
@@ -217,50 +217,52 @@ async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.Monk
             raise fail
         await asyncio.sleep(0.01)
 
-    served.service.node.reach = reach
+    await pair.join(served)
+    served.parts.links.reach = reach
     status = (await served.get("/v1/status")).json["service"]
     assert (status["roleStatus"], status["currentRole"]) == ("RoleUnknown", "none")
     answer = await served.post("/v1/role/decode", PEERS)
     assert (answer.status, answer.json) == (200, {"result": "ok"})
     told = (await served.get("/v1/status")).json
     assert told["service"]["roleStatus"] == "RoleSwitching" and told["service"]["currentRole"] == "decode"
-    await served.until(lambda: served.service.node.role.state == "RoleReady")
+    await served.until(lambda: served.node.role.state == "RoleReady")
     assert set(tries) == {role.Address("10.0.0.2", 1121)}
     told = (await served.get("/v1/status")).json
     assert told["linkStatus"] == {"peers": [{"target": "10.0.0.2", "link": "ok"}]}
     fail.errno, tries[:] = 113, []
-    await served.until(lambda: "failed : 113" in served.service.node.role.links.values())
-    assert served.service.node.role.state == "RoleReady"
+    await served.until(lambda: "failed : 113" in served.node.role.links.values())
+    assert served.node.role.state == "RoleReady"
 
 
 async def test_why_there_is_no_link_is_said_once(serve, caplog: pytest.LogCaptureFixture) -> None:
     """It is tried again and again, for days if the other one is gone."""
-    one, other = await pair.join(await serve()), await pair.join(await serve())
-    strange = await pair.join(await serve(), secret=b"t")
+    first = await serve()
+    one, other = await pair.join(first), await pair.join(await serve())
+    strange = await pair.join(await serve(secret=b"t"))
     caplog.set_level("INFO", logger="parley.instance")
     try:
         places = [role.Address("127.0.0.1", port) for port in (strange.peer.port, other.peer.port)]
         for place in places * 3:
             with contextlib.suppress(OSError):
-                await one.reach(place)
+                await first.parts.links.reach(place)
     finally:
         await asyncio.gather(other.close(), strange.close())
     for _ in range(3):
         with pytest.raises(OSError):
-            await one.reach(places[1])
+            await first.parts.links.reach(places[1])
     await one.close()
     assert [record.args[0] for record in caplog.records] == places
 
 
 async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
     served = await serve(role="prefill", peer_port=0, tick=0.02)
-    node, going = served.service.node, asyncio.Event()
+    node, going = served.node, asyncio.Event()
 
     async def begin(service, route, exchange, order) -> None:
         going.set()
         await life.generate(service, route, exchange)
 
-    node.begin = begin
+    served.parts.intake.begin = begin
     running = asyncio.create_task(served.post("/v1/chat/completions", HELLO | {"max_tokens": 20}, **DMI))
     await going.wait()
     await served.until(lambda: bool(served.service.open))
@@ -281,7 +283,7 @@ async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
 
 async def test_the_engine_divides_its_time_as_the_role_says(serve) -> None:
     served = await serve(role="flex", peer_port=0, p_percentage=30)
-    node, engine = served.service.node, served.engine
+    node, engine = served.node, served.engine
     assert engine.share == 30
 
     async def give(role: str, share: int) -> None:
@@ -304,13 +306,14 @@ async def test_the_engine_divides_its_time_as_the_role_says(serve) -> None:
 async def test_another_share_interrupts_nobody(serve) -> None:
     """Nor do peers that are gone; one that comes has to be linked with first."""
     served = await serve(role="flex", peer_port=0)
-    node, found = served.service.node, asyncio.Event()
+    node, found = served.node, asyncio.Event()
 
     async def reach(place: Any) -> None:
         if place.host == "10.0.0.3":
             await found.wait()
 
-    node.reach = reach
+    await pair.join(served)
+    served.parts.links.reach = reach
     peers = [PEERS["peers"][0] | {"server_ip": f"10.0.0.{k}"} for k in (2, 3)]
 
     async def give(share: int, peers: list[Any]) -> None:
@@ -356,7 +359,7 @@ async def test_bodies_of_roles(serve, path: str, body: Any, status: int) -> None
     if status == 422:
         text = "Req body converts to json fail. Reset to previous node status."
         assert answer.json == {"error": text, "error_type": "Input validation error"}
-    assert (served.service.node.role.state == "RoleUnknown") == (status != 200)
+    assert (served.node.role.state == "RoleUnknown") == (status != 200)
 
 
 async def test_a_mixed_server_stays_mixed(serve) -> None:
@@ -369,7 +372,7 @@ async def test_a_mixed_server_stays_mixed(serve) -> None:
 async def test_roles_change_faster_than_they_are_taken(serve) -> None:
     """The last one wins, whatever runs and however often it is told."""
     served = await serve(role="prefill", peer_port=0, tick=0.005)
-    node, rng = served.service.node, random.Random(3)
+    node, rng = served.node, random.Random(3)
 
     async def begin(service, route, exchange, order) -> None:
         await life.generate(service, route, exchange)
@@ -378,7 +381,7 @@ async def test_roles_change_faster_than_they_are_taken(serve) -> None:
         await asyncio.sleep(rng.random() / 5)
         return (await served.post("/v1/chat/completions", HELLO, **DMI)).status
 
-    node.begin = begin
+    served.parts.intake.begin = begin
     asking = [asyncio.create_task(ask()) for _ in range(40)]
     for _ in range(20):
         name = rng.choice(("prefill", "decode", "flex"))
@@ -408,7 +411,7 @@ async def test_keys_are_for_clients_and_the_secret_for_coordinators(serve) -> No
     assert (await served.post("/v1/role/flex", PEERS, **secret)).status == 200
     order = DMI | secret | {"parley-results": "c"}
     assert (await served.post("/v1/chat/completions", HELLO, **order)).status == 401  # that is for a client
-    await served.until(lambda: served.service.node.role.name == "flex")
+    await served.until(lambda: served.node.role.name == "flex")
     assert (await served.post("/v1/chat/completions", HELLO, **order, authorization="Bearer k")).status != 401
     unkeyed = await serve(role="decode", cluster_secret="s")
     assert (await unkeyed.get("/dresult")).status == 401  # nor does anybody else take a plain coordinator's place
@@ -428,10 +431,10 @@ async def test_a_coordinator_that_hangs_is_gone(serve, monkeypatch: pytest.Monke
     served = await serve()
     line = await Results.open(served, "?client=c")
     line.connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    channel, gone = served.service.node.results.channel("c", "1"), asyncio.Event()
+    channel, gone = served.node.results.channel("c", "1"), asyncio.Event()
     channel.watch(gone.set)
     while channel.write(bytes(1 << 16)):
         await asyncio.sleep(0)
     async with asyncio.timeout(20):
         await gone.wait()
-    assert not served.service.node.results.clients
+    assert not served.node.results.clients

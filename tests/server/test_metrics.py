@@ -9,7 +9,8 @@ from test_routes import value
 from parley.errors import EngineError
 from parley.metrics.recorded import Metrics
 from parley.metrics.series import Count, Distribution, scalar
-from parley.server.tally import Note, Tally
+from parley.server.logs import Note
+from parley.server.tally import Tally
 from parley.types import Request, Text, Usage
 
 VLLM = 'model_name="tiny",engine="0"'

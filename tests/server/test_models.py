@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from served import HELLO, INFO, Served
 
+from parley.boot.engines import make_engine
 from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
 from parley.errors import NotReady, UnknownModel
@@ -276,7 +277,8 @@ async def test_one_that_cannot_be_loaded_is_not_served(serve, made, folder):
     served = await serve(names=MAIN)
     with pytest.raises(EngineFailed):
         await served.service.add(made(failure="It has no weights."))
-    missing = Model.of(Offer(("gone",), Settings(model=str(folder / "gone"))), ServerOptions())
+    offer = Offer(("gone",), Settings(model=str(folder / "gone")))
+    missing = Model(offer.names, offer.settings, make_engine(offer), ServerOptions())
     with pytest.raises(ModelMissing):
         await served.service.add(missing)
     assert [model.name for model in served.service.models] == ["main"]

@@ -193,7 +193,7 @@ async def test_a_request_goes_on_elsewhere_where_it_outlasts_a_role(
     while (frame := await coordinator.frame()).kind == "data":
         text += frame.payload
     assert frame.kind == "retry" and frame.id == b"77"
-    await made.decodes[0].until(lambda: made.decodes[0].service.node.role.name == "prefill")
+    await made.decodes[0].until(lambda: made.decodes[0].node.role.name == "prefill")
     await made.decodes[0].idle()
     told = await coordinator.begin(CHAT, json.loads(frame.payload), made.places[1], **{"is-recompute": "true"})
     rest, last = await coordinator.finish(told)

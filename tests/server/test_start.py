@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from served import INFO, Answer, Connection, request
 
+from parley.boot import engines
+from parley.boot.opening import opening
 from parley.engine.fake import FakeEngine
-from parley.server import model as model_module
 from parley.server import start as start_module
-from parley.server.banner import address, loaded, opening
+from parley.server.banner import address, loaded
 from parley.server.options import Listen, Offer, ServerOptions
 from parley.types import ModelInfo, Settings
 
@@ -115,10 +116,11 @@ class Inside:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, load: float = 0.0, **options: Any):
         self.engine = FakeEngine(info=INFO, tick=0.005, load=load)
-        monkeypatch.setitem(model_module.ENGINES, "scripted", lambda settings: self.engine)
-        given = ServerOptions(port=0, engine="scripted", **options)
+        monkeypatch.setitem(engines.ENGINES, "scripted", lambda settings, name: self.engine)
+        given = ServerOptions(port=0, **options)
         sockets = [start_module.listen(place.host, place.port) for place in start_module.places(given)]
-        self.instance = start_module.Instance([Offer(("tiny",), Settings(model=str(folder)))], given, sockets)
+        offer = Offer(("tiny",), Settings(model=str(folder)), "scripted")
+        self.instance = start_module.Instance([offer], given, sockets)
         self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
 
     async def stream(self) -> Connection:

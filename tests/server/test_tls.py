@@ -10,16 +10,18 @@ import pytest
 from certificates import authority, certificate, revoke
 from served import INFO, Answer, Connection, request
 
+from parley.boot import engines
 from parley.cluster import config as cluster
 from parley.cluster.coordinator import towards
 from parley.engine.fake import FakeEngine
 from parley.kv.peer import Peer
 from parley.kv.taker import Taker
 from parley.kv.transport import LinkError
-from parley.server import model, start
-from parley.server.options import Listen, Offer, ServerOptions, Tls
+from parley.server import start
+from parley.server.options import Listen, Offer, ServerOptions
 from parley.server.tls import BadTls, calling, context
 from parley.types import Arena, Settings
+from parley.web.options import Tls
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
 
@@ -60,15 +62,15 @@ async def ask(port: int, secure: ssl.SSLContext | None, path: str = "/health/liv
 
 
 async def test_only_clients_with_a_good_certificate_get_in(files, folder, monkeypatch, capsys):
-    monkeypatch.setitem(model.ENGINES, "scripted", lambda settings: FakeEngine(info=INFO))
+    monkeypatch.setitem(engines.ENGINES, "scripted", lambda settings, name: FakeEngine(info=INFO))
     both = tls(files, clients=(files / "ours.pem",), revoked=(files / "crl.pem",))
     listen = (Listen("tgi", "127.0.0.1", 0, both), Listen("vllm", "127.0.0.1", 0, tls(files)))
-    options = ServerOptions(port=None, listen=listen, engine="scripted")
+    options = ServerOptions(port=None, listen=listen)
     places = start.places(options)
     sockets = [start.listen(place.host, place.port) for place in places]
     contexts = [context(place.tls) if place.tls else None for place in places]
     mutual, open_ = (sock.getsockname()[1] for sock in sockets)
-    instance = start.Instance([Offer(("tiny",), Settings(model=str(folder)))], options, sockets, contexts)
+    instance = start.Instance([Offer(("tiny",), Settings(model=str(folder)), "scripted")], options, sockets, contexts)
     running = asyncio.create_task(instance.live())
     while instance.service.refusal():
         await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from parts import Parts, cut, read
 from tiny_tokenizers import byte_level
 from tokenizers import AddedToken
 
+from parley.settings.families import FILE
 from parley.text import Choice, Markup, Prepared, Tokenizer
 from parley.text.calls import Tools, written
 from parley.text.channels import reader
@@ -777,6 +778,8 @@ def test_families_are_told_by_their_templates(template: str, tools: str, reasoni
 def test_the_page_of_families_is_made_from_the_tables() -> None:
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "families.py"))
     assert script["PAGE"].read_text("utf-8") == script["page"](), "docs/families.md is old: make docs"
+    assert script["NAMES"].read_text("utf-8") == script["known"](), "parley/settings/families.json is old: make docs"
+    assert script["NAMES"] == FILE
 
 
 def test_prompts_that_begin_reasoning() -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.instance_plane import IDENTITY, Batch, Origin, ResumedBody
+from parley.dialects.instance_plane import IDENTITY, Origin, ResumedBody
 from parley.dialects.mindie import tgi, vllm
 from parley.dialects.mindie.shared import encode
 from parley.errors import OrderRefused
-from parley.types import Output
+from parley.types import Batch, Output
 
 IDS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
 ORIGIN = "parley_origin"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from parley import __version__
 from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
 from parley.dialects.fields import Fields
 from parley.dialects.tgi import shared
@@ -17,6 +16,7 @@ from parley.dialects.tgi.parameters import Parameters
 from parley.dialects.tgi.shared import F32, SPOKEN, U32, U64, Rules
 from parley.errors import Malformed, Missing, ParleyError, WrongType
 from parley.types import Delta, Done, Token, Usage
+from parley.version import __version__
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = f"{SPOKEN}-parley-{__version__}"

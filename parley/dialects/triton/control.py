@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from parley.dialects.dialect import Answer, Head
-from parley.dialects.facts import Card, Facts, Totals
+from parley.dialects.facts import Card, Facts
 from parley.dialects.triton import model, versions
 from parley.dialects.triton.document import parse
 from parley.dialects.triton.errors import body as told
 from parley.dialects.triton.errors import encode, mistaken, quoted
 from parley.errors import Invalid, UnknownModel, Unsupported
+from parley.metrics.totals import Totals
 
 EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics", "trace",
               "logging")  # fmt: skip

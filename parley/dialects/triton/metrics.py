@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from parley.metrics.recorded import Totals, View
+from parley.metrics.recorded import View
 from parley.metrics.series import labels, scalar
+from parley.metrics.totals import Totals
 from parley.types import Stats
 
 Values = Callable[[Totals, Stats], Iterable[tuple[str, float]]]  # further labels, and the value

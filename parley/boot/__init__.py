@@ -1,0 +1,1 @@
+"""Puts a server together from its parts and runs it."""

@@ -1,0 +1,43 @@
+"""The kinds of engine that can run a model, and how each is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from parley.engine.fake import FAKE, FakeEngine
+from parley.engine.local import LocalEngine
+from parley.engine.protocol import Engine
+from parley.engine.remote import OWN_HOST, RemoteEngine
+from parley.server.options import EngineKind, Offer
+from parley.types import Settings
+
+EngineFactory = Callable[[Settings, str], Engine]  # the second argument is the model's name in the log
+
+
+def remote_engine(settings: Settings, name: str) -> Engine:
+    """parley's own engine in a process of its own."""
+    return RemoteEngine(settings, command=OWN_HOST, name=name)
+
+
+def local_engine(settings: Settings, name: str) -> Engine:
+    """parley's own engine in a thread of this process."""
+    return LocalEngine(settings)
+
+
+def scripted_engine(settings: Settings, name: str) -> Engine:
+    """An engine without a model, for any tokenizer's ids."""
+    return FakeEngine(info=msgspec.structs.replace(FAKE, vocab_size=1 << 24))
+
+
+ENGINES: dict[EngineKind, EngineFactory] = {
+    "process": remote_engine,
+    "thread": local_engine,
+    "scripted": scripted_engine,
+}
+
+
+def make_engine(offer: Offer) -> Engine:
+    """The engine of the kind that the offer names."""
+    return ENGINES[offer.engine](offer.settings, offer.names[0])

@@ -1,0 +1,1 @@
+"""What can be set, and how a value is found."""

@@ -1,0 +1,30 @@
+"""Names of model families, as the options for their parsers accept them.
+
+``families.json`` holds the names of ``parley.text.families``, whose tables are slow to import. ``make docs`` writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Literal
+
+FILE = Path(__file__).with_suffix(".json")
+AUTO, NONE = "auto", "none"  # an option may say these instead of a family
+
+
+@functools.cache
+def family_names(table: Literal["calls", "thoughts"]) -> list[str]:
+    """Every value that the option for a table accepts: auto, none, then each name of each family."""
+    return [AUTO, NONE, *json.loads(FILE.read_text("utf-8"))[table]]
+
+
+def find_family(name: str, table: Literal["calls", "thoughts"]) -> str | None:
+    """The name in the table that this one stands for, whatever its hyphens and capitals; None if there is none."""
+    plain = _plain(name)
+    return next((known for known in family_names(table) if _plain(known) == plain), None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")

@@ -1,0 +1,1 @@
+"""HTTP as any process of parley serves it: ports, connections, exchanges, keys, logs."""
